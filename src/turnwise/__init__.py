@@ -1,0 +1,63 @@
+"""turnwise trains language-model agents over many turns with reinforcement learning.
+
+Importing it is light: names load on first use, and torch only when something needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from turnwise.config.registry import WORKFLOWS
+    from turnwise.context.manager import ContextManager
+    from turnwise.envs.base import BaseEnv
+    from turnwise.envs.check import check_env
+    from turnwise.envs.make import make_env
+    from turnwise.loop.run import Run, evaluate, resume, train
+    from turnwise.rollout.agent_proxy import AgentProxy
+    from turnwise.rollout.env_manager import EnvStateManager
+    from turnwise.types import Experience
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "WORKFLOWS": "turnwise.config.registry",
+    "ContextManager": "turnwise.context.manager",
+    "BaseEnv": "turnwise.envs.base",
+    "check_env": "turnwise.envs.check",
+    "make_env": "turnwise.envs.make",
+    "Run": "turnwise.loop.run",
+    "evaluate": "turnwise.loop.run",
+    "resume": "turnwise.loop.run",
+    "train": "turnwise.loop.run",
+    "AgentProxy": "turnwise.rollout.agent_proxy",
+    "EnvStateManager": "turnwise.rollout.env_manager",
+    "Experience": "turnwise.types",
+}
+
+__all__ = [
+    "WORKFLOWS",
+    "AgentProxy",
+    "BaseEnv",
+    "ContextManager",
+    "EnvStateManager",
+    "Experience",
+    "Run",
+    "__version__",
+    "check_env",
+    "evaluate",
+    "make_env",
+    "resume",
+    "train",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'turnwise' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,71 @@
+"""Settings that contradict each other are refused; settings that do nothing are named. Nothing is rewritten."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from turnwise.config.registry import CREDITS
+from turnwise.config.schema import NoCritic, TurnwiseSettings
+from turnwise.errors import ConfigError
+
+
+def check_settings(settings: TurnwiseSettings) -> None:
+    """Raise a ConfigError that lists every contradiction."""
+    problems = [*_credit_problems(settings), *_size_problems(settings)]
+    if problems:
+        raise ConfigError("\n  ".join(["the settings contradict each other:", *problems]) if problems[1:] else problems[0])
+
+
+def _credit_problems(settings: TurnwiseSettings) -> list[str]:
+    name = _type_of(settings.credit)
+    rule: Any = CREDITS.get_target(name)
+    problems = []
+    if rule.needs_values and isinstance(settings.learn.critic, NoCritic):
+        problems.append(
+            f"credit.type '{name}' needs a critic and learn.critic.type is 'none'. Set learn.critic.type to "
+            "'value_head' or 'model', or choose a rule without a critic, such as 'grpo'."
+        )
+    if rule.needs_groups and settings.rollout.group_size < 2:
+        problems.append(
+            f"rollout.group_size: {settings.rollout.group_size} given; credit.type '{name}' compares siblings and needs "
+            "at least 2."
+        )
+    return problems
+
+
+def _size_problems(settings: TurnwiseSettings) -> list[str]:
+    problems = []
+    context, size = settings.context, settings.buffer.train_batch_size
+    if context.max_response_tokens >= context.max_tokens:
+        problems.append(
+            f"context.max_response_tokens: {context.max_response_tokens} given; it must be below context.max_tokens = "
+            f"{context.max_tokens}, which holds prompt and reply."
+        )
+    if size is not None and size < settings.rollout.group_size:
+        problems.append(
+            f"rollout.group_size: {settings.rollout.group_size} given; a group does not fit into "
+            f"buffer.train_batch_size = {size}, and groups stay whole."
+        )
+    return problems
+
+
+def find_no_effect(settings: TurnwiseSettings) -> list[str]:
+    """Settings that were chosen and change nothing in this combination."""
+    notes = []
+    rule: Any = CREDITS.get_target(_type_of(settings.credit))
+    if not rule.needs_values and not isinstance(settings.learn.critic, NoCritic):
+        notes.append(
+            f"learn.critic.type is '{settings.learn.critic.type}' and credit.type '{_type_of(settings.credit)}' uses no "
+            "critic: it is trained and never asked."
+        )
+    if settings.context.window != "sliding" and "window_turns" in settings.context.model_fields_set:
+        notes.append(f"context.window_turns has no effect with context.window '{settings.context.window}'.")
+    if settings.learn.optim.schedule == "constant" and settings.learn.optim.final_lr_share > 0:
+        notes.append("learn.optim.final_lr_share has no effect with learn.optim.schedule 'constant'.")
+    if settings.model.path != "tiny" and "tiny" in settings.model.model_fields_set:
+        notes.append("model.tiny has no effect when model.path is not 'tiny'.")
+    return notes
+
+
+def _type_of(choice: Any) -> str:
+    return choice.type

@@ -1,0 +1,199 @@
+"""Text in, frozen settings out: defaults <- recipe (`extends:`) <- overrides.
+
+OmegaConf merges and resolves `${…}`; pydantic gives it meaning. Every mistake becomes one ConfigError that lists all
+that is wrong, each with its config path. No OmegaConf object leaves this file.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError, create_model
+
+from turnwise.config.problems import describe_problems
+from turnwise.config.registry import CREDITS, ENVS, LOSSES, Registry
+from turnwise.config.schema import EnvSettings, LearnSettings, TurnwiseSettings
+from turnwise.config.settings import Settings
+from turnwise.errors import ConfigError, did_you_mean
+
+_DEFAULT_TYPES = {"credit": "bi_level_gae", "learn.loss": "ppo_clip"}
+
+
+def recipe_folders() -> list[Path]:
+    """Where recipes are looked for: here, in the source tree, and where an installed package keeps them."""
+    source_tree = Path(__file__).resolve().parents[3] / "recipes"
+    installed = Path(sys.prefix) / "share" / "turnwise" / "recipes"
+    return [Path("recipes"), source_tree, installed]
+
+
+def list_recipes() -> list[str]:
+    return sorted({file.stem for folder in recipe_folders() for file in folder.glob("*.yaml")})
+
+
+def find_recipe(name: str) -> Path:
+    """The file behind a recipe name or a path."""
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") or path.exists():
+        if path.is_file():
+            return path
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise ConfigError(f"config file '{name}' {what}. Give a YAML file or one of: {', '.join(list_recipes())}.")
+    for folder in recipe_folders():
+        if (file := folder / f"{name}.yaml").is_file():
+            return file
+    raise ConfigError(f"there is no recipe named '{name}'. {did_you_mean(name, list_recipes())}")
+
+
+def load_settings(
+    recipe: str | Path | Mapping[str, object], overrides: Sequence[str] | Mapping[str, object] = ()
+) -> TurnwiseSettings:
+    """A recipe's name, file or mapping, and `key.path=value` overrides (or a mapping of them)."""
+    if isinstance(recipe, Mapping):
+        merged, name = _merge(OmegaConf.create({}), dict(recipe), "the given mapping"), "custom"
+    else:
+        path = find_recipe(str(recipe))
+        merged, name = _read_with_bases(path, ()), path.stem
+    for words, item in _override_items(overrides):
+        merged = _merge(merged, item, f"override '{words}'")
+    return _validate(_resolve(merged), name)
+
+
+def dump_settings(settings: TurnwiseSettings) -> str:
+    """The resolved settings as YAML; loading it gives the same settings."""
+    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> DictConfig:
+    if path.resolve() in seen:
+        raise ConfigError(f"'{path}' extends itself: {' -> '.join(p.name for p in (*seen, path))}")
+    config = _read_yaml(path)
+    base_name = config.pop("extends", None)
+    if base_name is None:
+        return config
+    beside = path.parent / f"{base_name}.yaml"
+    base = _read_with_bases(beside if beside.is_file() else find_recipe(str(base_name)), (*seen, path.resolve()))
+    return _merge(base, config, str(path))
+
+
+def _read_yaml(path: Path) -> DictConfig:
+    try:
+        config = OmegaConf.load(path)
+    except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
+        raise ConfigError(f"'{path}' is not valid YAML: {_one_line(error)}") from error
+    except OSError as error:
+        raise ConfigError(f"'{path}' cannot be read: {error.strerror}.") from error
+    if not isinstance(config, DictConfig):
+        raise ConfigError(f"'{path}' must hold settings as 'key: value'; found {type(config).__name__}.")
+    return config
+
+
+def _override_items(overrides: Sequence[str] | Mapping[str, object]) -> list[tuple[str, DictConfig]]:
+    """Each override as a config of its own, beside the words it was given in."""
+    if isinstance(overrides, Mapping):
+        return [(f"{key}={value}", _nest(str(key), value)) for key, value in overrides.items()]
+    return [(text, _parse_override(text)) for text in overrides]
+
+
+def _parse_override(text: str) -> DictConfig:
+    key, equals, _ = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"override '{text}' is not of the form key.path=value.")
+    try:
+        return OmegaConf.from_dotlist([text])
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"override '{text}': the value is not valid YAML: {_one_line(error)}") from error
+
+
+def _nest(key: str, value: object) -> DictConfig:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return cast(DictConfig, OmegaConf.create(cast(dict[str, Any], value)))
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def _merge(base: DictConfig, new: DictConfig | dict[str, Any], source: str) -> DictConfig:
+    try:
+        return cast(DictConfig, OmegaConf.merge(base, new))
+    except (OmegaConfBaseException, ValueError, TypeError) as error:
+        raise ConfigError(f"{source} does not fit the settings it changes: {_one_line(error)}") from error
+
+
+def _resolve(config: DictConfig) -> dict[str, Any]:
+    try:
+        return cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
+    except (OmegaConfBaseException, RecursionError) as error:
+        raise ConfigError(f"a reference cannot be resolved: {_one_line(error)}") from error
+
+
+def _validate(raw: dict[str, Any], name: str) -> TurnwiseSettings:
+    raw = {**raw, "recipe": raw.get("recipe") or name}
+    settings_class = _class_for(raw)
+    try:
+        return settings_class.model_validate(raw)
+    except ValidationError as error:
+        raise ConfigError(describe_problems(error, settings_class)) from error
+
+
+def _class_for(raw: dict[str, Any]) -> type[TurnwiseSettings]:
+    """The settings class in which every choice has been replaced by the chosen class's own settings."""
+    learn = _section(raw, "learn")
+    loss = create_model("LearnSettings", __base__=LearnSettings, loss=_chosen(learn, "loss", LOSSES, "learn.loss"))
+    return create_model(
+        "TurnwiseSettings",
+        __base__=TurnwiseSettings,
+        env=(_env_class(raw), ...),
+        credit=_chosen(raw, "credit", CREDITS, "credit"),
+        learn=(loss, ...),
+    )
+
+
+def _section(raw: dict[str, Any], key: str) -> dict[str, Any]:
+    section = raw.setdefault(key, {})
+    if not isinstance(section, dict):
+        raise ConfigError(f"{key}: {section!r} given; expected a section of settings.")
+    return section
+
+
+def _chosen(raw: dict[str, Any], key: str, registry: Registry, path: str) -> Any:
+    section = _section(raw, key)
+    chosen = section.setdefault("type", _DEFAULT_TYPES[path])
+    return (params_class(registry, chosen, path), ...)
+
+
+def _env_class(raw: dict[str, Any]) -> type[EnvSettings]:
+    section = _section(raw, "env")
+    if "type" not in section:
+        raise ConfigError(f"env.type is missing. Choose an environment: {', '.join(sorted(ENVS))}.")
+    params = params_class(ENVS, section["type"], "env")
+    return create_model(
+        "EnvSettings", __base__=(params, EnvSettings), type=(Literal[section["type"]], ...)  # pyright: ignore
+    )
+
+
+def params_class(registry: Registry, name: object, path: str) -> type[Settings]:
+    """The settings class of a choice."""
+    if not isinstance(name, str):
+        raise ConfigError(f"{path}.type: {name!r} given; expected a name such as '{next(iter(registry))}'.")
+    try:
+        target = registry.get_target(name)
+    except ConfigError as error:
+        raise ConfigError(f"{path}.type: {error}") from error
+    params = getattr(target, "Params", None)
+    if not (isinstance(params, type) and issubclass(params, Settings)):
+        raise ConfigError(f"{path}.type: '{name}' has no settings class 'Params' (a subclass of turnwise Settings).")
+    return params
+
+
+def env_params(settings: TurnwiseSettings, split: str) -> dict[str, Any]:
+    """The chosen environment's own settings for a split: `env.train` applies to the training split alone."""
+    own = settings.env.model_dump(exclude={"type", "train"})
+    return {**own, **settings.env.train} if split == "train" else own

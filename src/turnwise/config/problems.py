@@ -1,0 +1,58 @@
+"""Pydantic's findings in plain words: the config path, what was given, what was expected, the closest match."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from turnwise.errors import did_you_mean
+
+
+def describe_problems(error: ValidationError, root: type[BaseModel]) -> str:
+    """One line per problem."""
+    lines = [_describe(dict(problem), root) for problem in error.errors()]
+    return lines[0] if len(lines) == 1 else "the settings have several problems:\n  " + "\n  ".join(lines)
+
+
+def _describe(problem: dict[str, Any], root: type[BaseModel]) -> str:
+    location = [str(part) for part in problem["loc"]]
+    path, kind, given = ".".join(location), problem["type"], problem["input"]
+    if kind == "extra_forbidden":
+        known = _known_keys(root, location[:-1])
+        closest = did_you_mean(location[-1], known)
+        return f"{path}: unknown setting. {closest}"
+    if kind == "missing":
+        return f"{path}: missing; it has no default."
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        expected = problem["ctx"].get("expected_tags", "")
+        value = given.get("type", "nothing") if isinstance(given, dict) else given
+        return f"{path}.type: {value!r} given; expected one of {expected}."
+    message = str(problem["msg"])
+    message = message.removeprefix("Input should be ").removeprefix("Value error, ")
+    return f"{path}: {given!r} given; expected {message}."
+
+
+def _known_keys(root: type[BaseModel], location: list[str]) -> list[str]:
+    """The keys that would have been accepted at a location."""
+    models: list[type[BaseModel]] = [root]
+    for part in location:
+        tagged = [m for m in models if _tag(m) == part]
+        if tagged:
+            models = tagged
+            continue
+        models = [inner for m in models if part in m.model_fields for inner in _models_in(m.model_fields[part].annotation)]
+    return sorted({key for model in models for key in model.model_fields})
+
+
+def _tag(model: type[BaseModel]) -> str:
+    """The `type` a choice is selected by; pydantic names it in the location of an error."""
+    field = model.model_fields.get("type")
+    arguments = getattr(field.annotation, "__args__", ()) if field else ()
+    return str(arguments[0]) if len(arguments) == 1 else ""
+
+
+def _models_in(annotation: object) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in getattr(annotation, "__args__", ()) for model in _models_in(argument)]

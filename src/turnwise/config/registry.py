@@ -1,0 +1,104 @@
+"""Every pluggable name, in pipeline order: a table of strings that is also the index of the library.
+
+In: a registered name or a user's `package.module:Class`. Out: the object. Nothing is imported before it is chosen.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from turnwise.errors import ConfigError, did_you_mean
+
+
+class Registry(Mapping[str, str]):
+    """Names to `module:attribute` targets, resolved on use."""
+
+    def __init__(self, kind: str, default_mapping: Mapping[str, str]) -> None:
+        self.kind = kind
+        self.default_mapping = dict(default_mapping)
+        self._added: dict[str, object] = {}
+
+    def __getitem__(self, name: str) -> str:
+        return self.default_mapping[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.default_mapping | dict.fromkeys(self._added, ""))
+
+    def __len__(self) -> int:
+        return len(self.default_mapping.keys() | self._added.keys())
+
+    def register(self, name: str, target: object) -> None:
+        """Add a name at run time; `target` is the object itself or a `module:attribute` string."""
+        if name in self:
+            raise ConfigError(f"{self.kind} '{name}' is registered already; choose another name.")
+        if isinstance(target, str):
+            self.default_mapping[name] = target
+        else:
+            self._added[name] = target
+
+    def get_target(self, name: str) -> object:
+        """The object behind a registered name or a `package.module:Attribute` path."""
+        if name in self._added:
+            return self._added[name]
+        if name in self.default_mapping:
+            return _import_target(self.default_mapping[name], self.kind)
+        if ":" in name:
+            return _import_target(name, self.kind)
+        raise ConfigError(
+            f"there is no {self.kind} named '{name}'. {did_you_mean(name, self)} "
+            f"Your own class can be given as 'package.module:Class'."
+        )
+
+
+def _import_target(target: str, kind: str) -> object:
+    module_name, _, attribute = target.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        # A user's plug-in usually lies beside the recipe it is named in.
+        sys.path.append(str(Path.cwd()))
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{kind} '{target}': module '{error.name}' cannot be imported. Install it or check the spelling."
+        ) from error
+    if not hasattr(module, attribute):
+        raise ConfigError(f"{kind} '{target}': module '{module_name}' has no '{attribute}'.")
+    return getattr(module, attribute)
+
+
+ENVS = Registry(
+    "environment",
+    {
+        "frozen_lake": "turnwise.envs.frozen_lake:FrozenLake",
+        "bandit": "turnwise.envs.bandit:Bandit",
+    },
+)
+ENGINES = Registry(
+    "engine",
+    {
+        "local": "turnwise.engine.local:LocalEngine",
+    },
+)
+WORKFLOWS = Registry(
+    "workflow",
+    {
+        "environment": "turnwise.rollout.workflow:EnvironmentWorkflow",
+    },
+)
+CREDITS = Registry(
+    "credit rule",
+    {
+        "gae": "turnwise.credit.gae:Gae",
+        "bi_level_gae": "turnwise.credit.bi_level:BiLevelGae",
+        "grpo": "turnwise.credit.group:Grpo",
+    },
+)
+LOSSES = Registry(
+    "policy loss",
+    {
+        "ppo_clip": "turnwise.learn.losses:PpoClip",
+    },
+)

@@ -1,0 +1,107 @@
+"""A reply becomes actions: parsing, describing and writing the answer format.
+
+In comes the decoded copy of a reply and the format it should have; out come the actions, whether the format was kept,
+and the thought. It never sees tokens, so nothing that is parsed, cut or dropped here changes what is trained, and it
+does not know which actions an environment understands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from turnwise.config.schema import AnswerFormat
+
+_THINK, _END_THINK = "<think>", "</think>"
+_ANSWER, _END_ANSWER = "<answer>", "</answer>"
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedAnswer:
+    """What a reply says. Example: `<think>ice</think><answer>Right || Down</answer>` has two actions, thought `ice`."""
+
+    actions: tuple[str, ...]
+    is_well_formed: bool
+    thought: str
+
+
+def parse_answer(text: str, fmt: AnswerFormat) -> ParsedAnswer:
+    """Read a reply, the forced prefix included; every text gives an answer, if need be one without actions.
+
+    Lenient on purpose: text before and after the tags is ignored and the first match counts, so that a policy is paid
+    for the answer it gives while it is still learning the format. Linear in the text: tags are searched, never
+    matched by backtracking.
+    """
+    if fmt.type == "plain":
+        action = text.removeprefix(fmt.forced_prefix).strip()
+        return ParsedAnswer((action,) if action else (), bool(action), "")
+    if fmt.type == "answer":
+        body, thought = _between(text, _ANSWER, _END_ANSWER, start=0), ""
+    else:
+        thought, body = _find_thought_and_answer(text)
+    if body is None:
+        return ParsedAnswer((), False, thought)
+    items = (item.strip() for item in body.split(fmt.separator))
+    actions = tuple(item for item in items if item)[: fmt.max_actions_per_turn]
+    return ParsedAnswer(actions, bool(actions), thought)
+
+
+def _between(text: str, opening: str, closing: str, *, start: int) -> str | None:
+    begin = text.find(opening, start)
+    end = text.find(closing, begin) if begin >= 0 else -1
+    return text[begin + len(opening) : end] if end >= 0 else None
+
+
+def _find_thought_and_answer(text: str) -> tuple[str, str | None]:
+    """The thought from the first `<think>` to the first `</think>` that only whitespace parts from an answer.
+
+    A model may speak of the tags inside its thought, so a `</think>` with something else behind it does not end it.
+    """
+    begin = text.find(_THINK)
+    if begin < 0:
+        return "", None
+    begin += len(_THINK)
+    end = text.find(_END_THINK, begin)
+    first_end = end
+    last_closing = text.rfind(_END_ANSWER)
+    while end >= 0:
+        answer = _skip_whitespace(text, end + len(_END_THINK))
+        if text.startswith(_ANSWER, answer) and last_closing > answer:
+            return text[begin:end].strip(), _between(text, _ANSWER, _END_ANSWER, start=answer)
+        end = text.find(_END_THINK, max(answer, end + 1))
+    return (text[begin:first_end] if first_end >= 0 else text[begin:]).strip(), None
+
+
+def _skip_whitespace(text: str, start: int) -> int:
+    while start < len(text) and text[start].isspace():
+        start += 1
+    return start
+
+
+def render_answer(actions: Sequence[str], fmt: AnswerFormat, thought: str = "") -> str:
+    """The canonical reply with these actions, for demonstrations. It starts with the forced prefix."""
+    reply = _write_answer(actions, fmt, thought)
+    # A prefix that opens the reply's own first tag, with or without whitespace, stands for that tag.
+    stem = fmt.forced_prefix.rstrip()
+    return fmt.forced_prefix + reply.removeprefix(stem)
+
+
+def _write_answer(actions: Sequence[str], fmt: AnswerFormat, thought: str) -> str:
+    if fmt.type == "plain":
+        return " ".join(actions)
+    body = f"{_ANSWER}{f' {fmt.separator} '.join(actions)}{_END_ANSWER}"
+    return body if fmt.type == "answer" else f"{_THINK}{thought}{_END_THINK}{body}"
+
+
+def format_instructions(fmt: AnswerFormat) -> str:
+    """One sentence that tells a model how to answer."""
+    if fmt.type == "plain":
+        return "Answer with one action and nothing else."
+    names = ["action"] if fmt.max_actions_per_turn == 1 else ["action 1", "action 2"]
+    example = _write_answer(names, fmt, "your thoughts")
+    if fmt.max_actions_per_turn == 1:
+        return f"Answer with one action, in exactly this form: {example}"
+    return (
+        f"Answer with 1 to {fmt.max_actions_per_turn} actions, separated by '{fmt.separator}', in exactly this form: "
+        f"{example}"
+    )

@@ -1,0 +1,204 @@
+"""Histories become token prompts, replies become actions, finished episodes become trajectories.
+
+In: what environments say and engines sample. Out: prompts, actions and Trajectories whose segments are exactly the
+tokens that went through the engine. Windows change what the model sees next; they never delete what was played.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from turnwise.config.schema import ContextSettings
+from turnwise.context.answer import ParsedAnswer, format_instructions, parse_answer
+from turnwise.context.transcript import Transcript
+from turnwise.errors import ContextOverflow
+from turnwise.protocols import ChatTemplate
+from turnwise.types import (
+    EnvInput,
+    EnvOutput,
+    FinishReason,
+    HistoryEntry,
+    LmInput,
+    LmOutput,
+    Message,
+    RolloutState,
+    Trajectory,
+    Turn,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvDescription:
+    """What an environment has to say about itself, once."""
+
+    instructions: str = ""
+    legend: str = ""
+    action_names: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """What is remembered of one sampled reply beside its tokens."""
+
+    segment_index: int
+    policy_version: int
+    text: str
+    is_closed: bool
+
+
+@dataclass(slots=True)
+class _Conversation:
+    transcript: Transcript = field(default_factory=Transcript)
+    replies: list[_Reply] = field(default_factory=list)
+    num_prompted: int = 0
+    """Turns that have been put to the model."""
+
+
+class ContextManager:
+    """The conversations of one rollout, by env id. A first state (a history of one entry) begins a new one."""
+
+    def __init__(
+        self, template: ChatTemplate, settings: ContextSettings, describe: Callable[[str], EnvDescription]
+    ) -> None:
+        """`describe(tag)` says what the first message tells about an environment."""
+        self._template = template
+        self._settings = settings
+        self._describe = describe
+        self._preambles: dict[str, str] = {}
+        self._conversations: dict[int, _Conversation] = {}
+
+    def get_lm_inputs(self, env_outputs: Sequence[EnvOutput]) -> list[LmInput]:
+        """The tokens to continue for each environment; raises ContextOverflow where a reply no longer fits."""
+        return [self._lm_input(output) for output in env_outputs]
+
+    def get_env_inputs(self, lm_outputs: Sequence[LmOutput]) -> list[EnvInput]:
+        """Record what was sampled and read the actions from a decoded copy."""
+        return [self._env_input(output) for output in lm_outputs]
+
+    def formulate_rollouts(self, rollout_states: Sequence[RolloutState]) -> list[Trajectory]:
+        """Finished episodes with their tokens; their conversations are forgotten."""
+        return [self._trajectory(state) for state in rollout_states]
+
+    # --- towards the model ---------------------------------------------------------------------------------------
+
+    def _lm_input(self, output: EnvOutput) -> LmInput:
+        if len(output.history) == 1:
+            self._conversations[output.env_id] = _Conversation()
+        conversation = self._conversations[output.env_id]
+        self._extend(conversation, output)
+        conversation.num_prompted = len(output.history)
+        transcript, settings = conversation.transcript, self._settings
+        if transcript.num_tokens + settings.max_response_tokens > settings.max_tokens:
+            raise ContextOverflow(
+                f"{transcript.num_tokens} tokens and a reply of up to {settings.max_response_tokens} do not fit into "
+                f"context.max_tokens = {settings.max_tokens}. Raise it, or choose a shorter context.window."
+            )
+        return LmInput(
+            env_id=output.env_id,
+            prompt_ids=transcript.current_ids,
+            max_new_tokens=settings.max_response_tokens,
+            session=f"{output.env_id}#{transcript.segment_index}",
+        )
+
+    def _extend(self, conversation: _Conversation, output: EnvOutput) -> None:
+        """Append what the model has not seen yet: a bridge where the sequence goes on, else a prompt of its own."""
+        transcript = conversation.transcript
+        goes_on = self._settings.window == "full" and not self._template.rewrites_history
+        if goes_on and conversation.replies:
+            state = output.history[-1].state
+            is_closed = conversation.replies[-1].is_closed
+            transcript.add_context(self._template.encode_bridge(state, reply_is_closed=is_closed))
+        else:
+            transcript.start_segment()
+            transcript.add_context(self._template.encode_prompt(self._messages(output, conversation)))
+        if self._settings.answer.forced_prefix:
+            transcript.add_context(self._template.encode_text(self._settings.answer.forced_prefix))
+
+    def _messages(self, output: EnvOutput, conversation: _Conversation) -> list[Message]:
+        """The part of the history that the window shows, as a conversation."""
+        shown = self._shown(output.history)
+        replies = conversation.replies[len(output.history) - len(shown) :]
+        messages = [Message("system", self._settings.system_prompt)] if self._settings.system_prompt else []
+        for number, entry in enumerate(shown):
+            text = self._preamble(output.tag) + entry.state if number == 0 else entry.state
+            messages.append(Message("user", text))
+            if number < len(replies):
+                messages.append(Message("assistant", self._settings.answer.forced_prefix + replies[number].text))
+        return messages
+
+    def _shown(self, history: Sequence[HistoryEntry]) -> Sequence[HistoryEntry]:
+        match self._settings.window:
+            case "full":
+                return history
+            case "sliding":
+                return history[-self._settings.window_turns :]
+            case "single_turn":
+                return history[-1:]
+
+    def _preamble(self, tag: str) -> str:
+        if tag not in self._preambles:
+            self._preambles[tag] = self._write_preamble(self._describe(tag))
+        return self._preambles[tag]
+
+    def _write_preamble(self, description: EnvDescription) -> str:
+        if self._settings.instructions == "none":
+            return ""
+        lines = [description.instructions, description.legend]
+        if description.action_names:
+            lines.append(f"Actions: {', '.join(description.action_names)}.")
+        lines.append(format_instructions(self._settings.answer))
+        return "\n".join(line for line in lines if line) + "\n\n"
+
+    # --- back from the model -------------------------------------------------------------------------------------
+
+    def _env_input(self, output: LmOutput) -> EnvInput:
+        conversation, completion = self._conversations[output.env_id], output.completion
+        text = self._template.decode_reply(completion.token_ids)
+        reply = _Reply(
+            segment_index=conversation.transcript.segment_index,
+            policy_version=completion.policy_version,
+            text=text,
+            is_closed=completion.finish_reason is FinishReason.STOP,
+        )
+        conversation.transcript.add_sampled(completion, turn_index=len(conversation.replies))
+        conversation.replies.append(reply)
+        parsed = self.parse(text)
+        return EnvInput(
+            env_id=output.env_id,
+            actions=parsed.actions,
+            llm_response=self._settings.answer.forced_prefix + text,
+            is_well_formed=parsed.is_well_formed,
+        )
+
+    def parse(self, reply_text: str) -> ParsedAnswer:
+        """The actions in a reply (without its forced prefix)."""
+        return parse_answer(self._settings.answer.forced_prefix + reply_text, self._settings.answer)
+
+    def _trajectory(self, state: RolloutState) -> Trajectory:
+        conversation = self._conversations.pop(state.env_id, _Conversation())
+        played = zip(state.history, conversation.replies, strict=False)
+        return Trajectory(
+            id=state.id,
+            task=state.task,
+            segments=conversation.transcript.segments(),
+            turns=tuple(_turn(index, entry, reply) for index, (entry, reply) in enumerate(played)),
+            stop_reason=state.stop_reason,
+            is_success=state.is_success,
+            final_observation=state.history[-1].state,
+            failure=state.failure,
+        )
+
+
+def _turn(index: int, entry: HistoryEntry, reply: _Reply) -> Turn:
+    return Turn(
+        index=index,
+        segment_index=reply.segment_index,
+        observation=entry.state,
+        response_text=entry.llm_response,
+        actions=entry.actions,
+        reward=entry.reward,
+        penalty=entry.penalty,
+        policy_version=reply.policy_version,
+        info=entry.info,
+    )

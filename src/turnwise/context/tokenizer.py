@@ -1,0 +1,199 @@
+"""Text becomes ids and ids become text: the only file of this room that knows transformers.
+
+In comes a model folder or a hub name; out comes a tokenizer with a chat template, a `Codec` that turns text into ids
+quickly, and a `ControlGuard` that keeps a user's text from spelling control tokens. What a conversation looks like, and
+where its turns begin, is `template.py`'s business.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TypeAlias, cast
+
+import numpy as np
+from jinja2 import TemplateError
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from turnwise.errors import ModelError
+from turnwise.types import IntArray, Message
+
+HFTokenizer: TypeAlias = PreTrainedTokenizerBase
+
+THINK_TAGS = frozenset({"<think>", "</think>"})
+"""Some vocabularies hold these as added tokens. They mark a part of a reply, not a role, so a user may write them."""
+
+_FOLDER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
+_EQUALITY_PROBES = ("Right", " a  b\n\nc\t", "_POG\n#.#", "naïve 日本 🙂", "x</think>\n\ny 12345 !!")
+
+
+def load_tokenizer(path: str) -> HFTokenizer:
+    """The tokenizer of a local model folder or of a model on the hub, with a chat template."""
+    _check_folder(path)
+    try:
+        tokenizer = cast(HFTokenizer, AutoTokenizer.from_pretrained(path))
+    except Exception as error:  # transformers raises OSError, KeyError, bare Exception from Rust: all mean one thing
+        raise ModelError(
+            f"Cannot load a tokenizer from '{path}': {_first_line(error)}. Expected a folder with a Hugging Face "
+            "tokenizer (tokenizer.json and tokenizer_config.json) or the name of a model on the hub. Check the "
+            "spelling, and the network or the local cache if it is a hub name."
+        ) from error
+    if not tokenizer.chat_template:
+        raise ModelError(
+            f"The tokenizer in '{path}' has no chat template. turnwise plays conversations and needs one. Use an "
+            "instruction-tuned model, or put a chat_template.jinja next to tokenizer_config.json."
+        )
+    return tokenizer
+
+
+def _check_folder(path: str) -> None:
+    """A missing folder must be called that; transformers would take its path for a hub name."""
+    folder = Path(path).expanduser()
+    if path and folder.is_dir():
+        if not any((folder / name).exists() for name in _FOLDER_FILES):
+            raise ModelError(
+                f"The folder '{path}' is no model folder: it holds none of {', '.join(_FOLDER_FILES)}. "
+                "Give the folder that `save_pretrained` wrote, tokenizer included."
+            )
+    elif path and folder.exists():
+        raise ModelError(f"'{path}' is a file. Give the model folder that holds it, or the name of a model on the hub.")
+    elif not path or path.startswith((".", "/", "~")) or path.count("/") > 1:
+        raise ModelError(
+            f"The model folder '{path}' does not exist (looked in {folder.absolute()}). Give an existing folder, or a "
+            "hub name such as 'owner/model'."
+        )
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__).rstrip(".")
+
+
+class Codec:
+    """One tokenizer, as this room uses it: nothing is added to a text, and every special token stays visible."""
+
+    def __init__(self, tokenizer: HFTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._fast = _private_backend(tokenizer)
+        self.eos_id = _optional_int(tokenizer.eos_token_id)
+        self.bos_id = _optional_int(tokenizer.bos_token_id)
+        self.unk_id = _optional_int(tokenizer.unk_token_id)
+        self.spellings: dict[int, str] = {}
+        """Every added token that is visible text."""
+        self.special_ids: set[int] = {int(i) for i in tokenizer.all_special_ids}
+        for token_id, token in tokenizer.added_tokens_decoder.items():
+            if token.content.strip():
+                self.spellings[int(token_id)] = token.content
+            if token.special:
+                self.special_ids.add(int(token_id))
+        self.ids_by_spelling = {spelling: token_id for token_id, spelling in self.spellings.items()}
+        longest_first = sorted(self.ids_by_spelling, key=len, reverse=True)
+        self._added = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        source = str(tokenizer.get_chat_template())
+        self.template_marks = [text for text in self.spellings.values() if text in source]
+        """The added tokens that the chat template names, in its own text or to look for them in a message."""
+        self.num_ids = max(len(tokenizer), max(self.special_ids, default=0) + 1)
+
+    def encode(self, text: str) -> list[int]:
+        try:
+            return self._encode(text)
+        except TypeError:
+            # Half a surrogate pair is no text to a tokenizer, and an environment may send one.
+            return self._encode(text.encode("utf-8", "replace").decode("utf-8"))
+
+    def _encode(self, text: str) -> list[int]:
+        if self._fast is not None:
+            return self._fast.encode(text, add_special_tokens=False).ids
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])  # type: ignore[arg-type]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        if self._fast is not None:
+            return self._fast.decode(token_ids, skip_special_tokens=False)
+        text = self._tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return cast(str, text)
+
+    def added_in(self, text: str) -> list[tuple[int, int]]:
+        """Where added tokens are spelled in a text: begin and end, in order."""
+        return [match.span() for match in self._added.finditer(text)]
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The tokenizer's own text of a conversation, up to and including the header of the next reply."""
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            text = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+            roles = ", ".join(message.role for message in messages)
+            raise ModelError(
+                f"The chat template refuses a conversation with the roles [{roles}]: {_first_line(error)}. Expected a "
+                "template for text that accepts these roles in this order. Leave the system message away if the "
+                "template forbids it, or use another chat template."
+            ) from error
+        return cast(str, text)
+
+
+def _optional_int(value: object) -> int | None:
+    return int(value) if isinstance(value, int) else None
+
+
+def _private_backend(tokenizer: HFTokenizer) -> Tokenizer | None:
+    """A copy of the Rust tokenizer, or None where it does not give the ids of the Python one.
+
+    A copy, because a call with other options anywhere in the process leaves those options behind in the original.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return None
+    try:
+        copy = Tokenizer.from_str(backend.to_str())
+    except Exception:  # noqa: BLE001 - custom Python components cannot be copied; Rust raises bare Exception
+        return None
+    copy.no_padding()
+    copy.no_truncation()
+    copy.encode_special_tokens = False
+    for text in (*_EQUALITY_PROBES, "".join(map(str, tokenizer.all_special_tokens)).join("ab")):
+        if copy.encode(text, add_special_tokens=False).ids != tokenizer(text, add_special_tokens=False)["input_ids"]:
+            return None
+    return copy
+
+
+class ControlGuard:
+    """Knows the control tokens, and edits texts that spell them.
+
+    Control is every special token, every end of turn, and every added token that the template itself writes around a
+    message (a role's header is not always marked special). Not control: the unknown token, since any rare character
+    gives it, and the thinking tags, since instructions name them.
+
+    A spelled token is broken by a space after its first character (`< |im_end|>`): the text stays readable, is
+    tokenised in its context like any other, and the same text always gives the same edit. Whether an edit is needed is
+    decided on ids, not on spellings, so that look-alikes which a tokenizer normalises are found too. A role header
+    that a template writes in ordinary words has no token of its own and cannot be guarded.
+    """
+
+    def __init__(self, codec: Codec, template_ids: Iterable[int], stop_ids: Iterable[int]) -> None:
+        self._codec = codec
+        written = {i for i in template_ids if i in codec.spellings}
+        harmless = {i for i, spelling in codec.spellings.items() if spelling in THINK_TAGS} | {codec.unk_id}
+        control = ((codec.special_ids | written) - harmless) | set(stop_ids)
+        self._is_control = np.zeros(max(codec.num_ids, max(control, default=0) + 1), dtype=np.bool_)
+        self._is_control[sorted(control)] = True
+        spelled = sorted({codec.decode([i]) for i in control} | {codec.spellings.get(i, "") for i in control}, key=len)
+        self._pattern = re.compile("|".join(re.escape(text) for text in reversed(spelled) if text.strip()) or r"(?!)")
+
+    def controls_in(self, token_ids: IntArray) -> list[int]:
+        """The control ids of a sequence, in order."""
+        return token_ids[self._is_control[token_ids]].tolist()
+
+    def safe_text(self, text: str) -> str:
+        """The text itself, or the first edit of it that gives no control token."""
+        for candidate in (text, self._broken(text), self._broken(re.sub(r"[^\w\s]+", " ", text))):
+            if not self.controls_in(np.array(self._codec.encode(candidate), dtype=np.int32)):
+                return candidate
+        return ""
+
+    def _broken(self, text: str) -> str:
+        # Breaking one spelling can in theory complete another; three passes, and the ids are checked anyway.
+        for _ in range(3):
+            text = self._pattern.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
+        return text

@@ -1,0 +1,113 @@
+"""The estimators under the signatures that users of this family of systems know: padded torch tensors in and out.
+
+In: `[batch, length]` tensors, one trajectory per row. Out: advantages and returns of the same shape, zero off the
+mask. The arithmetic is that of the flat estimators; nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turnwise.credit.bi_level import BiLevelGaeParams, estimate_bi_level_gae
+from turnwise.credit.gae import estimate_gae
+from turnwise.credit.group import estimate_grpo
+from turnwise.credit.layout import Floats, Ints, TurnLayout, layout_from_keys, whiten
+
+
+def compute_bi_level_gae_advantage_return(  # noqa: PLR0913 - the well-known signature
+    token_level_rewards: Tensor,
+    values: Tensor,
+    loss_mask: Tensor,
+    gamma: float,
+    lam: float,
+    high_level_gamma: float,
+    turn_ids: Tensor | None = None,
+    whiten: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Bi-level GAE over `[batch, length]` tensors.
+
+    `turn_ids` holds the turn of every sampled token and -1 elsewhere; without it, each unbroken stretch of `loss_mask`
+    is a turn. `lam` serves both levels.
+    """
+    params = BiLevelGaeParams(gamma=gamma, lam=lam, high_level_gamma=high_level_gamma, high_level_lam=lam)
+
+    def estimate(layout: TurnLayout, rewards: Floats, flat_values: Floats) -> tuple[Floats, Floats]:
+        ended = np.zeros(len(layout.trajectory_starts) - 1)
+        return estimate_bi_level_gae(layout, rewards, flat_values, ended, params)
+
+    return _over_mask(estimate, token_level_rewards, values, loss_mask, turn_ids, should_whiten=whiten)
+
+
+def compute_gae_advantage_return(  # noqa: PLR0913 - the well-known signature
+    token_level_rewards: Tensor,
+    values: Tensor,
+    loss_mask: Tensor,
+    gamma: float,
+    lam: float,
+    whiten: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """GAE over `[batch, length]` tensors; the chain passes over masked-out tokens unchanged."""
+
+    def estimate(layout: TurnLayout, rewards: Floats, flat_values: Floats) -> tuple[Floats, Floats]:
+        ended = np.zeros(len(layout.trajectory_starts) - 1)
+        return estimate_gae(layout, rewards, flat_values, ended, gamma=gamma, lam=lam)
+
+    return _over_mask(estimate, token_level_rewards, values, loss_mask, None, should_whiten=whiten)
+
+
+def compute_grpo_advantage(
+    token_level_rewards: Tensor,
+    loss_mask: Tensor,
+    group_ids: Sequence[object],
+    epsilon: float = 1e-6,
+    scale_by_std: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """GRPO over `[batch, length]` tensors; rows with equal `group_ids` are siblings."""
+    mask = loss_mask.bool()
+    scores = (token_level_rewards * mask).sum(dim=-1).double().cpu().numpy()
+    numbers = {group: n for n, group in enumerate(dict.fromkeys(group_ids))}
+    groups = np.array([numbers[group] for group in group_ids], dtype=np.int64)
+    per_row = estimate_grpo(scores, groups, scale_by_std=scale_by_std, epsilon=epsilon)
+    advantages = torch.as_tensor(per_row, device=mask.device)[:, None] * mask
+    advantages = advantages.to(token_level_rewards.dtype)
+    return advantages, advantages
+
+
+def _over_mask(
+    estimate: Callable[[TurnLayout, Floats, Floats], tuple[Floats, Floats]],
+    rewards: Tensor,
+    values: Tensor,
+    loss_mask: Tensor,
+    turn_ids: Tensor | None,
+    *,
+    should_whiten: bool,
+) -> tuple[Tensor, Tensor]:
+    mask = loss_mask.bool().cpu().numpy()
+    if not mask.any():
+        return torch.zeros_like(values), torch.zeros_like(values)
+    layout = _layout(mask, None if turn_ids is None else turn_ids.cpu().numpy())
+    flat_rewards = rewards.detach().double().cpu().numpy()[mask]
+    advantages, returns = estimate(layout, flat_rewards, values.detach().double().cpu().numpy()[mask])
+    advantages = whiten(advantages) if should_whiten else advantages
+    return _put(advantages, mask, values), _put(returns, mask, values)
+
+
+def _layout(mask: NDArray[np.bool_], turn_ids: NDArray[np.int64] | None) -> TurnLayout:
+    if turn_ids is None:
+        # A turn begins where the mask switches on.
+        turn_ids = np.cumsum(np.diff(mask.astype(np.int64), axis=1, prepend=0) == 1, axis=1)
+    elif not np.array_equal(turn_ids >= 0, mask):
+        raise ValueError("turn_ids must be >= 0 on exactly the tokens whose loss_mask is set, and -1 elsewhere")
+    rows: Ints = np.broadcast_to(np.arange(mask.shape[0])[:, None], mask.shape)[mask]
+    return layout_from_keys(rows, turn_ids[mask].astype(np.int64))
+
+
+def _put(flat: Floats, mask: NDArray[np.bool_], like: Tensor) -> Tensor:
+    padded = np.zeros(mask.shape)
+    padded[mask] = flat
+    return torch.as_tensor(padded, dtype=like.dtype, device=like.device)

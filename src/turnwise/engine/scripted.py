@@ -1,0 +1,56 @@
+"""The test engine: replies come from a script, deterministically and without a model.
+
+In: a function from request to reply ids, or a list of replies. Out: completions with made-up but stable log-probs.
+It records what it was asked, so that tests can compare segments with what an engine really saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+import numpy as np
+
+from turnwise.types import Completion, FinishReason, GenerateRequest, IntArray
+
+Script: TypeAlias = Callable[[GenerateRequest], Iterable[int]]
+
+
+class ScriptedEngine:
+    """Replays a script; `requests` and `completions` hold everything that went through it."""
+
+    def __init__(self, script: Script, *, stop_ids: frozenset[int], policy_version: int = 0) -> None:
+        self._script = script
+        self._stop_ids = stop_ids
+        self._policy_version = policy_version
+        self.requests: list[GenerateRequest] = []
+        self.completions: list[Completion] = []
+        self.released: list[str] = []
+
+    @property
+    def policy_version(self) -> int:
+        return self._policy_version
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        ids = self._cut(list(self._script(request)), request.sampling.max_new_tokens)
+        is_closed = len(ids) > 0 and int(ids[-1]) in self._stop_ids
+        completion = Completion(
+            token_ids=ids,
+            behavior_logprobs=-(0.1 + (ids % 7) / 10).astype(np.float32),
+            finish_reason=FinishReason.STOP if is_closed else FinishReason.LENGTH,
+            policy_version=self._policy_version,
+        )
+        self.requests.append(request)
+        self.completions.append(completion)
+        return completion
+
+    def release(self, session: str) -> None:
+        self.released.append(session)
+
+    def load_weights(self, weights: object, policy_version: int) -> None:
+        self._policy_version = policy_version
+
+    def _cut(self, ids: list[int], max_new_tokens: int) -> IntArray:
+        stops = [i for i, token in enumerate(ids) if token in self._stop_ids]
+        end = min([stops[0] + 1] if stops else [len(ids)])
+        return np.asarray(ids[: min(end, max_new_tokens)], dtype=np.int32)

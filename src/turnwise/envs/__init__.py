@@ -1,0 +1,1 @@
+"""Worlds of text: a task becomes a world that answers actions."""

@@ -1,0 +1,149 @@
+"""The base of every environment: a world of text that is reset with seeds and stepped with actions.
+
+In come keyword settings, seeds and action strings; out come the environment's own texts, raw rewards and facts about
+each action. It refuses to know how the text is put before a model, what answers look like and what penalties there are.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import ValidationError
+
+from turnwise.config.settings import Settings
+from turnwise.errors import ConfigError, EnvError, TaskError, did_you_mean
+
+REQUIRED_INFO_KEYS = ("success", "action_is_valid", "action_is_effective")
+
+
+class BaseEnv(ABC):
+    """Subclass it, list your settings in `Params`, and write `reset` and `step`.
+
+    `reset` and `step` return the environment's own text only; legends, action lists and format hints are added by the
+    context. `info` always holds `success`, `action_is_valid` and `action_is_effective`. An answer that means nothing
+    here is not an error: reward 0, state unchanged, `action_is_valid` false. A time limit of the environment's own is
+    reported as done with `info["truncated"] = True`, or with Gymnasium's five values.
+    """
+
+    name: ClassVar[str] = ""
+    """How messages call it; the class name where empty."""
+    Params: ClassVar[type[Settings]] = Settings
+    has_oracle: ClassVar[bool] = False
+    baselines: ClassVar[Mapping[str, Callable[[Any], str]]] = {}
+    """Simple rules to compare a policy with: each takes the environment and returns an action."""
+
+    params: Any
+    """The validated settings, an instance of `Params`; subclasses narrow the annotation."""
+    _phase: Literal["new", "playing", "over"] = "new"
+
+    def __init__(self, **params: object) -> None:
+        try:
+            self.params = self.Params(**params)
+        except ValidationError as error:
+            raise ConfigError(_explain(error, self.Params, type(self).label())) from error
+
+    @classmethod
+    def label(cls) -> str:
+        return cls.name or cls.__name__
+
+    @abstractmethod
+    def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
+        """Begin an episode and return its first text.
+
+        `seed` chooses the layout, which siblings share (None: a fresh one); `dynamics_seed` chooses the chances taken
+        while playing, which they do not share (None: derived from `seed`).
+        """
+
+    @abstractmethod
+    def step(self, action: str) -> tuple[Any, ...]:
+        """Observation, reward, done, info; Gymnasium's five values are understood as well."""
+
+    def render(self) -> str:
+        """The current observation."""
+        raise EnvError(f"{self.label()} has no render().")
+
+    def close(self) -> None:
+        """Let go of whatever is held; most environments hold nothing."""
+        return
+
+    @property
+    def action_names(self) -> tuple[str, ...] | None:
+        """The actions of the current episode; None where any text is an action."""
+        return None
+
+    @property
+    def instructions(self) -> str:
+        """What the game is, in one or two plain sentences."""
+        return ""
+
+    @property
+    def legend(self) -> str:
+        """What the symbols in the text mean; empty where there are none."""
+        return ""
+
+    def oracle(self) -> str:
+        """The next optimal action."""
+        raise EnvError(f"{self.label()} has no oracle.")
+
+    def snapshot(self) -> object:
+        """Everything that `restore` needs to go on from here."""
+        raise EnvError(f"{self.label()} has no snapshots.")
+
+    def restore(self, state: object) -> None:
+        raise EnvError(f"{self.label()} has no snapshots.")
+
+    def _require_playing(self) -> None:
+        """For the first line of `step`; `reset` and the last step keep `_phase`."""
+        if self._phase == "over":
+            raise EnvError(f"{self.label()}: the episode is over; call reset.")
+        if self._phase == "new":
+            raise EnvError(f"{self.label()}: there is no episode yet; call reset first.")
+
+
+def make_rng(purpose: str, seed: int) -> random.Random:
+    """A generator for one purpose; seeding with text keeps purposes apart and is the same in every process."""
+    return random.Random(f"{purpose}/{seed}")
+
+
+def draw_seed() -> int:
+    """A fresh seed from the operating system, for whoever asked for no particular one."""
+    return random.SystemRandom().randrange(2**31)
+
+
+def check_split(split: str, known: tuple[str, ...], label: str) -> None:
+    if split not in known:
+        raise TaskError(f"{label}: there is no split '{split}'. Known: {', '.join(known)}.")
+
+
+def _explain(error: ValidationError, settings: type[Settings], label: str) -> str:
+    """What was given, what was expected: one sentence per wrong setting."""
+    lines = []
+    for problem in error.errors():
+        path = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            known = _known_keys(settings, problem["loc"][:-1])
+            lines.append(f"env '{label}': unknown setting '{path}'. {did_you_mean(str(problem['loc'][-1]), known)}")
+        elif not path:
+            lines.append(f"env '{label}': {_sentence(problem['msg'])}")
+        else:
+            lines.append(
+                f"env '{label}': setting '{path}' was given as {problem['input']!r}. {_sentence(problem['msg'])}"
+            )
+    return "\n".join(lines)
+
+
+def _sentence(message: str) -> str:
+    message = message.removeprefix("Value error, ")
+    return message if message.endswith(".") else f"{message}."
+
+
+def _known_keys(settings: type[Settings], parents: tuple[int | str, ...]) -> list[str]:
+    for parent in parents:
+        field = settings.model_fields.get(str(parent))
+        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, Settings)):
+            return []
+        settings = field.annotation
+    return list(settings.model_fields)

@@ -1,0 +1,110 @@
+"""The border to an author's environment: whatever it answers or raises becomes a `StepResult` or a typed error.
+
+In come an environment and the arguments of one call; out comes checked, normalised data. It refuses to know who plays
+and what the numbers mean. Only here is any exception caught, because an author's code may raise whatever it likes and
+the other episodes must go on.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Mapping
+from numbers import Real
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from turnwise.errors import EnvError, RewardError, TaskError
+from turnwise.types import Info, StepResult
+
+if TYPE_CHECKING:
+    from turnwise.envs.base import BaseEnv
+    from turnwise.protocols import Env
+
+
+def reset_env(
+    env: BaseEnv | Env, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None
+) -> str:
+    """The first text of an episode; Gymnasium's pair of text and info is understood as well."""
+    try:
+        answer = env.reset(seed, split=split, dynamics_seed=dynamics_seed)
+    except TaskError:
+        # The task itself cannot be made: no fault of the author's code, and it names the settings to change.
+        raise
+    except Exception as error:
+        raise _failure(env, f"reset(seed={seed}, split={split!r})", error) from error
+    if isinstance(answer, tuple) and len(answer) == 2:
+        answer = answer[0]
+    return _checked_text(answer, env, "reset")
+
+
+def step_env(env: BaseEnv | Env, action: str) -> StepResult:
+    """One step, from four values (observation, reward, done, info) or Gymnasium's five."""
+    try:
+        answer: object = env.step(action)
+    except Exception as error:
+        raise _failure(env, f"step({reprlib.repr(action)})", error) from error
+    if not isinstance(answer, tuple) or len(answer) not in (4, 5):
+        size = f" of {len(answer)}" if isinstance(answer, tuple) else ""
+        raise EnvError(
+            f"{_name(env)}.step returned a {type(answer).__name__}{size}; expected (observation, reward, done, info) "
+            "or (observation, reward, terminated, truncated, info)."
+        )
+    info = _checked_info(answer[-1], env)
+    if len(answer) == 5:
+        terminated, truncated = _checked_flag(answer[2], env), _checked_flag(answer[3], env)
+    else:
+        done = _checked_flag(answer[2], env)
+        truncated = done and bool(info.get("truncated", False))
+        terminated = done and not truncated
+    return StepResult(
+        text=_checked_text(answer[0], env, "step"),
+        reward=_checked_reward(answer[1], env),
+        terminated=terminated,
+        truncated=truncated,
+        info=info,
+    )
+
+
+def call_env(env: BaseEnv, method: str, *args: object) -> object:
+    """Any other method of an author's: `oracle`, `snapshot`, `restore`."""
+    try:
+        return getattr(env, method)(*args)
+    except Exception as error:
+        raise _failure(env, f"{method}()", error) from error
+
+
+def _checked_text(text: object, env: object, method: str) -> str:
+    if not isinstance(text, str):
+        raise EnvError(f"{_name(env)}.{method} returned a {type(text).__name__} as observation; expected text (str).")
+    return text
+
+
+def _checked_reward(reward: object, env: object) -> float:
+    if not isinstance(reward, (Real, np.bool_)):
+        raise RewardError(f"{_name(env)}.step returned the reward {reprlib.repr(reward)}; expected a real number.")
+    number = float(reward)
+    if not math.isfinite(number):
+        raise RewardError(f"{_name(env)}.step returned the reward {number}; expected a finite number.")
+    return number
+
+
+def _checked_flag(flag: object, env: object) -> bool:
+    if not isinstance(flag, (bool, np.bool_)):
+        raise EnvError(f"{_name(env)}.step returned {reprlib.repr(flag)} where True or False says whether it is over.")
+    return bool(flag)
+
+
+def _checked_info(info: object, env: object) -> Info:
+    if not isinstance(info, Mapping):
+        raise EnvError(f"{_name(env)}.step returned a {type(info).__name__} as info; expected a mapping.")
+    return info
+
+
+def _name(env: object) -> str:
+    return type(env).__name__
+
+
+def _failure(env: object, call: str, error: Exception) -> EnvError:
+    return EnvError(f"{_name(env)}.{call} failed: {type(error).__name__}: {error}")

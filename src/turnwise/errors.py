@@ -1,0 +1,64 @@
+"""Every failure, named by the boundary that failed.
+
+A user's mistake is a `TurnwiseError` with a message that says what was given, what was expected and what to do; the
+command line prints it without a traceback. Inside a rollout a failure becomes data on the Trajectory; in learning or
+weight sync it stops the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class TurnwiseError(Exception):
+    """Base of every failure that turnwise itself raises."""
+
+
+class ConfigError(TurnwiseError):
+    """The settings are wrong; the message names the config path."""
+
+
+class TaskError(TurnwiseError):
+    """A task cannot be made or is exhausted."""
+
+
+class EnvError(TurnwiseError):
+    """An environment broke its contract or failed while playing."""
+
+
+class ContextOverflow(TurnwiseError):  # noqa: N818 - the glossary's name
+    """The conversation no longer fits into the model's context."""
+
+
+class EngineError(TurnwiseError):
+    """An engine could not serve a request."""
+
+
+class ModelError(TurnwiseError):
+    """A model folder or tokenizer cannot be used."""
+
+
+class RewardError(TurnwiseError):
+    """A reward is missing, not a number, or not finite."""
+
+
+class LearnError(TurnwiseError):
+    """An update cannot be made or went wrong."""
+
+
+class SyncError(TurnwiseError):
+    """Weights did not reach the engine."""
+
+
+class RunError(TurnwiseError):
+    """A run directory cannot be read or written."""
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """The sentence that helps after a wrong name: the closest match, or everything there is."""
+    names = sorted(known)
+    close = get_close_matches(given, names, n=1, cutoff=0.5)
+    if close:
+        return f"Did you mean '{close[0]}'?"
+    return f"Known: {', '.join(names)}." if names else "None are known."

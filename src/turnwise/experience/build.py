@@ -1,0 +1,43 @@
+"""Trajectories become training records: one Experience per segment.
+
+No mask is made here and no token is touched; turns are matched to segments by the indices recorded while playing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from turnwise.types import Experience, ExperienceId, Group, Trajectory
+
+
+def build_experiences(groups: Sequence[Group]) -> list[Experience]:
+    """All experiences of all groups, failed trajectories left out: what they hold was cut off by a fault."""
+    return [
+        experience
+        for group in groups
+        for trajectory in group.trajectories
+        if not trajectory.stop_reason.is_error
+        for experience in split_trajectory(trajectory)
+    ]
+
+
+def split_trajectory(trajectory: Trajectory) -> list[Experience]:
+    """One experience per segment, with the rewards of the turns sampled in it."""
+    experiences = []
+    for index, segment in enumerate(trajectory.segments):
+        turns = [turn for turn in trajectory.turns if turn.segment_index == index]
+        experiences.append(
+            Experience(
+                id=ExperienceId(trajectory.id, index),
+                segment=segment,
+                turn_indices=np.array([turn.index for turn in turns], dtype=np.int32),
+                raw_rewards=np.array([turn.reward for turn in turns], dtype=np.float32),
+                turn_rewards=np.array([turn.reward + turn.penalty for turn in turns], dtype=np.float32),
+                policy_version=min(turn.policy_version for turn in turns),
+                is_last=index == len(trajectory.segments) - 1,
+                is_truncated=trajectory.stop_reason.is_truncated,
+            )
+        )
+    return experiences

@@ -1,0 +1,109 @@
+"""Samples become arrays: rows laid end to end, then micro-batches that fit a token budget.
+
+In: Samples. Out: one `Batch` for an update, and from it padded `MicroBatch`es for forward passes. How rows are put
+into micro-batches changes speed and memory only: every sum over tokens is divided by a count over the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turnwise.types import Batch, Experience, FloatArray, Sample
+
+
+def pack(samples: Sequence[Sample]) -> Batch:
+    """Lay the rows of all samples end to end."""
+    segments = [sample.experience.segment for sample in samples]
+    return Batch(
+        row_starts=np.cumsum([0, *(len(segment) for segment in segments)]),
+        token_ids=np.concatenate([segment.token_ids for segment in segments]),
+        loss_mask=np.concatenate([segment.loss_mask for segment in segments]),
+        turn_ids=np.concatenate([segment.turn_ids for segment in segments]),
+        behavior_logprobs=np.concatenate([segment.behavior_logprobs for segment in segments]),
+        reference_logprobs=np.concatenate([sample.reference_logprobs for sample in samples]),
+        advantages=np.concatenate([sample.advantages for sample in samples]),
+        returns=np.concatenate([sample.returns for sample in samples]),
+        values=np.concatenate([sample.values for sample in samples]),
+    )
+
+
+def pack_without_credit(experiences: Sequence[Experience]) -> Batch:
+    """The same rows before any credit is known: for scoring and for imitation."""
+
+    def blank(experience: Experience) -> FloatArray:
+        return np.zeros(len(experience.segment), dtype=np.float32)
+
+    return pack(
+        [
+            Sample(experience=e, advantages=blank(e), returns=blank(e), values=blank(e), reference_logprobs=blank(e))
+            for e in experiences
+        ]
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MicroBatch:
+    """Rows padded on the right to one width, and their N sampled tokens as flat arrays."""
+
+    input_ids: Tensor
+    """[rows, width]"""
+    row: Tensor
+    """[N] the row of each sampled token"""
+    position: Tensor
+    """[N] its position in the row, at least 1"""
+    source: NDArray[np.int64]
+    """[N] its index in the Batch's flat arrays"""
+    targets: Tensor
+    behavior_logprobs: Tensor
+    reference_logprobs: Tensor
+    advantages: Tensor
+    returns: Tensor
+    values: Tensor
+
+    @property
+    def num_action_tokens(self) -> int:
+        return len(self.targets)
+
+
+def micro_batches(
+    batch: Batch, rows: NDArray[np.int64], max_tokens: int, device: torch.device
+) -> Iterator[MicroBatch]:
+    """Rows of similar length together, each micro-batch at most `max_tokens` padded tokens (at least one row)."""
+    lengths = batch.row_lengths[rows]
+    order = rows[np.argsort(lengths, kind="stable")[::-1]]
+    start = 0
+    while start < len(order):
+        num_rows = max(1, int(max_tokens // batch.row_lengths[order[start]]))
+        yield _micro_batch(batch, order[start : start + num_rows], device)
+        start += num_rows
+
+
+def _micro_batch(batch: Batch, rows: NDArray[np.int64], device: torch.device) -> MicroBatch:
+    lengths = batch.row_lengths[rows]
+    columns = np.arange(int(lengths.max()))
+    is_token = columns[None, :] < lengths[:, None]
+    index = np.where(is_token, batch.row_starts[rows][:, None] + columns[None, :], 0)
+    row, position = np.nonzero(batch.loss_mask[index] & is_token)
+    source = index[row, position]
+
+    def flat(array: NDArray[np.generic]) -> Tensor:
+        return torch.as_tensor(array[source], device=device)
+
+    return MicroBatch(
+        input_ids=torch.as_tensor(np.where(is_token, batch.token_ids[index], 0), dtype=torch.long, device=device),
+        row=torch.as_tensor(row, device=device),
+        position=torch.as_tensor(position, device=device),
+        source=source,
+        targets=flat(batch.token_ids).long(),
+        behavior_logprobs=flat(batch.behavior_logprobs),
+        reference_logprobs=flat(batch.reference_logprobs),
+        advantages=flat(batch.advantages),
+        returns=flat(batch.returns),
+        values=flat(batch.values),
+    )

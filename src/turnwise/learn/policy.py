@@ -1,0 +1,133 @@
+"""The models as the learner sees them: scores of sampled tokens, never a full table of logits.
+
+In: a micro-batch. Out: log-probs, entropies and values at the sampled tokens. Rows are padded on the right, so causal
+attention alone keeps real tokens from seeing padding and no mask is needed.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from turnwise.learn.pack import MicroBatch
+
+_MAX_LOGITS = 1 << 25
+"""Logits kept at once; beyond this they are made, used and made again in the backward pass, chunk by chunk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenScores:
+    """Over the N sampled tokens of a micro-batch."""
+
+    logprobs: Tensor
+    entropies: Tensor
+    hidden: Tensor
+    """[N, hidden] the trunk's state from which each token was predicted."""
+
+
+class PolicyModel:
+    """A causal language model split into trunk and head, so that the head runs at sampled tokens only."""
+
+    def __init__(self, model: PreTrainedModel, temperature: float) -> None:
+        self.model = model
+        self.temperature = temperature
+        self._is_head_plain = _is_head_plain(model)
+
+    def states(self, micro: MicroBatch) -> Tensor:
+        """[N, hidden] the trunk's states from which the sampled tokens were predicted."""
+        return predicting_states(self.model, micro)
+
+    def score(self, micro: MicroBatch) -> TokenScores:
+        hidden = self.states(micro)
+        num_rows = max(1, _MAX_LOGITS // self.model.config.get_text_config().vocab_size)
+        if len(hidden) <= num_rows:
+            logprobs, entropies = self._score_chunk(hidden, micro.targets)
+        else:
+            parts = [
+                checkpoint(self._score_chunk, h, t, use_reentrant=False)
+                for h, t in zip(hidden.split(num_rows), micro.targets.split(num_rows), strict=True)
+            ]
+            logprobs = torch.cat([part[0] for part in parts])
+            entropies = torch.cat([part[1] for part in parts])
+        return TokenScores(logprobs=logprobs, entropies=entropies, hidden=hidden)
+
+    def _score_chunk(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        table = torch.log_softmax(self._logits(hidden).float() / self.temperature, dim=-1)
+        logprobs = table.gather(1, targets[:, None]).squeeze(1)
+        return logprobs, -(table.exp() * table).sum(dim=-1)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits = self.model.get_output_embeddings()(hidden)
+        if self._is_head_plain:
+            return logits
+        config = self.model.config.get_text_config()
+        cap = config.final_logit_softcapping
+        return cap * torch.tanh(logits / cap)
+
+
+def predicting_states(model: PreTrainedModel, micro: MicroBatch) -> Tensor:
+    """[N, hidden] the trunk's last state one position before each sampled token."""
+    trunk = cast(nn.Module, model.base_model)
+    states = trunk(input_ids=micro.input_ids, use_cache=False).last_hidden_state
+    return states[micro.row, micro.position - 1]
+
+
+def _is_head_plain(model: PreTrainedModel) -> bool:
+    """Check on a probe that head(trunk(x)) gives the model's own logits, and say which models cannot be trained."""
+    ids = torch.arange(1, 6, device=model.device)[None]
+    with torch.no_grad():
+        whole = model(input_ids=ids, use_cache=False).logits
+        plain = model.get_output_embeddings()(cast(nn.Module, model.base_model)(input_ids=ids).last_hidden_state)
+    if torch.allclose(whole, plain, atol=1e-4):
+        return True
+    if getattr(model.config.get_text_config(), "final_logit_softcapping", None):
+        return False
+    raise NotImplementedError(
+        f"{type(model).__name__} changes its logits behind the output layer in a way turnwise does not know; "
+        "its log-probs would be wrong."
+    )
+
+
+class ValueHead(nn.Module):
+    """One linear layer from a state to its value; starts at zero, so that a new critic has no opinion."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(hidden_size, 1)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.out(hidden.float()).squeeze(-1)
+
+
+class TrunkCritic(nn.Module):
+    """`learn.critic: {type: value_head}`: values read off the actor's own trunk."""
+
+    def __init__(self, actor: PreTrainedModel) -> None:
+        super().__init__()
+        self.head = ValueHead(actor.config.get_text_config().hidden_size)
+
+    def values(self, micro: MicroBatch, actor_hidden: Tensor) -> Tensor:
+        return self.head(actor_hidden)
+
+
+class ModelCritic(nn.Module):
+    """`learn.critic: {type: model}`: a model of its own, starting from the actor's weights."""
+
+    def __init__(self, actor: PreTrainedModel) -> None:
+        super().__init__()
+        self.trunk = copy.deepcopy(actor)
+        self.head = ValueHead(actor.config.get_text_config().hidden_size)
+
+    def values(self, micro: MicroBatch, actor_hidden: Tensor) -> Tensor:
+        return self.head(predicting_states(self.trunk, micro))
+
+
+Critic = TrunkCritic | ModelCritic

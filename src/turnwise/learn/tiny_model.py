@@ -1,0 +1,87 @@
+"""The default model: a small Llama-style network with its own tokenizer and chat template, as a Hugging Face folder.
+
+In: sample texts of an environment, sizes and a seed. Out: a folder that transformers loads like any other. The
+tokenizer is byte-level BPE fitted to the samples, so anything can be written and the environment's words are short.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from turnwise.config.schema import TinySettings
+
+_SPECIAL = ("<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
+_WORDS = ("<think>", "</think>", "<answer>", "</answer>")
+"""One token each, yet ordinary text to a reader: answers are parsed from them."""
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    "{% if message['role'] == 'assistant' or message['role'] == 'system' %}{{ '<|end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def tiny_model_folder(cache: Path, *, settings: TinySettings, seed: int, sample_texts: Sequence[str]) -> Path:
+    """The folder of the model made from these ingredients; made on first use, found again later."""
+    recipe = json.dumps([settings.model_dump(), seed, list(sample_texts), CHAT_TEMPLATE, _SPECIAL, _WORDS])
+    folder = cache / f"tiny-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+    if not (folder / "config.json").is_file():
+        unfinished = cache / f"{folder.name}.{os.getpid()}"
+        _create(unfinished, settings, seed, sample_texts)
+        shutil.rmtree(folder, ignore_errors=True)
+        unfinished.rename(folder)
+    return folder
+
+
+def _create(folder: Path, settings: TinySettings, seed: int, sample_texts: Sequence[str]) -> None:
+    tokenizer = _fit_tokenizer(sample_texts, settings.vocab_size)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=settings.hidden_size,
+        intermediate_size=settings.intermediate_size,
+        num_hidden_layers=settings.num_layers,
+        num_attention_heads=settings.num_heads,
+        num_key_value_heads=settings.num_heads,
+        max_position_embeddings=settings.max_positions,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _fit_tokenizer(sample_texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    core = Tokenizer(models.BPE())
+    # Words are cut at white space alone: a cell such as "Pb2" may become one token, which small models learn faster.
+    at_space = pre_tokenizers.Split(Regex(r"\s"), behavior="merged_with_next")
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [at_space, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(_SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator(sample_texts, trainer)
+    core.add_tokens(list(_WORDS))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="<|end|>", pad_token="<|pad|>", clean_up_tokenization_spaces=False
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer

@@ -1,0 +1,232 @@
+"""Samples become gradients: PPO epochs over one batch, with optional critic, reference model and entropy bonus.
+
+In: a Batch. Out: new weights and a StepReport. Losses are sums over tokens divided by a count over the whole
+mini-batch, so neither packing nor the micro-batch budget changes the result. It knows nothing of text, environments
+or how advantages came about.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from turnwise.config import schema
+from turnwise.errors import LearnError
+from turnwise.learn.losses import estimate_kl, value_loss
+from turnwise.learn.pack import MicroBatch, micro_batches, pack_without_credit
+from turnwise.learn.policy import Critic, ModelCritic, PolicyModel, TokenScores, TrunkCritic
+from turnwise.protocols import PolicyLoss, Weights
+from turnwise.types import Annotations, Batch, Experience, FloatArray, StepReport
+
+
+class Trainer:
+    """The learner: actor, optional critic and reference, one optimizer."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        settings: schema.LearnSettings,
+        loss: PolicyLoss,
+        *,
+        temperature: float,
+        seed: int,
+    ) -> None:
+        self.settings = settings
+        self.actor = PolicyModel(model.train(), temperature)
+        self.critic = _make_critic(settings.critic, model)
+        self.reference = _make_reference(settings.kl, self.actor)
+        self.policy_version = 0
+        self.rng = np.random.default_rng(seed)
+        self._loss = loss
+        self._device = model.device
+        self.optimizer = self._make_optimizer()
+
+    # --- what others ask of it -----------------------------------------------------------------------------------
+
+    def weights(self) -> Weights:
+        return self.actor.model.state_dict()
+
+    @torch.no_grad()
+    def annotate(self, experiences: Sequence[Experience]) -> Annotations:
+        """Critic values and reference log-probs of stored experiences, under the weights of this moment."""
+        if self.critic is None and self.reference is None:
+            return Annotations()
+        batch = pack_without_credit(experiences)
+        values = np.zeros(len(batch.token_ids), dtype=np.float32)
+        reference = np.zeros(len(batch.token_ids), dtype=np.float32)
+        for micro in self._micro_batches(batch, np.arange(batch.num_rows)):
+            if self.critic is not None:
+                hidden = self.actor.states(micro)
+                values[micro.source] = self.critic.values(micro, hidden).cpu().numpy()
+            if self.reference is not None:
+                reference[micro.source] = self.reference.score(micro).logprobs.cpu().numpy()
+        return Annotations(
+            values=_split(values, batch) if self.critic is not None else None,
+            reference_logprobs=_split(reference, batch) if self.reference is not None else None,
+        )
+
+    def step(self, batch: Batch) -> StepReport:
+        """One update: `epochs` passes over the batch in `minibatches` optimizer steps each."""
+        if not batch.loss_mask.any():
+            raise LearnError("the batch has no sampled tokens; nothing can be learnt from it.")
+        meter = _Meter()
+        self._set_learning_rate()
+        for epoch in range(self.settings.epochs):
+            order = self.rng.permutation(batch.num_rows)
+            for number, rows in enumerate(np.array_split(order, min(self.settings.minibatches, len(order)))):
+                # Before the first optimizer step the policy is the one that sampled: the gap should be rounding only.
+                is_fresh = epoch == 0 and number == 0
+                self._update(batch, rows, meter, is_fresh=is_fresh)
+        self.policy_version += 1
+        metrics = meter.means() | _batch_metrics(batch) | {"lr": self.optimizer.param_groups[0]["lr"]}
+        return StepReport(
+            policy_version=self.policy_version, metrics={f"learn/{name}": value for name, value in metrics.items()}
+        )
+
+    def refresh_reference(self) -> None:
+        """Freeze the policy of this moment as the reference (after a warm start)."""
+        self.reference = _make_reference(self.settings.kl, self.actor)
+
+    # --- one optimizer step --------------------------------------------------------------------------------------
+
+    def _update(self, batch: Batch, rows: NDArray[np.int64], meter: _Meter, *, is_fresh: bool) -> None:
+        num_tokens = sum(int(batch.loss_mask[batch.row_starts[r] : batch.row_starts[r + 1]].sum()) for r in rows)
+        self.optimizer.zero_grad(set_to_none=True)
+        for micro in self._micro_batches(batch, rows):
+            scores = self.actor.score(micro)
+            self._total_loss(micro, scores, num_tokens, meter).backward()
+            if is_fresh:
+                gap = (scores.logprobs.detach() - micro.behavior_logprobs).abs()
+                meter.add("behavior_gap", gap.sum(), num_tokens)
+        self._apply_gradients(meter)
+
+    def _total_loss(self, micro: MicroBatch, scores: TokenScores, num_tokens: int, meter: _Meter) -> Tensor:
+        token_loss, details = self._loss(scores.logprobs, micro.behavior_logprobs, micro.advantages)
+        total = token_loss.sum() - self.settings.entropy_coef * scores.entropies.sum()
+        if isinstance(self.settings.kl, schema.KlLoss):
+            kl = estimate_kl(scores.logprobs, micro.reference_logprobs, self.settings.kl.estimator)
+            total = total + self.settings.kl.coef * kl.sum()
+            meter.add("reference_kl", kl.detach().sum(), num_tokens)
+        if self.critic is not None:
+            loss = self._value_loss(micro, scores)
+            # A critic of its own has its own learning rate, so its weight in the sum is 1.
+            total = total + getattr(self.settings.critic, "coef", 1.0) * loss.sum()
+            meter.add("value_loss", loss.detach().sum(), num_tokens)
+        moved = scores.logprobs.detach() - micro.behavior_logprobs
+        meter.add("policy_loss", token_loss.detach().sum(), num_tokens)
+        meter.add("entropy", scores.entropies.detach().sum(), num_tokens)
+        meter.add("approx_kl", (moved.exp() - 1 - moved).sum(), num_tokens)
+        for name, per_token in details.items():
+            meter.add(name, per_token.detach().sum(), num_tokens)
+        return total / num_tokens
+
+    def _value_loss(self, micro: MicroBatch, scores: TokenScores) -> Tensor:
+        assert self.critic is not None
+        assert not isinstance(self.settings.critic, schema.NoCritic)
+        values = self.critic.values(micro, scores.hidden)
+        return value_loss(values, micro.values, micro.returns, self.settings.critic.clip)
+
+    def _apply_gradients(self, meter: _Meter) -> None:
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        norm = nn.utils.clip_grad_norm_(parameters, self.settings.optim.grad_clip)
+        if not torch.isfinite(norm):
+            raise LearnError(
+                f"the gradient norm is {norm.item()}; the weights are left as they were. "
+                "Lower learn.optim.lr, or look at learn/approx_kl and learn/ratio in metrics.jsonl."
+            )
+        self.optimizer.step()
+        meter.add("grad_norm", norm, 1)
+        meter.count_step()
+
+    # --- parts ---------------------------------------------------------------------------------------------------
+
+    def _micro_batches(self, batch: Batch, rows: NDArray[np.int64]) -> Any:
+        return micro_batches(batch, rows, self.settings.micro_batch_tokens, self._device)
+
+    def _make_optimizer(self) -> torch.optim.AdamW:
+        optim, groups = self.settings.optim, [{"params": list(self.actor.model.parameters()), "share": 1.0}]
+        if isinstance(self.settings.critic, schema.ModelCritic) and self.critic is not None:
+            share = self.settings.critic.lr / optim.lr
+            trained = [p for p in self.critic.parameters() if p.requires_grad]
+            groups.append({"params": trained, "share": share})
+        elif self.critic is not None:
+            groups[0]["params"] = [*self.actor.model.parameters(), *self.critic.parameters()]
+        return torch.optim.AdamW(groups, lr=optim.lr, betas=(optim.beta1, optim.beta2), weight_decay=optim.weight_decay)
+
+    def _set_learning_rate(self) -> None:
+        share = learning_rate_share(self.settings.optim, self.policy_version, self.settings.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.optim.lr * share * group["share"]
+
+
+def learning_rate_share(optim: schema.OptimSettings, step: int, num_steps: int) -> float:
+    """The share of `learn.optim.lr` at a step counted from 0."""
+    warm = min(1.0, (step + 1) / optim.warmup_steps) if optim.warmup_steps else 1.0
+    if optim.schedule == "constant":
+        return warm
+    left = max(0.0, 1 - step / max(num_steps, 1))
+    return warm * (optim.final_lr_share + (1 - optim.final_lr_share) * left)
+
+
+class _Meter:
+    """Sums over micro-batches, averaged over optimizer steps."""
+
+    def __init__(self) -> None:
+        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._num_steps = 0
+
+    def add(self, name: str, total: Tensor, count: int) -> None:
+        self._sums[name] += float(total) / count
+
+    def count_step(self) -> None:
+        self._num_steps += 1
+
+    def means(self) -> dict[str, float]:
+        # The gap is measured in the first optimizer step alone.
+        return {
+            name: total if name == "behavior_gap" else total / max(self._num_steps, 1)
+            for name, total in self._sums.items()
+        }
+
+
+def _make_critic(settings: schema.NoCritic | schema.ValueHeadCritic | schema.ModelCritic, actor: PreTrainedModel) -> Critic | None:
+    match settings:
+        case schema.NoCritic():
+            return None
+        case schema.ValueHeadCritic():
+            return TrunkCritic(actor).to(actor.device)
+        case schema.ModelCritic():
+            return ModelCritic(actor).to(actor.device)
+
+
+def _make_reference(settings: schema.NoKl | schema.KlLoss, actor: PolicyModel) -> PolicyModel | None:
+    if isinstance(settings, schema.NoKl):
+        return None
+    frozen = copy.deepcopy(actor.model).eval().requires_grad_(False)
+    return PolicyModel(frozen, actor.temperature)
+
+
+def _batch_metrics(batch: Batch) -> dict[str, float]:
+    mask = batch.loss_mask
+    returns, values = batch.returns[mask], batch.values[mask]
+    spread = float(returns.var())
+    explained = 1 - float((returns - values).var()) / spread if spread > 0 else 0.0
+    return {
+        "tokens": float(len(batch.token_ids)),
+        "action_tokens": float(mask.sum()),
+        "rows": float(batch.num_rows),
+        "mean_return": float(returns.mean()),
+        "explained_variance": explained,
+    }
+
+
+def _split(flat: FloatArray, batch: Batch) -> tuple[FloatArray, ...]:
+    return tuple(np.split(flat, batch.row_starts[1:-1]))

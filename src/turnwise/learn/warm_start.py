@@ -1,0 +1,46 @@
+"""Supervised learning on demonstrations, over the same tokens and masks that reinforcement learning uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from turnwise.learn.pack import micro_batches, pack_without_credit
+from turnwise.learn.policy import PolicyModel
+from turnwise.types import Experience
+
+
+def imitate(
+    actor: PolicyModel,
+    demonstrations: Sequence[Experience],
+    *,
+    steps: int,
+    batch_rows: int,
+    lr: float,
+    seed: int,
+    micro_batch_tokens: int,
+    on_step: Callable[[int, float], None] | None = None,
+) -> float:
+    """Maximise the likelihood of the demonstrated tokens; returns the last step's mean loss per token."""
+    batch = pack_without_credit(demonstrations)
+    rng = np.random.default_rng(seed)
+    optimizer = torch.optim.AdamW(actor.model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
+    loss = 0.0
+    for step in range(steps):
+        rows = rng.choice(batch.num_rows, size=min(batch_rows, batch.num_rows), replace=False)
+        optimizer.zero_grad(set_to_none=True)
+        parts = list(micro_batches(batch, rows, micro_batch_tokens, actor.model.device))
+        num_tokens = sum(micro.num_action_tokens for micro in parts)
+        loss = 0.0
+        for micro in parts:
+            part = -actor.score(micro).logprobs.sum() / num_tokens
+            part.backward()
+            loss += float(part.detach())
+        nn.utils.clip_grad_norm_(actor.model.parameters(), 1.0)
+        optimizer.step()
+        if on_step is not None:
+            on_step(step + 1, loss)
+    return loss

@@ -1,0 +1,185 @@
+"""Settings in, connected objects out: the only place that knows every concrete class.
+
+Collaborators meet here and nowhere else; each gets the others as protocols.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from transformers import PreTrainedTokenizerBase
+
+from turnwise.config.load import env_params
+from turnwise.config.registry import CREDITS, LOSSES, WORKFLOWS
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.context.manager import ContextManager, EnvDescription
+from turnwise.context.template import LearnedTemplate
+from turnwise.context.tokenizer import load_tokenizer
+from turnwise.engine.local import LocalEngine
+from turnwise.envs.base import BaseEnv
+from turnwise.envs.make import make_env
+from turnwise.envs.tasks import SeedTasks
+from turnwise.experience.buffer import MemoryBuffer
+from turnwise.learn.models import load_model
+from turnwise.learn.tiny_model import tiny_model_folder
+from turnwise.learn.trainer import Trainer
+from turnwise.loop.sample_texts import draw_sample_texts
+from turnwise.protocols import CreditRule, PolicyLoss
+from turnwise.rollout.agent_proxy import AgentProxy, WorkflowFactory
+from turnwise.rollout.env_manager import EnvConfigs, EnvStateManager
+from turnwise.rollout.limits import Limits
+from turnwise.sync.memory import MemoryChannel
+from turnwise.types import Sampling, Task
+
+_SEEDS_PER_RUN = 10_000_000
+"""Runs of different seeds count their tasks from points this far apart, so that they never share one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayParts:
+    """What is needed to play with a policy: for evaluation alone, this is all."""
+
+    settings: TurnwiseSettings
+    tokenizer: PreTrainedTokenizerBase
+    template: LearnedTemplate
+    engine: LocalEngine
+    eval_proxy: AgentProxy
+    eval_tasks: Sequence[Task]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainParts(PlayParts):
+    """Everything a training loop connects."""
+
+    tasks: SeedTasks
+    proxy: AgentProxy
+    context: ContextManager
+    buffer: MemoryBuffer
+    credit: CreditRule
+    learner: Trainer
+    channel: MemoryChannel
+
+
+def build_play(settings: TurnwiseSettings, model_path: str | Path, *, split: str = "eval") -> PlayParts:
+    """Tokenizer, engine and the tasks of a split, each to be played once."""
+    path = str(model_path)
+    tokenizer = load_tokenizer(path)
+    template = LearnedTemplate(tokenizer)
+    engine = LocalEngine(load_model(path), stop_ids=template.stop_ids, max_rows=settings.engine.max_rows)
+    return PlayParts(
+        settings=settings,
+        tokenizer=cast(PreTrainedTokenizerBase, tokenizer),
+        template=template,
+        engine=engine,
+        eval_proxy=_build_proxy(settings, template, engine, is_training=False),
+        eval_tasks=[
+            Task(tag=tag_of(settings), seed=settings.eval.first_seed + number, split=split)
+            for number in range(settings.eval.episodes)
+        ],
+    )
+
+
+def build_train(settings: TurnwiseSettings, model_path: str | Path | None = None) -> TrainParts:
+    """All parts of a training run."""
+    path = model_path or resolve_model(settings)
+    play = build_play(settings, path)
+    loss_class = cast(Callable[[Any], PolicyLoss], LOSSES.get_target(cast(Any, settings.learn.loss).type))
+    credit_class = cast(Callable[[Any], CreditRule], CREDITS.get_target(cast(Any, settings.credit).type))
+    learner = Trainer(
+        load_model(path),
+        settings.learn,
+        loss_class(settings.learn.loss),
+        temperature=settings.rollout.temperature,
+        seed=settings.run.seed,
+    )
+    return TrainParts(
+        settings=settings,
+        tokenizer=play.tokenizer,
+        template=play.template,
+        engine=play.engine,
+        eval_proxy=play.eval_proxy,
+        eval_tasks=play.eval_tasks,
+        tasks=SeedTasks([tag_of(settings)], [settings.rollout.groups], first_train_seed(settings), "train"),
+        proxy=_build_proxy(settings, play.template, play.engine, is_training=True),
+        context=build_context(settings, play.template),
+        buffer=MemoryBuffer(),
+        credit=credit_class(settings.credit),
+        learner=learner,
+        channel=MemoryChannel([play.engine]),
+    )
+
+
+def tag_of(settings: TurnwiseSettings) -> str:
+    return settings.env.type
+
+
+def first_train_seed(settings: TurnwiseSettings) -> int:
+    return settings.rollout.first_seed + settings.run.seed * _SEEDS_PER_RUN
+
+
+def build_env(settings: TurnwiseSettings, split: str) -> BaseEnv:
+    return make_env(settings.env.type, **env_params(settings, split))
+
+
+def build_context(settings: TurnwiseSettings, template: LearnedTemplate) -> ContextManager:
+    def describe(tag: str) -> EnvDescription:
+        env = build_env(settings, "eval")
+        env.reset(seed=0)
+        return EnvDescription(instructions=env.instructions, legend=env.legend, action_names=env.action_names)
+
+    return ContextManager(template, settings.context, describe)
+
+
+def build_states(settings: TurnwiseSettings, split: str, *, num_groups: int, group_size: int) -> EnvStateManager:
+    return EnvStateManager(
+        lambda _tag, of_split: build_env(settings, of_split),
+        env_groups=num_groups,
+        group_size=group_size,
+        env_configs=EnvConfigs(tags=(tag_of(settings),), n_groups=(num_groups,)),
+        limits=Limits(max_turns=settings.rollout.max_turns, max_actions=settings.rollout.max_actions),
+        split=split,
+        invalid_penalty=settings.rollout.invalid_penalty,
+        max_actions_per_turn=settings.context.answer.max_actions_per_turn,
+        first_seed=first_train_seed(settings),
+    )
+
+
+def _build_proxy(
+    settings: TurnwiseSettings, template: LearnedTemplate, engine: LocalEngine, *, is_training: bool
+) -> AgentProxy:
+    """Training plays groups at the rollout's temperature; evaluation plays each task once, greedily by default."""
+    num_groups = settings.rollout.groups if is_training else settings.eval.episodes
+    group_size = settings.rollout.group_size if is_training else 1
+    temperature = settings.rollout.temperature if is_training else settings.eval.temperature
+    split = "train" if is_training else "eval"
+    return AgentProxy(
+        build_states(settings, split, num_groups=num_groups, group_size=group_size),
+        build_context(settings, template),
+        engine,
+        cast(WorkflowFactory, WORKFLOWS.get_target(settings.rollout.workflow)),
+        sampling=replace(Sampling(), temperature=temperature),
+        seed=settings.run.seed,
+    )
+
+
+def cache_folder() -> Path:
+    """Where made models are kept: `TURNWISE_CACHE`, or `.cache/turnwise` in the home folder."""
+    return Path(os.environ.get("TURNWISE_CACHE") or Path.home() / ".cache" / "turnwise")
+
+
+def resolve_model(settings: TurnwiseSettings) -> str:
+    """The model's folder or hub name; the built-in model is made on first use."""
+    if settings.model.path != "tiny":
+        return settings.model.path
+    texts = draw_sample_texts(settings)
+    folder = tiny_model_folder(
+        cache_folder() / "models",
+        settings=settings.model.tiny,
+        seed=settings.run.seed,
+        sample_texts=texts,
+    )
+    return str(folder)

@@ -1,0 +1,51 @@
+"""How good is a policy? Fixed held-out tasks, each played once, and the yardsticks beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.loop.build import PlayParts, build_env
+from turnwise.rollout.rules import measure_rule, rules_of
+from turnwise.types import Task, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Mean outcome over the evaluation tasks."""
+
+    success: float
+    mean_return: float
+    trajectories: tuple[Trajectory, ...]
+
+    @property
+    def episodes(self) -> int:
+        return len(self.trajectories)
+
+
+async def evaluate_policy(parts: PlayParts, advance: Callable[[int, int], None] | None = None) -> Evaluation:
+    """Play all evaluation tasks with the engine's policy; `advance(done, total)` hears of progress."""
+    done: list[Trajectory] = []
+
+    def count(trajectory: Trajectory) -> None:
+        done.append(trajectory)
+        if advance is not None:
+            advance(len(done), len(parts.eval_tasks))
+
+    groups = await parts.eval_proxy.collect(parts.eval_tasks, rollout=0, on_done=count)
+    trajectories = tuple(trajectory for group in groups for trajectory in group.trajectories)
+    return Evaluation(
+        success=sum(t.is_success for t in trajectories) / len(trajectories),
+        mean_return=sum(t.episode_return for t in trajectories) / len(trajectories),
+        trajectories=trajectories,
+    )
+
+
+def measure_baselines(settings: TurnwiseSettings, tasks: Sequence[Task]) -> dict[str, float]:
+    """Success of random play, the environment's simple rules and its oracle on the same tasks."""
+    env = build_env(settings, "eval")
+    env.reset(seed=0, split="eval")
+    budget = settings.rollout.max_turns * settings.context.answer.max_actions_per_turn
+    budget = min(budget, settings.rollout.max_actions or budget)
+    return {name: measure_rule(env, rule, tasks, budget)[0] for name, rule in rules_of(env).items()}

@@ -1,0 +1,121 @@
+"""From Python: train a recipe, go on with a run, look at what came out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+
+from turnwise.config.checks import check_settings
+from turnwise.config.load import dump_settings, load_settings
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.errors import RunError
+from turnwise.loop.build import PlayParts, build_play
+from turnwise.loop.evaluate import Evaluation, evaluate_policy
+from turnwise.loop.session import Session
+from turnwise.report.console import phase
+from turnwise.report.manifest import collect_manifest
+from turnwise.report.run_dir import RunDirectory, new_run_path
+from turnwise.report.summary import Summary
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run on disk."""
+
+    path: Path
+
+    @property
+    def summary(self) -> Summary:
+        return RunDirectory.open(self.path).read_summary()
+
+    @property
+    def settings(self) -> TurnwiseSettings:
+        return load_settings(str(RunDirectory.open(self.path).config))
+
+    @property
+    def policy(self) -> Path:
+        """The Hugging Face folder of the newest checkpoint."""
+        return _checkpoint(RunDirectory.open(self.path)) / "policy"
+
+    def metrics(self) -> list[dict[str, float]]:
+        return RunDirectory.open(self.path).read_metrics()
+
+
+def train(
+    recipe: str | Path | Mapping[str, object] = "frozenlake",
+    overrides: Sequence[str] | Mapping[str, object] = (),
+    *,
+    run_dir: str | Path | None = None,
+    console: Console | None = None,
+) -> Run:
+    """Train a recipe (name, file or mapping) with overrides; returns the finished Run."""
+    settings = load_settings(recipe, overrides)
+    check_settings(settings)
+    path = Path(run_dir) if run_dir is not None else new_run_path(Path(settings.run.root), settings.recipe)
+    manifest = collect_manifest(settings.recipe, settings.run.seed)
+    directory = RunDirectory.create(path, config_yaml=dump_settings(settings), manifest=manifest)
+    run_async(Session(settings, directory, console or Console(quiet=True)).run())
+    return Run(path)
+
+
+def resume(run: str | Path, *, console: Console | None = None) -> Run:
+    """Go on with an interrupted run from its newest checkpoint."""
+    directory = RunDirectory.open(Path(run))
+    settings = load_settings(str(directory.config))
+    session = Session(settings, directory, console or Console(quiet=True), _checkpoint(directory))
+    run_async(session.run())
+    return Run(directory.path)
+
+
+def evaluate(
+    target: Run | str | Path,
+    episodes: int | None = None,
+    *,
+    recipe: str | None = None,
+    split: str = "eval",
+    console: Console | None = None,
+) -> Evaluation:
+    """Play held-out episodes with a run's newest policy, or with a model folder in the setting of a recipe."""
+    parts = load_policy(target, episodes, recipe=recipe, split=split)
+    label = f"evaluating on {len(parts.eval_tasks)} episodes"
+    with phase(console or Console(quiet=True), label) as advance:
+        return run_async(evaluate_policy(parts, advance))
+
+
+def load_policy(
+    target: Run | str | Path, episodes: int | None = None, *, recipe: str | None = None, split: str = "eval"
+) -> PlayParts:
+    """A policy ready to play."""
+    path = target.path if isinstance(target, Run) else Path(target)
+    overrides: dict[str, object] = {} if episodes is None else {"eval.episodes": episodes}
+    if (path / "config.yaml").is_file():
+        run = Run(path)
+        return build_play(load_settings(str(path / "config.yaml"), overrides), run.policy, split=split)
+    return build_play(load_settings(recipe or "frozenlake", overrides), str(target), split=split)
+
+
+def run_async(work: Coroutine[object, object, T]) -> T:
+    """Run to the end, also from inside a notebook, where an event loop is running already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(asyncio.run, work).result()
+
+
+def _checkpoint(directory: RunDirectory) -> Path:
+    checkpoint = directory.latest_checkpoint()
+    if checkpoint is None:
+        raise RunError(
+            f"run {directory.path} has no checkpoint yet. Let it finish, or train again with report.checkpoint_every set."
+        )
+    return checkpoint

@@ -1,0 +1,23 @@
+"""Texts that a tokenizer for an environment should know well: what it says, and what may be answered."""
+
+from __future__ import annotations
+
+from turnwise.config.load import env_params
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.context.answer import render_answer
+from turnwise.envs.make import make_env
+
+_NUM_EPISODES = 400
+
+
+def draw_sample_texts(settings: TurnwiseSettings) -> list[str]:
+    """First observations and rendered answers of training tasks; the same for the same settings."""
+    env = make_env(settings.env.type, **env_params(settings, "train"))
+    texts: list[str] = []
+    for seed in range(_NUM_EPISODES):
+        observation = env.reset(seed=seed, split="train")
+        # Observations stand behind a role token or behind a line break; words look different there.
+        texts += [observation, f"\n{observation}", f" {observation}"]
+        texts += [render_answer([action], settings.context.answer) for action in env.action_names or ()]
+        texts += env.action_names or ()
+    return texts

@@ -1,0 +1,211 @@
+"""The course of a run: set up, warm start, evaluate, train, evaluate, write it all down.
+
+In: settings and a run directory. Out: the same directory, filled. A failure in learning or sync ends it with
+everything finished on disk; a checkpoint goes on where the run stopped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from turnwise.config.checks import find_no_effect
+from turnwise.config.schema import OracleWarmStart, TurnwiseSettings
+from turnwise.learn.checkpoint import load_checkpoint, save_checkpoint
+from turnwise.loop.build import TrainParts, build_train
+from turnwise.loop.evaluate import Evaluation, evaluate_policy, measure_baselines
+from turnwise.loop.serial import LoopStep, train_serial
+from turnwise.loop.warm_start import warm_start
+from turnwise.protocols import Sink
+from turnwise.report.console import ProgressDisplay, phase, print_notice, print_outcome, print_trajectory
+from turnwise.report.metrics import JsonlSink, Sinks, Stopwatch
+from turnwise.report.plots import plot_learning_curve, plot_training_health
+from turnwise.report.run_dir import RunDirectory
+from turnwise.report.summary import Summary
+from turnwise.report.tensorboard import TensorboardSink
+from turnwise.report.trajectories import TrajectoryWriter
+from turnwise.types import Trajectory
+
+
+class Session:
+    """One run, from its settings to its summary."""
+
+    def __init__(
+        self, settings: TurnwiseSettings, directory: RunDirectory, console: Console, checkpoint: Path | None = None
+    ) -> None:
+        self._settings = settings
+        self._directory = directory
+        self._console = console
+        self._checkpoint = checkpoint
+        self._progress = {"step": 0, "tokens_sampled": 0, "tokens_trained": 0}
+        self._warm_start: Mapping[str, float] | None = None
+        self._started_s = time.perf_counter()
+        self._watch = Stopwatch()
+        self._last_split: Mapping[str, float] = {}
+
+    async def run(self) -> None:
+        for warning in find_no_effect(self._settings):
+            print_notice(self._console, warning)
+        if self._settings.learn.num_threads is not None:
+            torch.set_num_threads(self._settings.learn.num_threads)
+        torch.manual_seed(self._settings.run.seed)
+        with phase(self._console, "setting up the model"):
+            parts = build_train(self._settings, self._checkpoint / "policy" if self._checkpoint else None)
+        await self._prepare(parts)
+        baselines = measure_baselines(self._settings, parts.eval_tasks)
+        before = await self._evaluate(parts)
+        setup_s = time.perf_counter() - self._started_s
+        self._watch = Stopwatch()
+        await self._train(parts, before)
+        time_split = self._watch.time_split()
+        after = await self._evaluate(parts)
+        self._finish(self._summary(parts, before, after, baselines, time_split, setup_s), after.trajectories)
+
+    # --- before and after ----------------------------------------------------------------------------------------
+
+    async def _prepare(self, parts: TrainParts) -> None:
+        """Start the policy: from a checkpoint, from demonstrations, or as it is."""
+        if self._checkpoint is not None:
+            self._progress = load_checkpoint(self._checkpoint, parts.learner)
+            parts.tasks.restore({"next_seed": self._progress["next_seed"]})
+            self._directory = RunDirectory.reopen(self._directory.path, step=self._progress["step"])
+        elif isinstance(self._settings.warm_start, OracleWarmStart):
+            with phase(self._console, "warm start from the oracle") as advance:
+                self._warm_start = warm_start(parts, self._settings.warm_start, advance)
+        await parts.channel.publish(parts.learner.weights(), parts.learner.policy_version)
+
+    async def _evaluate(self, parts: TrainParts) -> Evaluation:
+        with phase(self._console, f"evaluating on {len(parts.eval_tasks)} held-out episodes") as advance:
+            return await evaluate_policy(parts, advance)
+
+    def _summary(
+        self,
+        parts: TrainParts,
+        before: Evaluation,
+        after: Evaluation,
+        baselines: Mapping[str, float],
+        time_split: Mapping[str, float],
+        setup_s: float,
+    ) -> Summary:
+        return Summary(
+            recipe=self._settings.recipe,
+            env=self._settings.env.type,
+            seed=self._settings.run.seed,
+            steps=self._progress["step"],
+            wall_s=time.perf_counter() - self._started_s,
+            setup_s=setup_s,
+            success_before=before.success,
+            success_after=after.success,
+            return_before=before.mean_return,
+            return_after=after.mean_return,
+            eval_episodes=after.episodes,
+            baselines=_with_warm_start(baselines, before.success if self._warm_start else None),
+            tokens_sampled=self._progress["tokens_sampled"],
+            tokens_trained=self._progress["tokens_trained"],
+            time_split=time_split,
+            policy_version=parts.learner.policy_version,
+            warm_start=self._warm_start,
+        )
+
+    def _finish(self, summary: Summary, trajectories: Sequence[Trajectory]) -> None:
+        self._directory.write_summary(summary)
+        metrics = self._directory.read_metrics()
+        curve = self._directory.plots / "learning_curve.png"
+        plot_learning_curve(metrics, summary, curve)
+        plot_training_health(metrics, self._directory.plots / "training_health.png")
+        TrajectoryWriter(self._directory.trajectories / "eval").write(summary.steps, trajectories[:16])
+        print_trajectory(self._console, _most_telling(trajectories))
+        run = self._directory.path
+        print_outcome(
+            self._console,
+            summary,
+            run_dir=run,
+            plot_path=curve,
+            next_commands=[
+                f"turnwise eval {run}",
+                f"turnwise play {summary.env} --agent {run}",
+                f"turnwise train {summary.recipe} run.seed={summary.seed + 1}",
+                f"tensorboard --logdir {self._directory.tensorboard}",
+            ],
+        )
+
+    # --- the loop, and what is written while it runs -------------------------------------------------------------
+
+    async def _train(self, parts: TrainParts, before: Evaluation) -> None:
+        start_step, report = self._progress["step"], self._settings.report
+        sinks = Sinks(self._make_sinks(start_step))
+        writer = TrajectoryWriter(self._directory.trajectories, max_per_step=max(report.trajectories_per_step, 1))
+        if start_step == 0:
+            sinks.write(0, {"eval/success": before.success, "eval/return": before.mean_return})
+        title = f"{self._settings.recipe} on {self._settings.env.type}"
+        with ProgressDisplay(
+            self._settings.learn.steps, title, console=self._console, start_step=start_step
+        ) as display:
+
+            async def on_step(step: LoopStep) -> None:
+                self._count(step, parts)
+                metrics = self._step_metrics(step)
+                if self._settings.eval.every and step.step % self._settings.eval.every == 0:
+                    with display.phase("evaluating") as advance:
+                        between = await evaluate_policy(parts, advance)
+                    metrics |= {"eval/success": between.success, "eval/return": between.mean_return}
+                sinks.write(step.step, metrics)
+                shown = [t for group in step.groups for t in group.trajectories][: report.trajectories_per_step]
+                if shown:
+                    writer.write(step.step, shown)
+                display.update(step.step, metrics, self._watch.time_split())
+                if report.checkpoint_every and step.step % report.checkpoint_every == 0:
+                    self._save(parts)
+
+            await train_serial(parts, self._watch, start_step=start_step, on_step=on_step)
+        sinks.close()
+        if self._directory.latest_checkpoint() != self._directory.step_checkpoint(self._progress["step"]):
+            self._save(parts)
+
+    def _make_sinks(self, start_step: int) -> list[Sink]:
+        sinks: list[Sink] = [JsonlSink(self._directory.metrics)]
+        if self._settings.report.tensorboard:
+            sinks.append(TensorboardSink(self._directory.tensorboard, resumed_step=start_step or None))
+        return sinks
+
+    def _count(self, step: LoopStep, parts: TrainParts) -> None:
+        self._progress = {
+            "step": step.step,
+            "tokens_sampled": self._progress["tokens_sampled"] + step.tokens_sampled,
+            "tokens_trained": self._progress["tokens_trained"] + step.tokens_trained,
+            "next_seed": parts.tasks.state()["next_seed"],
+        }
+
+    def _step_metrics(self, step: LoopStep) -> dict[str, float]:
+        split = self._watch.time_split()
+        spent = {name: seconds - self._last_split.get(name, 0.0) for name, seconds in split.items()}
+        self._last_split = split
+        return {
+            **step.metrics,
+            "rollout/env_steps": float(sum(len(t.turns) for group in step.groups for t in group.trajectories)),
+            "rollout/tokens_per_s": step.tokens_sampled / max(spent["rollout"] + spent["env"], 1e-9),
+            **{f"time/{name}_s": seconds for name, seconds in spent.items()},
+        }
+
+    def _save(self, parts: TrainParts) -> None:
+        folder = self._directory.step_checkpoint(self._progress["step"])
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        save_checkpoint(folder, parts.learner, parts.tokenizer, self._progress)
+
+
+def _with_warm_start(baselines: Mapping[str, float], warm_start_success: float | None) -> dict[str, float]:
+    """The yardsticks from weakest to strongest, the oracle last."""
+    everything = dict(baselines)
+    if warm_start_success is not None:
+        everything["warm_start"] = warm_start_success
+    return dict(sorted(everything.items(), key=lambda item: (item[0] == "oracle", item[1])))
+
+
+def _most_telling(trajectories: Sequence[Trajectory]) -> Trajectory:
+    """A success in as many turns as there are, or the first trajectory."""
+    successes = [t for t in trajectories if t.is_success]
+    return max(successes or trajectories[:1], key=lambda t: len(t.turns))

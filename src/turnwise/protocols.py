@@ -1,0 +1,189 @@
+"""Every interface between rooms, in the order in which data flows. Each has at least two implementations.
+
+A room takes its collaborators as these protocols; `loop/build.py` puts the concrete ones together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from turnwise.types import (
+    Annotations,
+    Batch,
+    Completion,
+    Experience,
+    GenerateRequest,
+    Group,
+    IntArray,
+    Message,
+    Metrics,
+    Sample,
+    StepReport,
+    Task,
+    Trajectory,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class TaskSource(Protocol):
+    """Where tasks come from: deterministic from a seed, resumable from `state`."""
+
+    def take(self, num_tasks: int) -> list[Task]: ...
+
+    def state(self) -> Mapping[str, int]: ...
+
+    def restore(self, state: Mapping[str, int]) -> None: ...
+
+
+class Env(Protocol):
+    """A world of text. `step` returns Gymnasium's five values, or four: observation, reward, done, info."""
+
+    def reset(
+        self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None
+    ) -> str: ...
+
+    def step(self, action: str) -> tuple[Any, ...]: ...
+
+    def render(self) -> str: ...
+
+    def close(self) -> None: ...
+
+
+class ChatTemplate(Protocol):
+    """A conversation becomes tokens. Bridging never changes earlier ids."""
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The token ids that end a reply; the engine stops after sampling one of them."""
+        ...
+
+    @property
+    def end_of_turn_id(self) -> int | None:
+        """The token that closes a reply in a rendered conversation; None where it is not a single token."""
+        ...
+
+    @property
+    def rewrites_history(self) -> bool:
+        """Whether earlier turns are rendered differently later, so that each turn needs a segment of its own."""
+        ...
+
+    def encode_prompt(self, messages: Sequence[Message]) -> IntArray:
+        """The whole conversation up to and including the header of the next reply."""
+        ...
+
+    def encode_bridge(self, user_text: str, *, reply_is_closed: bool) -> IntArray:
+        """From the end of a sampled reply to the header of the next one, with the user's text in between."""
+        ...
+
+    def encode_text(self, text: str) -> IntArray: ...
+
+    def decode_reply(self, token_ids: IntArray) -> str:
+        """The reply as text, without the end-of-turn token."""
+        ...
+
+
+class Engine(Protocol):
+    """Tokens in, tokens out: the log-probs are those of exactly the ids that come back."""
+
+    @property
+    def policy_version(self) -> int: ...
+
+    async def generate(self, request: GenerateRequest) -> Completion: ...
+
+    def release(self, session: str) -> None:
+        """The session will not be continued; whatever is kept for it may go."""
+        ...
+
+
+Weights: TypeAlias = "Mapping[str, Tensor]"
+
+
+class WeightReceiver(Protocol):
+    """An engine whose weights can be replaced in place."""
+
+    def load_weights(self, weights: Weights, policy_version: int) -> None: ...
+
+
+class Workflow(Protocol):
+    """One play of a task, from reset to a finished Trajectory; runs as a task of its own."""
+
+    async def run(self) -> Trajectory: ...
+
+
+class Buffer(Protocol):
+    """Keeps experiences between exploring and learning; groups stay whole."""
+
+    def add(self, experiences: Sequence[Experience]) -> None: ...
+
+    def take(self, max_experiences: int | None) -> list[Experience]:
+        """Whole groups, at most `max_experiences` in all (at least one group); the rest stays."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
+class CreditRule(Protocol):
+    """Rewards become advantages. Pure; cutting a trajectory into several experiences changes nothing."""
+
+    needs_values: bool
+
+    def __call__(self, experiences: Sequence[Experience], annotations: Annotations) -> list[Sample]: ...
+
+
+class PolicyLoss(Protocol):
+    """The loss of each sampled token, before aggregation, and what to report about it."""
+
+    def __call__(
+        self, policy_logprobs: Tensor, behavior_logprobs: Tensor, advantages: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]: ...
+
+
+class Learner(Protocol):
+    """Samples become gradients; its whole state is in its checkpoints."""
+
+    def annotate(self, experiences: Sequence[Experience]) -> Annotations: ...
+
+    def step(self, batch: Batch) -> StepReport: ...
+
+    def weights(self) -> Weights: ...
+
+
+class Channel(Protocol):
+    """Weights become the next policy: returns when the engines serve that version."""
+
+    async def publish(self, weights: Weights, policy_version: int) -> int: ...
+
+
+class Sink(Protocol):
+    """Takes the metrics of a step; never raises into the loop."""
+
+    def write(self, step: int, metrics: Metrics) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Collector(Protocol):
+    """Plays tasks in groups: what the loops need of `AgentProxy`."""
+
+    async def collect(self, tasks: Sequence[Task], *, rollout: int) -> list[Group]: ...
+
+
+__all__ = [
+    "Buffer",
+    "Channel",
+    "ChatTemplate",
+    "Collector",
+    "CreditRule",
+    "Engine",
+    "Env",
+    "Learner",
+    "PolicyLoss",
+    "Sink",
+    "TaskSource",
+    "WeightReceiver",
+    "Weights",
+    "Workflow",
+]

@@ -1,0 +1,177 @@
+"""Groups, numbers and the clock come in; the metrics of a step go out, to every sink that still works.
+
+Names are `room/name`. Refuses to know what a number means to the learner, and never stops a run: a sink that fails is
+dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+
+from turnwise.errors import RunError
+from turnwise.protocols import Sink
+from turnwise.report.files import reason
+from turnwise.report.summary import TIME_SECTIONS
+from turnwise.types import Group, Metrics, Trajectory, Turn
+
+log = logging.getLogger(__name__)
+
+
+class JsonlSink:
+    """Appends one JSON object per step to `metrics.jsonl`: `{"step": 3, "time_s": 12.5, "rollout/success": 0.25}`."""
+
+    def __init__(self, path: Path, *, time_offset_s: float = 0.0) -> None:
+        """`time_offset_s` is the `time_s` a resumed run goes on from."""
+        self._started_s = time.perf_counter() - time_offset_s
+        try:
+            self._file = path.open("a", buffering=1, encoding="utf-8")
+        except OSError as error:
+            raise RunError(f"Cannot append to {path}: {reason(error)}. Check that its folder is writable.") from error
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        row: dict[str, float | None] = {"step": step, "time_s": round(time.perf_counter() - self._started_s, 3)}
+        for name, value in metrics.items():
+            number = float(value)
+            # JSON has no NaN; null keeps the fact that the number was there and was bad.
+            row[name] = number if math.isfinite(number) else None
+        self._file.write(json.dumps(row, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Sinks:
+    """Passes metrics on to several sinks. One that raises is dropped with a warning; the others and the run go on."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = list(sinks)
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        for sink in tuple(self._sinks):
+            try:
+                sink.write(step, metrics)
+            except Exception as error:  # noqa: BLE001 - the boundary: reporting must never stop training
+                log.warning("%s failed at step %d and is dropped: %s", type(sink).__name__, step, error)
+                self._sinks.remove(sink)
+                with suppress(Exception):
+                    sink.close()
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            try:
+                sink.close()
+            except Exception as error:  # noqa: BLE001 - the boundary: reporting must never stop training
+                log.warning("%s could not be closed: %s", type(sink).__name__, error)
+        self._sinks.clear()
+
+
+def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """What the rollouts of one step were like. A trajectory that ended in an error counts, as a failure."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    if not trajectories:
+        return {}
+    return {
+        "rollout/success": _mean([t.is_success for t in trajectories]),
+        "rollout/return": _mean([t.episode_return for t in trajectories]),
+        "rollout/num_turns": _mean([len(t.turns) for t in trajectories]),
+        "rollout/truncated": _mean([t.stop_reason.is_truncated for t in trajectories]),
+        "rollout/errors": _mean([t.stop_reason.is_error for t in trajectories]),
+        **_within_group_metrics([group.trajectories for group in groups if group.trajectories]),
+        **_turn_metrics(trajectories),
+        **_tag_metrics(trajectories),
+    }
+
+
+def _within_group_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
+    returns = [[t.episode_return for t in siblings] for siblings in groups]
+    return {
+        "rollout/in_group_std": _mean([float(np.std(values)) for values in returns]),
+        "rollout/pass_at_k": _mean([any(t.is_success for t in siblings) for siblings in groups]),
+    }
+
+
+def _turn_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    if not turns:
+        return {}
+    num_tokens = sum(segment.num_action_tokens for trajectory in trajectories for segment in trajectory.segments)
+    return {
+        "rollout/invalid_actions": _mean([_is_invalid(turn) for turn in turns]),
+        "rollout/response_tokens": num_tokens / len(turns),
+    }
+
+
+def _is_invalid(turn: Turn) -> bool:
+    is_valid = turn.info.get("action_is_valid")
+    return turn.penalty < 0 or (is_valid is not None and not is_valid)
+
+
+def _tag_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    by_tag: dict[str, list[bool]] = {}
+    for trajectory in trajectories:
+        by_tag.setdefault(trajectory.task.tag, []).append(trajectory.is_success)
+    if len(by_tag) == 1:
+        return {}
+    return {f"rollout/success/{tag}": _mean(successes) for tag, successes in sorted(by_tag.items())}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
+
+
+class Stopwatch:
+    """Charges every moment to exactly one section: the innermost that is open, or `other`.
+
+    The parts therefore sum to the time since the stopwatch was made. For one thread; an inner section must not contain
+    an `await`, because another task could then open a section inside it.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._open: list[str] = ["other"]
+        self._charged_until_s = time.perf_counter()
+
+    @contextmanager
+    def section(self, name: str) -> Iterator[None]:
+        self._charge()
+        self._open.append(name)
+        depth = len(self._open)
+        try:
+            yield
+        finally:
+            assert len(self._open) == depth, f"section {name!r} ended while {self._open[depth:]} were open"
+            self._charge()
+            self._open.pop()
+
+    def move(self, source: str, target: str, seconds: float) -> None:
+        """Charge to `target` what was measured elsewhere and counted under `source`."""
+        self._seconds[source] = self._seconds.get(source, 0.0) - seconds
+        self._seconds[target] = self._seconds.get(target, 0.0) + seconds
+
+    def seconds(self, name: str) -> float:
+        """What a section has taken until now, without the sections inside it."""
+        self._charge()
+        return self._seconds.get(name, 0.0)
+
+    def time_split(self) -> dict[str, float]:
+        """Seconds until now for exactly `TIME_SECTIONS`; sections of any other name count as `other`."""
+        self._charge()
+        split = dict.fromkeys(TIME_SECTIONS, 0.0)
+        for name, seconds in self._seconds.items():
+            split[name if name in split else "other"] += seconds
+        return split
+
+    def _charge(self) -> None:
+        now_s = time.perf_counter()
+        current = self._open[-1]
+        self._seconds[current] = self._seconds.get(current, 0.0) + now_s - self._charged_until_s
+        self._charged_until_s = now_s

@@ -1,0 +1,178 @@
+"""A folder comes in; the places and records of one run go out, with every conflict refused before anything is written.
+
+Knows which file is where, and what a resumed run must forget. Refuses to know what checkpoints hold and who reads the
+records.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import chain, count
+from pathlib import Path
+
+from turnwise.errors import RunError
+from turnwise.report.files import atomic_write, read_text, reason
+from turnwise.report.manifest import Manifest
+from turnwise.report.summary import Summary
+
+_STEP_NAME = re.compile(r"step-(\d{6,})")
+
+
+def new_run_path(root: Path, name: str) -> Path:
+    """`<root>/<name>-YYYYmmdd-HHMMSS`, with a number behind it if that is taken."""
+    path = root / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    numbered = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return next(candidate for candidate in chain([path], numbered) if not candidate.exists())
+
+
+def step_name(step: int) -> str:
+    """Sorts by step as text: `step-000040`."""
+    return f"step-{step:06d}"
+
+
+class RunDirectory:
+    """One run on disk. Make it with `create`, look at it with `open`, go on with `reopen`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, *, config_yaml: str, manifest: Manifest) -> RunDirectory:
+        run = cls(path)
+        run._make_folder()
+        run._claim()
+        for folder in (run.trajectories, run.checkpoints, run.plots):
+            folder.mkdir(exist_ok=True)
+        atomic_write(run.config, config_yaml)
+        atomic_write(run.manifest, manifest.to_json())
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        run = cls(path)
+        if not run.config.is_file():
+            found = "a folder without config.yaml" if path.is_dir() else "a file" if path.exists() else "nothing there"
+            raise RunError(f"{path} is not a run: expected a folder that `turnwise train` made, found {found}.")
+        return run
+
+    @classmethod
+    def reopen(cls, path: Path, *, step: int) -> RunDirectory:
+        """Open to go on after `step`: metrics and trajectories of later steps are forgotten, checkpoints stay."""
+        run = cls.open(path)
+        kept = [line for line, row in run._metric_lines() if row["step"] <= step]
+        atomic_write(run.metrics, "".join(f"{line}\n" for line in kept))
+        for file in run.trajectories.glob("step-*.jsonl"):
+            if (found := _STEP_NAME.fullmatch(file.stem)) and int(found[1]) > step:
+                file.unlink()
+        return run
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def manifest(self) -> Path:
+        return self.path / "manifest.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def trajectories(self) -> Path:
+        return self.path / "trajectories"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def plots(self) -> Path:
+        return self.path / "plots"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    def step_checkpoint(self, step: int) -> Path:
+        return self.checkpoints / step_name(step)
+
+    def latest_checkpoint(self) -> Path | None:
+        """The one with the highest step; folders under a temporary name do not count."""
+        steps = {
+            int(found[1]): folder
+            for folder in self.checkpoints.glob("step-*")
+            if (found := _STEP_NAME.fullmatch(folder.name)) and folder.is_dir()
+        }
+        return steps[max(steps)] if steps else None
+
+    def write_summary(self, summary: Summary) -> None:
+        atomic_write(self.summary, summary.to_json())
+
+    def read_summary(self) -> Summary:
+        if not self.summary.exists():
+            raise RunError(
+                f"{self.path} has no summary.json: it is written when a run ends. Resume the run to finish it."
+            )
+        return Summary.read(self.summary)
+
+    def read_metrics(self) -> list[dict[str, float]]:
+        """One mapping per step; values that were not finite when written are left out."""
+        rows = (row for _, row in self._metric_lines())
+        return [{name: value for name, value in row.items() if value is not None} for row in rows]
+
+    def _metric_lines(self) -> Iterator[tuple[str, dict[str, float]]]:
+        lines = read_text(self.metrics).removesuffix("\n").split("\n")
+        for number, line in enumerate(lines, start=1):
+            try:
+                yield line, _parse_row(line)
+            except ValueError as error:
+                # A run that was killed leaves its last line torn; anywhere else the file was damaged.
+                if number < len(lines):
+                    raise RunError(f"{self.metrics}, line {number} is damaged: {error}.") from error
+
+    def _make_folder(self) -> None:
+        if self.path.is_file():
+            raise RunError(
+                f"Run directory {self.path} is a file: expected a new or empty folder. Choose another --run-dir."
+            )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _claim(self) -> None:
+        try:
+            taken = self.config.exists()
+            if not taken:
+                # Exclusive creation decides between two runs that start in the same folder at the same moment.
+                self.metrics.open("x").close()
+        except FileExistsError:
+            taken = True
+        except OSError as error:
+            raise self._unwritable(error) from error
+        if taken:
+            raise RunError(
+                f"Run directory {self.path} already holds a run: expected a new or empty folder. "
+                f"Choose another --run-dir, or go on with that run: turnwise train --resume {self.path}"
+            )
+
+    def _unwritable(self, error: OSError) -> RunError:
+        return RunError(
+            f"Run directory {self.path} cannot be made: {reason(error)}. "
+            "Choose a --run-dir inside a folder that you can write to."
+        )
+
+
+def _parse_row(line: str) -> dict[str, float]:
+    row = json.loads(line)
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        raise ValueError("expected a JSON object with a step")
+    return row

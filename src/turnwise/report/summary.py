@@ -1,0 +1,79 @@
+"""The outcome of a run comes in as numbers and goes out as `summary.json`, the file that outside checks read.
+
+Its keys are public and stay. Refuses to know how the numbers were measured, and refuses NaN and infinity: a number that
+is not known is None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from pathlib import Path
+
+from turnwise.errors import RunError
+from turnwise.report.files import encode_object, read_object
+
+TIME_SECTIONS: tuple[str, ...] = ("rollout", "env", "learn", "sync", "other")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What `summary.json` holds. Success is a share of episodes, from 0 to 1."""
+
+    recipe: str
+    env: str
+    seed: int
+    steps: int
+    wall_s: float
+    setup_s: float
+    success_before: float | None
+    """On held-out episodes, before the first update; None where nothing was evaluated."""
+    success_after: float | None
+    return_before: float | None
+    return_after: float | None
+    eval_episodes: int
+    baselines: Mapping[str, float]
+    """Success of simple policies on the same episodes, by name."""
+    tokens_sampled: int
+    tokens_trained: int
+    time_split: Mapping[str, float]
+    """Seconds, for exactly the names in `TIME_SECTIONS`."""
+    policy_version: int
+    warm_start: Mapping[str, float] | None = None
+    """How the policy was prepared, for example `demonstrations` and `steps`; None where it was not."""
+
+    def __post_init__(self) -> None:
+        for name, number in self._numbers():
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                raise ValueError(f"Summary: {name} must be a number, got {number!r}")
+            if not math.isfinite(number):
+                raise ValueError(f"Summary: {name} must be finite, got {number}; use None for what is not known")
+        if set(self.time_split) != set(TIME_SECTIONS):
+            raise ValueError(f"Summary: time_split must have {list(TIME_SECTIONS)}, got {sorted(self.time_split)}")
+
+    def _numbers(self) -> Iterator[tuple[str, object]]:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Mapping):
+                yield from ((f"{f.name}.{key}", number) for key, number in value.items())
+            elif f.name not in ("recipe", "env") and value is not None:
+                yield f.name, value
+
+    def to_json(self) -> str:
+        return encode_object(asdict(self))
+
+    @classmethod
+    def read(cls, path: Path) -> Summary:
+        """From a file. Keys this version does not know are left alone: a newer turnwise may have written them."""
+        values = read_object(path)
+        missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in values]
+        if missing:
+            raise RunError(
+                f"{path} is damaged: it lacks {', '.join(missing)}. Restore it, or resume the run to write it anew."
+            )
+        known = {f.name: values[f.name] for f in fields(cls) if f.name in values}
+        try:
+            return cls(**known)  # type: ignore[arg-type]
+        except (TypeError, ValueError) as error:
+            raise RunError(f"{path} is damaged: {error}.") from error

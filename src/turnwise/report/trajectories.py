@@ -1,0 +1,127 @@
+"""Trajectories come in and go out unchanged, token for token, as JSON lines in one file per step.
+
+Non-finite log-probs become null in the file and NaN when read. Refuses to know which trajectories are worth keeping:
+the caller chooses.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from turnwise.errors import RunError
+from turnwise.report.files import atomic_write, read_text
+from turnwise.report.run_dir import step_name
+from turnwise.types import Segment, StopReason, Task, Trajectory, TrajectoryId, Turn
+
+
+class TrajectoryWriter:
+    """Keeps the first `max_per_step` trajectories that it is given for each step."""
+
+    def __init__(self, directory: Path, *, max_per_step: int = 16) -> None:
+        self._directory = directory
+        self._max_per_step = max_per_step
+
+    def write(self, step: int, trajectories: Sequence[Trajectory]) -> Path:
+        """Append to the file of this step; returns the file."""
+        path = self._directory / f"{step_name(step)}.jsonl"
+        lines = _lines(path) if path.exists() else []
+        room = max(0, self._max_per_step - len(lines))
+        lines += [json.dumps(_encode(trajectory), allow_nan=False) for trajectory in trajectories[:room]]
+        atomic_write(path, "".join(f"{line}\n" for line in lines))
+        return path
+
+
+def read_trajectories(path: Path) -> list[Trajectory]:
+    trajectories: list[Trajectory] = []
+    for number, line in enumerate(_lines(path), start=1):
+        try:
+            trajectories.append(_decode(json.loads(line)))
+        except (KeyError, TypeError, ValueError) as error:
+            raise RunError(
+                f"{path}, line {number}: expected a trajectory ({type(error).__name__}: {error})."
+            ) from error
+    return trajectories
+
+
+def _lines(path: Path) -> list[str]:
+    return [line for line in read_text(path).split("\n") if line]
+
+
+def _encode(trajectory: Trajectory) -> dict[str, object]:
+    task = trajectory.task
+    return {
+        "id": str(trajectory.id),
+        "task": {"tag": task.tag, "seed": task.seed, "split": task.split},
+        "stop_reason": str(trajectory.stop_reason),
+        "is_success": bool(trajectory.is_success),
+        "final_observation": trajectory.final_observation,
+        "failure": trajectory.failure,
+        "turns": [_encode_turn(turn) for turn in trajectory.turns],
+        "segments": [_encode_segment(segment) for segment in trajectory.segments],
+    }
+
+
+def _encode_turn(turn: Turn) -> dict[str, object]:
+    return {
+        "index": turn.index,
+        "segment_index": turn.segment_index,
+        "observation": turn.observation,
+        "response_text": turn.response_text,
+        "actions": list(turn.actions),
+        "reward": _plain(turn.reward),
+        "penalty": _plain(turn.penalty),
+        "policy_version": turn.policy_version,
+        "info": _plain(turn.info),
+    }
+
+
+def _encode_segment(segment: Segment) -> dict[str, object]:
+    return {
+        "token_ids": segment.token_ids.tolist(),
+        "loss_mask": segment.loss_mask.astype(int).tolist(),
+        "behavior_logprobs": _plain(segment.behavior_logprobs),
+        "turn_ids": segment.turn_ids.tolist(),
+    }
+
+
+def _plain(value: object) -> object:
+    """The same value in what JSON has. Environments may put anything into `info`; what is no data becomes its text."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, str | bool | int) else str(value)
+
+
+def _decode(record: dict[str, Any]) -> Trajectory:
+    rollout, rest = record["id"].split("/", 1)
+    task_id, sibling = rest.rsplit("/", 1)
+    return Trajectory(
+        id=TrajectoryId(int(rollout), task_id, int(sibling)),
+        task=Task(**record["task"]),
+        segments=tuple(_decode_segment(segment) for segment in record["segments"]),
+        turns=tuple(Turn(**{**turn, "actions": tuple(turn["actions"])}) for turn in record["turns"]),
+        stop_reason=StopReason(record["stop_reason"]),
+        is_success=record["is_success"],
+        final_observation=record["final_observation"],
+        failure=record["failure"],
+    )
+
+
+def _decode_segment(record: dict[str, Any]) -> Segment:
+    return Segment(
+        token_ids=np.array(record["token_ids"], dtype=np.int32),
+        loss_mask=np.array(record["loss_mask"], dtype=np.bool_),
+        behavior_logprobs=np.array(record["behavior_logprobs"], dtype=np.float32),
+        turn_ids=np.array(record["turn_ids"], dtype=np.int32),
+    )

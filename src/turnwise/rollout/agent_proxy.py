@@ -1,0 +1,74 @@
+"""Runs many episodes at once over one engine, without a turn barrier: whoever is ahead goes on.
+
+In: tasks. Out: Groups of Trajectories. Consumes: one workflow per sibling. Waits for: the last of them. The engine puts
+whatever requests are there into one batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from turnwise.context.manager import ContextManager
+from turnwise.protocols import Engine, Workflow
+from turnwise.rollout.env_manager import EnvStateManager
+from turnwise.rollout.workflow import WorkflowParts
+from turnwise.types import EnvOutput, Group, Sampling, Task, Trajectory
+
+WorkflowFactory: TypeAlias = Callable[[WorkflowParts, EnvOutput], Workflow]
+
+
+class AgentProxy:
+    """The one scheduler: every front (environments, agents, user workflows) runs through it."""
+
+    def __init__(
+        self,
+        states: EnvStateManager,
+        context: ContextManager,
+        engine: Engine,
+        workflow: WorkflowFactory,
+        *,
+        sampling: Sampling,
+        seed: int,
+    ) -> None:
+        self.states = states
+        self._context = context
+        self._engine = engine
+        self._workflow = workflow
+        self._sampling = sampling
+        self._seed = seed
+
+    async def collect(
+        self, tasks: Sequence[Task], *, rollout: int, on_done: Callable[[Trajectory], None] | None = None
+    ) -> list[Group]:
+        """Play `group_size` siblings of every task; `rollout` numbers the trajectories and chooses the dice."""
+        parts = WorkflowParts(
+            states=self.states,
+            context=self._context,
+            engine=self._engine,
+            sampling=self._sampling,
+            seed=self._seed,
+            rollout=rollout,
+        )
+
+        async def play(first: EnvOutput) -> tuple[int, Trajectory]:
+            trajectory = await self._workflow(parts, first).run()
+            if on_done is not None:
+                on_done(trajectory)
+            return first.env_id, trajectory
+
+        running = self.states.begin(tasks, rollout=rollout)
+        played = dict(await asyncio.gather(*(play(first) for first in running)))
+        return self._gather_groups(tasks, played)
+
+    def _gather_groups(self, tasks: Sequence[Task], played: dict[int, Trajectory]) -> list[Group]:
+        # An environment that failed in reset has no workflow; its trajectory is empty and says why.
+        for state in self.states.get_rollout_states():
+            if state.env_id not in played:
+                (played[state.env_id],) = self._context.formulate_rollouts([state])
+        size = self.states.group_size
+        return [
+            Group(task=task, trajectories=tuple(played[number * size + sibling] for sibling in range(size)))
+            for number, task in enumerate(tasks)
+        ]

@@ -1,0 +1,460 @@
+"""Every noun that crosses a room, in the order in which data flows.
+
+All types are frozen: a stage returns the next type and never fills a field in later. Per-token arrays of one type have
+equal length, checked on construction. The running example is a two-turn episode with a vocabulary of words::
+
+    turn 0   prompt  <user> P_OG <assistant>          sampled  Right <end>       the world answers: reward 0
+    turn 1   bridge  <user> _POG <assistant>          sampled  Down  <end>       the world answers: reward 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray: TypeAlias = NDArray[np.int32]
+FloatArray: TypeAlias = NDArray[np.float32]
+BoolArray: TypeAlias = NDArray[np.bool_]
+Metrics: TypeAlias = Mapping[str, float]
+Info: TypeAlias = Mapping[str, object]
+"""What an environment says beside the reward; for metrics and people, read only at the rollout boundary."""
+
+
+# --- 1. tasks and worlds --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What an episode is about.
+
+    Example: `Task(tag="frozen_lake", seed=10003, split="train")` is the fourth training layout of a run whose first
+    seed is 10000.
+    """
+
+    tag: str
+    """Which environment specification plays it."""
+    seed: int
+    """Chooses the layout; shared by all siblings of a group."""
+    split: str = "train"
+
+    @property
+    def id(self) -> str:
+        return f"{self.tag}/{self.split}/{self.seed}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """The world's answer to one action, normalised: `terminated` by the world, or `truncated` by a budget of its own."""
+
+    text: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: Info
+
+    @property
+    def done(self) -> bool:
+        return self.terminated or self.truncated
+
+
+# --- 2. tokens ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One utterance of a conversation, as chat templates know it."""
+
+    role: str
+    content: str
+
+
+def _check_equal_lengths(owner: object, **arrays: NDArray[np.generic]) -> None:
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"{type(owner).__name__}: per-token arrays differ in length: {lengths}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Segment:
+    """One unbroken, append-only token sequence: exactly what the engine saw and sampled.
+
+    The example as one segment (`.` marks 0 and -1)::
+
+        token_ids          <user> P_OG <assistant> Right <end> <user> _POG <assistant> Down <end>
+        loss_mask            .     .       .         1     1     .     .       .         1    1
+        behavior_logprobs    0     0       0       -1.2  -0.1    0     0       0       -0.9 -0.1
+        turn_ids             .     .       .         0     0     .     .       .         1    1
+    """
+
+    token_ids: IntArray
+    loss_mask: BoolArray
+    """True on exactly the tokens the policy sampled, the sampled end-of-turn included."""
+    behavior_logprobs: FloatArray
+    """Log-probability under the distribution each token was really sampled from; 0 where `loss_mask` is false."""
+    turn_ids: IntArray
+    """The turn of each sampled token, counted over the whole trajectory; -1 where `loss_mask` is false."""
+
+    def __post_init__(self) -> None:
+        _check_equal_lengths(
+            self,
+            token_ids=self.token_ids,
+            loss_mask=self.loss_mask,
+            behavior_logprobs=self.behavior_logprobs,
+            turn_ids=self.turn_ids,
+        )
+        if not np.array_equal(self.turn_ids >= 0, self.loss_mask):
+            raise ValueError("Segment: turn_ids must be >= 0 on exactly the tokens whose loss_mask is true")
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_action_tokens(self) -> int:
+        return int(self.loss_mask.sum())
+
+
+# --- 3. engines -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How to draw tokens. Temperature 0 is greedy."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the likeliest tokens up to this mass; 1 keeps all."""
+    max_new_tokens: int = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GenerateRequest:
+    """Tokens in: one prompt to continue."""
+
+    prompt_ids: IntArray
+    sampling: Sampling
+    seed: int
+    """Chooses the random numbers of this request alone, so that the batch it lands in does not matter."""
+    session: str | None = None
+    """Requests of one session extend each other; an engine may keep its key-value cache between them."""
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    """A stop token was sampled; it is the last token of the completion."""
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Completion:
+    """Tokens out: what was sampled, with the log-probability of exactly these ids.
+
+    Example, turn 0: `token_ids=[Right, <end>]`, `behavior_logprobs=[-1.2, -0.1]`, `finish_reason=stop`.
+    """
+
+    token_ids: IntArray
+    behavior_logprobs: FloatArray
+    finish_reason: FinishReason
+    policy_version: int
+
+    def __post_init__(self) -> None:
+        _check_equal_lengths(self, token_ids=self.token_ids, behavior_logprobs=self.behavior_logprobs)
+
+
+# --- 4. rollout -----------------------------------------------------------------------------------------------------
+
+
+class Record:
+    """Lets a typed record be read like the dictionaries that users of other systems know: `entry["env_id"]`."""
+
+    __slots__ = ()
+
+    def __getitem__(self, key: str) -> object:
+        if key in {f.name for f in fields(self)}:  # type: ignore[arg-type]
+            return getattr(self, key)
+        raise KeyError(key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryEntry(Record):
+    """One turn as the environment saw it. The last entry of a running episode has a state and no answer yet."""
+
+    state: str
+    actions_left: int
+    actions: tuple[str, ...] = ()
+    """The actions that were executed."""
+    reward: float = 0.0
+    penalty: float = 0.0
+    info: Info = field(default_factory=dict)
+    llm_response: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvOutput(Record):
+    """What one environment has to say after `reset` or `step`: its ids and its whole history."""
+
+    env_id: int
+    group_id: int
+    tag: str
+    history: tuple[HistoryEntry, ...]
+    penalty: float
+    """Sum of the penalties so far (zero or negative)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvInput(Record):
+    """What the policy wants one environment to do."""
+
+    env_id: int
+    actions: tuple[str, ...]
+    llm_response: str = ""
+    is_well_formed: bool = True
+    """False where the answer did not have the required format; costs the format penalty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LmInput(Record):
+    """What one episode wants the engine to continue."""
+
+    env_id: int
+    prompt_ids: IntArray
+    max_new_tokens: int
+    session: str
+    """Unbroken token sequences of one episode share a session."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LmOutput(Record):
+    """What the engine answered to one episode."""
+
+    env_id: int
+    completion: Completion
+
+
+class StopReason(StrEnum):
+    """Why an episode ended, in the order in which the causes are checked (see `rollout/limits.py`)."""
+
+    ENV_ERROR = "env_error"
+    ENGINE_ERROR = "engine_error"
+    TERMINATED = "terminated"
+    ENV_TRUNCATED = "env_truncated"
+    MAX_ACTIONS = "max_actions"
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"
+    CONTEXT_OVERFLOW = "context_overflow"
+
+    @property
+    def is_error(self) -> bool:
+        return self in (StopReason.ENV_ERROR, StopReason.ENGINE_ERROR)
+
+    @property
+    def is_truncated(self) -> bool:
+        """A budget ended the episode, so its last state still has a value."""
+        return not self.is_error and self is not StopReason.TERMINATED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One model call and the environment's answer to it.
+
+    Example, turn 1: `observation="_POG"`, `response_text="Down"`, `actions=("Down",)`, `reward=1.0`, `segment_index=0`.
+    """
+
+    index: int
+    segment_index: int
+    observation: str
+    response_text: str
+    actions: tuple[str, ...]
+    reward: float
+    """Raw, from the environment."""
+    penalty: float
+    """Shaping added to the raw reward (zero or negative)."""
+    policy_version: int
+    info: Info
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TrajectoryId:
+    """Structured, printable, sortable: `7/frozen_lake/train/10003/2` is sibling 2 of that task in rollout 7."""
+
+    rollout: int
+    task_id: str
+    sibling: int
+
+    def __str__(self) -> str:
+        return f"{self.rollout}/{self.task_id}/{self.sibling}"
+
+    @property
+    def group(self) -> str:
+        return f"{self.rollout}/{self.task_id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutState(EnvOutput):
+    """How an episode ended, as the environments know it; tokens are added by the context."""
+
+    id: TrajectoryId
+    task: Task
+    stop_reason: StopReason
+    is_success: bool
+    failure: str
+    metrics: Metrics
+    """`<tag>/success`, `<tag>/num_actions`, `<tag>/pass@<group_size>` and the means of numeric info values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One play of a task. A failure is data here, never an exception.
+
+    Example: one segment (see `Segment`), two turns with rewards 0 and 1, `stop_reason=terminated`, `is_success=True`.
+    """
+
+    id: TrajectoryId
+    task: Task
+    segments: tuple[Segment, ...]
+    turns: tuple[Turn, ...]
+    stop_reason: StopReason
+    is_success: bool
+    final_observation: str = ""
+    failure: str = ""
+    """What went wrong, where `stop_reason` is an error."""
+
+    @property
+    def episode_return(self) -> float:
+        """Sum of raw rewards."""
+        return float(sum(turn.reward for turn in self.turns))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The sibling trajectories of one task."""
+
+    task: Task
+    trajectories: tuple[Trajectory, ...]
+
+
+# --- 5. experience --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ExperienceId:
+    trajectory: TrajectoryId
+    segment_index: int
+
+    def __str__(self) -> str:
+        return f"{self.trajectory}#{self.segment_index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Experience:
+    """One training record: a segment with the rewards of the turns it holds.
+
+    Example: `segment` as above, `turn_indices=[0, 1]`, `raw_rewards=[0, 1]`, `turn_rewards=[0, 1]`. Cut into one
+    experience per turn, the second would hold `turn_indices=[1]` and `raw_rewards=[1]`.
+    """
+
+    id: ExperienceId
+    segment: Segment
+    turn_indices: IntArray
+    """Turns with sampled tokens in this segment, ascending, counted over the trajectory."""
+    raw_rewards: FloatArray
+    turn_rewards: FloatArray
+    """Raw rewards after shaping (penalties); what credit is computed from."""
+    policy_version: int
+    """The oldest version that sampled any of its tokens."""
+    is_last: bool
+    """Whether the trajectory ends with this segment."""
+    is_truncated: bool
+    """Whether a budget, not the world, ended the trajectory."""
+
+    def __post_init__(self) -> None:
+        _check_equal_lengths(
+            self, turn_indices=self.turn_indices, raw_rewards=self.raw_rewards, turn_rewards=self.turn_rewards
+        )
+        seen = np.unique(self.segment.turn_ids[self.segment.loss_mask])
+        if not np.array_equal(seen, self.turn_indices):
+            raise ValueError(f"{self.id}: turns in the segment {seen} are not turn_indices {self.turn_indices}")
+
+
+# --- 6. credit ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Annotations:
+    """What the learner knows about stored experiences, per experience and per token, beside them and never inside.
+
+    `values[i][t]` is the critic's value of the state just before token t; both arrays are 0 off the loss mask.
+    """
+
+    values: tuple[FloatArray, ...] | None = None
+    reference_logprobs: tuple[FloatArray, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sample:
+    """An experience with credit, per token; zero off the loss mask.
+
+    Example with GRPO: `advantages` is the same number on `Right <end> Down <end>` and 0 elsewhere.
+    """
+
+    experience: Experience
+    advantages: FloatArray
+    returns: FloatArray
+    """What the critic should have said; equal to `advantages` where there is no critic."""
+    values: FloatArray
+    """The critic's values the credit was computed with, for value clipping; 0 without a critic."""
+    reference_logprobs: FloatArray
+    """0 without a reference model."""
+
+    def __post_init__(self) -> None:
+        _check_equal_lengths(
+            self,
+            segment=self.experience.segment.token_ids,
+            advantages=self.advantages,
+            returns=self.returns,
+            values=self.values,
+            reference_logprobs=self.reference_logprobs,
+        )
+
+
+# --- 7. learning ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batch:
+    """Packed arrays for one update: the rows of all samples laid end to end.
+
+    Example: two samples of 10 and 7 tokens give `row_starts=[0, 10, 17]` and `token_ids` of length 17.
+    """
+
+    row_starts: NDArray[np.int64]
+    token_ids: IntArray
+    loss_mask: BoolArray
+    turn_ids: IntArray
+    behavior_logprobs: FloatArray
+    reference_logprobs: FloatArray
+    advantages: FloatArray
+    returns: FloatArray
+    values: FloatArray
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.row_starts) - 1
+
+    @property
+    def row_lengths(self) -> NDArray[np.int64]:
+        return np.diff(self.row_starts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What one update did."""
+
+    policy_version: int
+    metrics: Metrics

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from turnwise.config.schema import AnswerFormat
+from turnwise.context.answer import ParsedAnswer, format_instructions, parse_answer, render_answer
+
+_TYPES = ["answer", "think_answer", "plain"]
+_PIECES = ["<think>", "</think>", "<answer>", "</answer>", " ", "\n", "a", "b", "||", "|", "<", "/"]
+_GARBAGE = st.one_of(st.lists(st.sampled_from(_PIECES), max_size=14).map("".join), st.text(max_size=40))
+
+
+@pytest.mark.parametrize(
+    ("text", "actions", "thought"),
+    [
+        ("<think>ice</think><answer>Right || Down</answer>", ("Right", "Down"), "ice"),
+        ("<think> ice\n</think> \n <answer>Right</answer> trailing", ("Right",), "ice"),
+        ("before <think></think><answer>|| Right ||  || Up</answer>", ("Right", "Up"), ""),
+        ("<think>a</think> no <think>b</think><answer>Up</answer>", ("Up",), "a</think> no <think>b"),
+        ("<think>a</think><answer>Up</answer><answer>Down</answer>", ("Up",), "a"),
+        ("<think>a</think><answer>  </answer>", (), "a"),
+        ("<think>a</think>so<answer>Up</answer>", (), "a"),
+        ("<think>never closed", (), "never closed"),
+        ("<answer>Up</answer>", (), ""),
+        ("</think><answer>Up</answer>", (), ""),
+        ("", (), ""),
+    ],
+)
+def test_think_answer(text, actions, thought) -> None:
+    parsed = parse_answer(text, AnswerFormat(type="think_answer", max_actions_per_turn=5))
+    assert parsed == ParsedAnswer(actions, bool(actions), thought)
+
+
+@given(_GARBAGE)
+def test_it_agrees_with_the_regular_expression_that_says_it_shortest(text) -> None:
+    for kind, pattern in (
+        ("think_answer", r"<think>.*?</think>\s*<answer>(.*?)</answer>"),
+        ("answer", r"<answer>(.*?)</answer>"),
+    ):
+        match = re.search(pattern, text, re.DOTALL)
+        actions = tuple(part.strip() for part in match[1].split("||") if part.strip())[:5] if match else ()
+        parsed = parse_answer(text, AnswerFormat(type=kind, max_actions_per_turn=5))  # type: ignore[arg-type]
+        assert parsed.actions == actions
+        assert parsed.is_well_formed is bool(actions)
+
+
+def test_extra_actions_are_cut_and_the_separator_can_be_chosen() -> None:
+    fmt = AnswerFormat(type="answer", separator=",", max_actions_per_turn=2)
+    assert parse_answer("<answer>a, b, c</answer>", fmt).actions == ("a", "b")
+
+
+def test_plain_is_the_whole_text_without_the_forced_prefix() -> None:
+    fmt = AnswerFormat(type="plain", forced_prefix="Action:")
+    assert parse_answer("Action: go north || up\n", fmt) == ParsedAnswer(("go north || up",), True, "")
+    assert parse_answer("Action: ", fmt) == ParsedAnswer((), False, "")
+
+
+@pytest.mark.parametrize("kind", _TYPES)
+@pytest.mark.parametrize("piece", [*_PIECES, "<think></think>", "</think> ", "<answer>x", "<think></think><answer>"])
+def test_garbage_of_any_length_is_parsed_in_linear_time(kind, piece) -> None:
+    fmt = AnswerFormat(type=kind)
+
+    def seconds(size: int) -> float:
+        text = "<think>" + piece * (size // len(piece))
+        start = time.perf_counter()
+        parse_answer(text, fmt)
+        return time.perf_counter() - start
+
+    # Quadratic work would be some ten seconds at this size; linear work is milliseconds.
+    assert min(seconds(200_000) for _ in range(2)) < 1.0
+
+
+@pytest.mark.parametrize("kind", _TYPES)
+@given(actions=st.lists(st.text(alphabet="abc 12", min_size=1).map(str.strip).filter(bool), min_size=1, max_size=5))
+def test_a_rendered_answer_parses_to_its_actions(kind, actions) -> None:
+    fmt = AnswerFormat(type=kind, max_actions_per_turn=5)
+    parsed = parse_answer(render_answer(actions, fmt, thought="why"), fmt)
+    assert parsed.is_well_formed
+    assert parsed.actions == (tuple(actions) if kind != "plain" else (" ".join(actions),))
+    assert parsed.thought == ("why" if kind == "think_answer" else "")
+
+
+@pytest.mark.parametrize("prefix", ["<think>", "<think>\n", "Well. "])
+def test_a_rendered_answer_starts_with_the_forced_prefix_once(prefix) -> None:
+    text = render_answer(["Up"], AnswerFormat(type="think_answer", forced_prefix=prefix), thought="ice")
+    assert text.startswith(prefix)
+    assert text.count("<think>") == 1
+    assert text.endswith("ice</think><answer>Up</answer>")
+
+
+def test_instructions_follow_the_format() -> None:
+    assert "<think>your thoughts</think><answer>action 1 ; action 2</answer>" in format_instructions(
+        AnswerFormat(type="think_answer", separator=";", max_actions_per_turn=2)
+    )
+    assert "1 to 3 actions" in format_instructions(AnswerFormat(type="answer", max_actions_per_turn=3))
+    single = format_instructions(AnswerFormat(type="answer", max_actions_per_turn=1))
+    assert "<answer>action</answer>" in single
+    assert "||" not in single
+    assert "<answer>" not in format_instructions(AnswerFormat(type="plain"))
+
+
+@pytest.mark.parametrize("wrong", [{"type": "xml"}, {"separator": ""}, {"max_actions_per_turn": 0}, {"typo": 1}])
+def test_wrong_settings_are_refused(wrong) -> None:
+    with pytest.raises(ValidationError):
+        AnswerFormat(**wrong)

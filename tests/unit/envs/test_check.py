@@ -1,0 +1,237 @@
+"""check_env finds seeded faults, each by the check made for it, and passes what is in order."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from turnwise.envs.base import BaseEnv
+from turnwise.envs.check import CheckReport, check_env
+from turnwise.envs.frozen_lake import FrozenLake
+from turnwise.envs.make import make_env
+from turnwise.errors import ConfigError
+
+
+class Walk(BaseEnv):
+    """A sound little world: walk from 0 to 5. The faulty ones below break it in one place each."""
+
+    has_oracle = True
+
+    def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
+        self.rng = random.Random(dynamics_seed if dynamics_seed is not None else seed)
+        self.place = 0
+        self._phase = "playing"
+        return self.say()
+
+    def step(self, action: str) -> tuple[Any, ...]:
+        self._require_playing()
+        is_valid = action in ("on", "back")
+        self.place = max(0, self.place + {"on": 1, "back": -1}.get(action, 0))
+        is_over = self.place == 5
+        if is_over:
+            self._phase = "over"
+        return self.say(), self.pay(is_over), is_over, self.tell(is_over, is_valid)
+
+    @property
+    def action_names(self) -> tuple[str, ...]:
+        return ("on", "back")
+
+    def oracle(self) -> str:
+        return "on"
+
+    def say(self) -> Any:
+        return f"at {self.place}"
+
+    def pay(self, is_over: bool) -> Any:
+        return float(is_over)
+
+    def tell(self, is_over: bool, is_valid: bool) -> dict[str, object]:
+        return {"success": is_over, "action_is_valid": is_valid, "action_is_effective": is_valid}
+
+
+class GlobalRandom(Walk):
+    def reset(self, seed: int | None = None, **options: Any) -> str:
+        random.seed(seed)
+        return super().reset(seed, **options)
+
+
+class GlobalNumpy(Walk):
+    def pay(self, is_over: bool) -> float:
+        return np.random.rand() * 0
+
+
+class Unseeded(Walk):
+    def pay(self, is_over: bool) -> float:
+        return random.SystemRandom().random()
+
+
+class SharedState(Walk):
+    visits: ClassVar[dict[int, int]] = {}
+
+    def reset(self, seed: int | None = None, **options: Any) -> str:
+        self.visits.clear()
+        return super().reset(seed, **options)
+
+    def say(self) -> str:
+        self.visits[self.place] = self.visits.get(self.place, 0) + 1
+        return f"at {self.place}, visit {self.visits[self.place]}"
+
+
+class Bytes(Walk):
+    def say(self) -> bytes:
+        return b"at"
+
+
+class NanReward(Walk):
+    def pay(self, is_over: bool) -> float:
+        return float("nan") if is_over else 0.0
+
+
+class RaisesOnGarbage(Walk):
+    def step(self, action: str) -> tuple[Any, ...]:
+        if len(action) > 1000:
+            raise MemoryError("too long")
+        return super().step(action)
+
+
+class NoInfo(Walk):
+    def tell(self, is_over: bool, is_valid: bool) -> dict[str, object]:
+        return {"success": is_over, "action_is_valid": is_valid}
+
+
+class NeverOver(Walk):
+    def _require_playing(self) -> None:
+        return
+
+
+class CrashesAfterTheEnd(Walk):
+    def _require_playing(self) -> None:
+        if self._phase == "over":
+            raise IndexError("list index out of range")
+
+
+class LazyOracle(Walk):
+    def oracle(self) -> str:
+        return "back"
+
+
+class WrongOracle(Walk):
+    def tell(self, is_over: bool, is_valid: bool) -> dict[str, object]:
+        return {**super().tell(is_over, is_valid), "success": False}
+
+
+class BrokenOracle(Walk):
+    def oracle(self) -> str:
+        raise ZeroDivisionError
+
+
+class HalfSnapshot(Walk):
+    """Restores the place and not the luck."""
+
+    def pay(self, is_over: bool) -> float:
+        return self.rng.random()
+
+    def snapshot(self) -> object:
+        return self.place
+
+    def restore(self, state: object) -> None:
+        self.place, self._phase, self.rng = int(str(state)), "playing", random.Random(0)
+
+
+class FreeText(Walk):
+    """Any text is an action, and only the oracle's is known."""
+
+    @property
+    def action_names(self) -> None:  # type: ignore[override]
+        return None
+
+
+def failed(report: CheckReport) -> set[str]:
+    return {check.name for check in report.failures}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        "frozen_lake",
+        "bandit",
+        Walk,
+        FreeText,
+        Walk(),
+        lambda: make_env("frozen_lake", size=3, view="objects", random_start_rate=0.7),
+        FrozenLake(is_slippery=True),
+    ],
+)
+def test_sound_environments_pass(make: Any) -> None:
+    report = check_env(make, num_episodes=10)
+    assert report.ok, report.failures
+    assert failed(report) == set()
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (GlobalRandom, "global_rng"),
+        (GlobalNumpy, "global_rng"),
+        (Unseeded, "determinism"),
+        (SharedState, "independence"),
+        (Bytes, "contract"),
+        (NanReward, "rewards"),
+        (RaisesOnGarbage, "garbage"),
+        (NoInfo, "info"),
+        (NeverOver, "after_done"),
+        (CrashesAfterTheEnd, "after_done"),
+        (LazyOracle, "oracle"),
+        (WrongOracle, "oracle"),
+        (BrokenOracle, "oracle"),
+        (HalfSnapshot, "snapshot"),
+    ],
+)
+def test_seeded_faults_are_found(make: Callable[[], BaseEnv], name: str) -> None:
+    report = check_env(make, num_episodes=10)
+    assert not report.ok
+    assert name in failed(report)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [(GlobalNumpy, "global_rng"), (NoInfo, "info"), (SharedState, "independence")]
+)
+def test_a_fault_fails_its_own_check_only(make: Callable[[], BaseEnv], name: str) -> None:
+    assert failed(check_env(make, num_episodes=10)) == {name}
+
+
+def test_details_say_what_to_look_at() -> None:
+    details = {check.name: check.detail for check in check_env(Unseeded, num_episodes=3).checks}
+    assert "seed 0: step 1 gave" in details["determinism"]
+    assert "steps/s" in details["speed"]
+    lake = {check.name: check.detail for check in check_env("frozen_lake", num_episodes=5).checks}
+    assert lake["oracle"] == "succeeds in 5 of 5 (deterministic)"
+    assert lake["splits"].startswith("0 of 5")
+
+
+def test_a_wrong_name_is_the_callers_mistake() -> None:
+    with pytest.raises(ConfigError, match="frozen_lake"):
+        check_env("frozenlake")
+
+
+def test_playing_the_check_itself_leaves_the_global_generators_alone() -> None:
+    before = random.getstate(), repr(np.random.get_state())
+    check_env("bandit", num_episodes=2)
+    assert (random.getstate(), repr(np.random.get_state())) == before
+
+
+def test_an_instance_is_checked_on_copies() -> None:
+    env = FrozenLake()
+    text = env.reset(3)
+    check_env(env, num_episodes=2)
+    assert env.render() == text
+
+
+def test_check_names_are_unique() -> None:
+    names = [check.name for check in check_env(Walk, num_episodes=1).checks]
+    assert all(first != second for first, second in itertools.combinations(names, 2))

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import json
+import logging
+import math
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from turnwise.errors import RunError
+from turnwise.report import metrics as metrics_module
+from turnwise.report.metrics import JsonlSink, Sinks, Stopwatch, group_metrics
+from turnwise.types import Group, Metrics, StopReason, Task
+
+
+class MemorySink:
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.is_closed = False
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        self.steps.append(step)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class BrokenSink(MemorySink):
+    def write(self, step: int, metrics: Metrics) -> None:
+        super().write(step, metrics)
+        raise OSError("disk full")
+
+    def close(self) -> None:
+        raise OSError("still full")
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    fake = FakeClock()
+    monkeypatch.setattr(metrics_module, "time", fake)
+    return fake
+
+
+# --- sinks ----------------------------------------------------------------------------------------------------------
+
+
+def test_jsonl_sink_appends_readable_lines_at_once(tmp_path: Path, clock: FakeClock) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n')
+    sink = JsonlSink(path, time_offset_s=50.0)
+    clock.now_s += 2.5
+    sink.write(2, {"rollout/success": np.float32(0.25), "learn/grad_norm": math.nan})
+
+    rows = [json.loads(line) for line in path.read_text().splitlines()]  # before close: a killed run keeps its lines
+    sink.close()
+
+    assert rows == [{"step": 1}, {"step": 2, "time_s": 52.5, "rollout/success": 0.25, "learn/grad_norm": None}]
+
+
+def test_jsonl_sink_says_why_it_cannot_open(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="is a directory"):
+        JsonlSink(tmp_path)
+
+
+def test_a_failing_sink_is_dropped_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    before, broken, after = MemorySink(), BrokenSink(), MemorySink()
+    sinks = Sinks([before, broken, after])
+
+    with caplog.at_level(logging.WARNING):
+        for step in (1, 2, 3):
+            sinks.write(step, {"learn/loss": 1.0})
+
+    assert before.steps == after.steps == [1, 2, 3]
+    assert broken.steps == [1]
+    assert [record.getMessage() for record in caplog.records] == [
+        "BrokenSink failed at step 1 and is dropped: disk full"
+    ]
+
+
+def test_closing_goes_on_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    last = MemorySink()
+    Sinks([BrokenSink(), last]).close()
+    assert last.is_closed
+    assert "could not be closed: still full" in caplog.text
+
+
+# --- group metrics --------------------------------------------------------------------------------------------------
+
+
+def test_group_metrics_by_hand(make_trajectory, make_turn) -> None:
+    task = Task(tag="frozen_lake", seed=1)
+    win, loss = make_trajectory(0), make_trajectory(1, rewards=(0.0,), stop_reason=StopReason.MAX_TURNS)
+    clumsy = make_trajectory(
+        0,
+        rewards=(0.0, 0.0),
+        turns=(make_turn(0, penalty=-0.1), make_turn(1, info={"action_is_valid": np.bool_(False)})),
+    )
+    broken = make_trajectory(1, rewards=(0.0,), stop_reason=StopReason.ENV_ERROR, turns=(), segments=())
+    groups = [Group(task=task, trajectories=(win, loss)), Group(task=task, trajectories=(clumsy, broken))]
+
+    assert group_metrics(groups) == {
+        "rollout/success": 0.25,
+        "rollout/return": 0.25,
+        "rollout/num_turns": 5 / 4,
+        "rollout/truncated": 0.25,
+        "rollout/errors": 0.25,
+        "rollout/in_group_std": 0.25,  # 0.5 in the first group, 0 in the second
+        "rollout/pass_at_k": 0.5,
+        "rollout/invalid_actions": 2 / 5,
+        "rollout/response_tokens": 2.0,
+    }
+
+
+def test_success_is_split_by_tag_only_where_there_are_several(make_trajectory) -> None:
+    lake = Group(task=Task(tag="frozen_lake", seed=1), trajectories=(make_trajectory(),))
+    bandit = Group(task=Task(tag="bandit", seed=1), trajectories=(make_trajectory(tag="bandit", rewards=(0.0,)),))
+    split = {
+        name: value for name, value in group_metrics([lake, bandit]).items() if name.startswith("rollout/success/")
+    }
+    assert split == {"rollout/success/bandit": 0.0, "rollout/success/frozen_lake": 1.0}
+    assert not any(name.startswith("rollout/success/") for name in group_metrics([lake]))
+
+
+def test_no_groups_and_no_turns_give_no_nan(make_trajectory) -> None:
+    assert group_metrics([]) == {}
+    empty = Group(task=Task(tag="bandit", seed=1), trajectories=())
+    failed = Group(task=Task(tag="bandit", seed=1), trajectories=(make_trajectory(turns=(), segments=()),))
+    assert all(math.isfinite(value) for value in group_metrics([empty, failed]).values())
+
+
+# --- stopwatch ------------------------------------------------------------------------------------------------------
+
+
+def test_nested_sections_subtract_from_the_outer_one(clock: FakeClock) -> None:
+    watch = Stopwatch()
+    clock.now_s += 1
+    with watch.section("rollout"):
+        clock.now_s += 2
+        with watch.section("env"):
+            clock.now_s += 4
+        clock.now_s += 8
+    with watch.section("learn"):
+        clock.now_s += 16
+    with watch.section("evaluate"):
+        clock.now_s += 32
+
+    assert watch.time_split() == {"rollout": 10, "env": 4, "learn": 16, "sync": 0, "other": 33}
+    assert watch.seconds("evaluate") == 32
+
+
+def test_an_open_section_counts_until_now_and_only_once(clock: FakeClock) -> None:
+    watch = Stopwatch()
+    with watch.section("sync"):
+        clock.now_s += 3
+        assert watch.time_split()["sync"] == 3
+        clock.now_s += 2
+    assert watch.time_split() == {"rollout": 0, "env": 0, "learn": 0, "sync": 5, "other": 0}
+
+
+def test_a_section_that_raises_is_closed(clock: FakeClock) -> None:
+    watch = Stopwatch()
+    with suppress(KeyError), watch.section("learn"):
+        clock.now_s += 1
+        raise KeyError
+    clock.now_s += 5
+    assert watch.time_split()["learn"] == 1
+
+
+def test_crossed_sections_are_refused(clock: FakeClock) -> None:
+    watch = Stopwatch()
+    outer, inner = watch.section("rollout"), watch.section("env")
+    outer.__enter__()
+    inner.__enter__()
+    with pytest.raises(AssertionError, match="ended while"):
+        outer.__exit__(None, None, None)

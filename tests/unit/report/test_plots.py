@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import math
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from turnwise.report import plots
+from turnwise.report.plots import plot_learning_curve, plot_training_health
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    header = path.read_bytes()[:24]
+    assert header[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", header[16:24])
+    return width, height
+
+
+def make_rows(num_steps: int) -> list[dict[str, float]]:
+    return [
+        {
+            "step": step,
+            "rollout/success": step / num_steps,
+            "learn/entropy": 1.0 / (1 + step),
+            "learn/grad_norm": 500.0 if step == 5 else 1.0,
+            "time/rollout": 1.0,
+            "time/learn_s": 2.0,
+        }
+        | ({"eval/success": 0.5} if step % 4 == 0 else {})
+        for step in range(1, num_steps + 1)
+    ]
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 30])
+def test_learning_curve_of_any_length(tmp_path: Path, make_summary, num_steps: int) -> None:
+    plot_learning_curve(make_rows(num_steps), make_summary(), tmp_path / "plots" / "curve.png")
+    assert png_size(tmp_path / "plots" / "curve.png") == (1400, 800)
+
+
+def test_learning_curve_of_a_run_that_is_not_finished(tmp_path: Path) -> None:
+    plot_learning_curve([{"step": 1, "learn/loss": 0.5}], None, tmp_path / "curve.png")
+    assert png_size(tmp_path / "curve.png") == (1400, 800)
+
+
+def test_the_summary_is_drawn(tmp_path: Path, make_summary) -> None:
+    plot_learning_curve(make_rows(9), None, tmp_path / "without.png")
+    plot_learning_curve(
+        make_rows(9), make_summary(success_before=None, baselines={"oracle": 1.0}), tmp_path / "with.png"
+    )
+    assert (tmp_path / "without.png").read_bytes() != (tmp_path / "with.png").read_bytes()
+
+
+def test_training_health_grows_with_what_was_recorded(tmp_path: Path) -> None:
+    sizes = []
+    for rows in ([], make_rows(1), make_rows(12), [row | {"learn/approx_kl": 0.1} for row in make_rows(12)]):
+        plot_training_health(rows, tmp_path / "health.png")
+        sizes.append(png_size(tmp_path / "health.png"))
+    assert {width for width, _ in sizes} == {1400}
+    assert sizes[0] == sizes[1] == sizes[2]  # entropy, gradient norm and time fill one row
+    assert sizes[3][1] > sizes[2][1]
+
+
+def test_values_that_are_not_finite_are_left_out() -> None:
+    series = plots._series([{"step": 1, "a": math.nan}, {"step": 2, "a": 3.0}, {"step": 3}], "a")
+    assert series.steps.tolist() == [2.0]
+    assert series.values.tolist() == [3.0]
+
+
+def test_smoothing_keeps_constants_and_calms_noise() -> None:
+    np.testing.assert_allclose(plots._smooth(np.full(50, 0.3)), 0.3)
+    noise = np.random.default_rng(0).normal(size=200)
+    assert plots._smooth(noise).std() < 0.5 * noise.std()
+    assert len(plots._smooth(noise[:2])) == 2
+
+
+@pytest.mark.parametrize("heights", [[0.5], [0.15, 0.18, 0.2], [0.97, 0.98, 1.0], [0.0, 0.0, 0.0], [0.1, 0.5, 0.9]])
+def test_labels_keep_their_distance_and_stay_inside(heights: list[float]) -> None:
+    placed = plots._push_apart(heights, gap=0.1, low=0.0, high=1.0)
+    assert all(gap >= 0.1 - 1e-9 for gap in np.diff(placed))
+    assert min(placed) >= 0.0
+    assert max(placed) <= 1.0 + 1e-9
+
+
+def test_labels_that_have_room_do_not_move() -> None:
+    assert plots._push_apart([0.1, 0.5, 0.9], gap=0.1, low=0.0, high=1.0) == pytest.approx([0.1, 0.5, 0.9])
