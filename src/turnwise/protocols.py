@@ -1,4 +1,4 @@
-"""Every interface between rooms, in the order in which data flows. Each has at least two implementations.
+"""Every interface between rooms, in the order in which data flows. Each has a second implementation, if only the tests' fake.
 
 A room takes its collaborators as these protocols; `loop/build.py` puts the concrete ones together.
 """
@@ -41,9 +41,7 @@ class TaskSource(Protocol):
 class Env(Protocol):
     """A world of text. `step` returns Gymnasium's five values, or four: observation, reward, done, info."""
 
-    def reset(
-        self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None
-    ) -> str: ...
+    def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str: ...
 
     def step(self, action: str) -> tuple[Any, ...]: ...
 

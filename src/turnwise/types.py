@@ -48,8 +48,18 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EnvDescription:
+    """What an environment says about itself in an episode, for the first message to the model."""
+
+    instructions: str = ""
+    legend: str = ""
+    action_names: tuple[str, ...] | None = None
+    """None where any text is an action."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """The world's answer to one action, normalised: `terminated` by the world, or `truncated` by a budget of its own."""
+    """The world's answer to one action, normalised: `terminated` by the world, `truncated` by its own time limit."""
 
     text: str
     reward: float
@@ -74,8 +84,9 @@ class Message:
 
 
 def _check_equal_lengths(owner: object, **arrays: NDArray[np.generic]) -> None:
-    lengths = {name: len(array) for name, array in arrays.items()}
-    if len(set(lengths.values())) > 1:
+    # Made for every row of a rollout: the words are only put together where something is wrong.
+    if len(set(map(len, arrays.values()))) > 1:
+        lengths = {name: len(array) for name, array in arrays.items()}
         raise ValueError(f"{type(owner).__name__}: per-token arrays differ in length: {lengths}")
 
 
@@ -205,6 +216,7 @@ class EnvOutput(Record):
     history: tuple[HistoryEntry, ...]
     penalty: float
     """Sum of the penalties so far (zero or negative)."""
+    about: EnvDescription = EnvDescription()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +258,6 @@ class StopReason(StrEnum):
     ENV_TRUNCATED = "env_truncated"
     MAX_ACTIONS = "max_actions"
     MAX_TURNS = "max_turns"
-    MAX_TOKENS = "max_tokens"
     CONTEXT_OVERFLOW = "context_overflow"
 
     @property
@@ -305,7 +316,7 @@ class RolloutState(EnvOutput):
     is_success: bool
     failure: str
     metrics: Metrics
-    """`<tag>/success`, `<tag>/num_actions`, `<tag>/pass@<group_size>` and the means of numeric info values."""
+    """`<tag>/success`, `<tag>/num_actions`, `<tag>/pass@<group_size>`, `<tag>/action_is_valid` and `<tag>/action_is_effective`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

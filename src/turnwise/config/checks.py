@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from turnwise.config.registry import CREDITS
-from turnwise.config.schema import NoCritic, TurnwiseSettings
+from pydantic import ValidationError
+
+from turnwise.config.load import env_params, params_class
+from turnwise.config.problems import describe_problems
+from turnwise.config.registry import CREDITS, ENGINES, ENVS, WORKFLOWS, Registry
+from turnwise.config.schema import ContextSettings, NoCritic, TinySettings, TurnwiseSettings
 from turnwise.errors import ConfigError
 
 
 def check_settings(settings: TurnwiseSettings) -> None:
     """Raise a ConfigError that lists every contradiction."""
-    problems = [*_credit_problems(settings), *_size_problems(settings)]
+    problems = [
+        *_credit_problems(settings),
+        *_size_problems(settings),
+        *_name_problems("engine.type", ENGINES, settings.engine.type),
+        *_name_problems("rollout.workflow", WORKFLOWS, settings.rollout.workflow),
+        *_train_env_problems(settings),
+    ]
     if problems:
-        raise ConfigError("\n  ".join(["the settings contradict each other:", *problems]) if problems[1:] else problems[0])
+        raise ConfigError(
+            "\n  ".join(["the settings contradict each other:", *problems]) if problems[1:] else problems[0]
+        )
 
 
 def _credit_problems(settings: TurnwiseSettings) -> list[str]:
@@ -27,8 +39,8 @@ def _credit_problems(settings: TurnwiseSettings) -> list[str]:
         )
     if rule.needs_groups and settings.rollout.group_size < 2:
         problems.append(
-            f"rollout.group_size: {settings.rollout.group_size} given; credit.type '{name}' compares siblings and needs "
-            "at least 2."
+            f"rollout.group_size: {settings.rollout.group_size} given; credit.type '{name}' compares siblings and "
+            "needs at least 2."
         )
     return problems
 
@@ -49,20 +61,38 @@ def _size_problems(settings: TurnwiseSettings) -> list[str]:
     return problems
 
 
+def _name_problems(path: str, registry: Registry, name: str) -> list[str]:
+    try:
+        registry.get_target(name)
+    except ConfigError as error:
+        return [f"{path}: {error}"]
+    return []
+
+
+def _train_env_problems(settings: TurnwiseSettings) -> list[str]:
+    """`env.train` holds the environment's own settings, so it must fit them as `env` does."""
+    params = params_class(ENVS, settings.env.type, "env")
+    try:
+        params.model_validate(env_params(settings, "train"))
+    except ValidationError as error:
+        return [f"env.train: {describe_problems(error, params)}"]
+    return []
+
+
 def find_no_effect(settings: TurnwiseSettings) -> list[str]:
     """Settings that were chosen and change nothing in this combination."""
     notes = []
     rule: Any = CREDITS.get_target(_type_of(settings.credit))
     if not rule.needs_values and not isinstance(settings.learn.critic, NoCritic):
         notes.append(
-            f"learn.critic.type is '{settings.learn.critic.type}' and credit.type '{_type_of(settings.credit)}' uses no "
-            "critic: it is trained and never asked."
+            f"learn.critic.type is '{settings.learn.critic.type}' and credit.type '{_type_of(settings.credit)}' uses "
+            "no critic: it is trained and never asked."
         )
-    if settings.context.window != "sliding" and "window_turns" in settings.context.model_fields_set:
+    if settings.context.window != "sliding" and settings.context.window_turns != ContextSettings().window_turns:
         notes.append(f"context.window_turns has no effect with context.window '{settings.context.window}'.")
     if settings.learn.optim.schedule == "constant" and settings.learn.optim.final_lr_share > 0:
         notes.append("learn.optim.final_lr_share has no effect with learn.optim.schedule 'constant'.")
-    if settings.model.path != "tiny" and "tiny" in settings.model.model_fields_set:
+    if settings.model.path != "tiny" and settings.model.tiny != TinySettings():
         notes.append("model.tiny has no effect when model.path is not 'tiny'.")
     return notes
 

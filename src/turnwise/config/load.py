@@ -64,6 +64,14 @@ def load_settings(
     return _validate(_resolve(merged), name)
 
 
+def parse_params(words: Sequence[str]) -> dict[str, Any]:
+    """`size=5 view=grid` as keyword arguments, with YAML's idea of numbers and booleans."""
+    merged = OmegaConf.create({})
+    for word in words:
+        merged = _merge(merged, _parse_override(word), f"'{word}'")
+    return _resolve(merged)
+
+
 def dump_settings(settings: TurnwiseSettings) -> str:
     """The resolved settings as YAML; loading it gives the same settings."""
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
@@ -122,9 +130,25 @@ def _one_line(error: BaseException) -> str:
 
 def _merge(base: DictConfig, new: DictConfig | dict[str, Any], source: str) -> DictConfig:
     try:
-        return cast(DictConfig, OmegaConf.merge(base, new))
+        kept = _without_switched(_as_dict(base), _as_dict(OmegaConf.create(new)))
+        return cast(DictConfig, OmegaConf.merge(OmegaConf.create(kept), new))
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         raise ConfigError(f"{source} does not fit the settings it changes: {_one_line(error)}") from error
+
+
+def _as_dict(config: object) -> dict[str, Any]:
+    return cast(dict[str, Any], OmegaConf.to_container(cast(DictConfig, config), resolve=False))
+
+
+def _without_switched(base: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The base without the keys of choices that `new` makes anew: another `type` has other keys."""
+    kept = dict(base)
+    for key in base.keys() & new.keys():
+        if not isinstance(base[key], dict) or not isinstance(new[key], dict):
+            continue
+        is_switched = "type" in new[key] and "type" in base[key] and new[key]["type"] != base[key]["type"]
+        kept[key] = {} if is_switched else _without_switched(base[key], new[key])
+    return kept
 
 
 def _resolve(config: DictConfig) -> dict[str, Any]:
@@ -138,9 +162,20 @@ def _validate(raw: dict[str, Any], name: str) -> TurnwiseSettings:
     raw = {**raw, "recipe": raw.get("recipe") or name}
     settings_class = _class_for(raw)
     try:
-        return settings_class.model_validate(raw)
+        settings = settings_class.model_validate(raw)
     except ValidationError as error:
         raise ConfigError(describe_problems(error, settings_class)) from error
+    _check_train_params(settings)
+    return settings
+
+
+def _check_train_params(settings: TurnwiseSettings) -> None:
+    """`env.train` holds the environment's own settings, so they are judged by its own class."""
+    params = params_class(ENVS, settings.env.type, "env")
+    try:
+        params.model_validate(env_params(settings, "train"))
+    except ValidationError as error:
+        raise ConfigError(f"env.train: {describe_problems(error, params)}") from error
 
 
 def _class_for(raw: dict[str, Any]) -> type[TurnwiseSettings]:
@@ -175,7 +210,9 @@ def _env_class(raw: dict[str, Any]) -> type[EnvSettings]:
         raise ConfigError(f"env.type is missing. Choose an environment: {', '.join(sorted(ENVS))}.")
     params = params_class(ENVS, section["type"], "env")
     return create_model(
-        "EnvSettings", __base__=(params, EnvSettings), type=(Literal[section["type"]], ...)  # pyright: ignore
+        "EnvSettings",
+        __base__=EnvSettings if params is Settings else (params, EnvSettings),
+        type=(Literal[section["type"]], ...),  # pyright: ignore
     )
 
 

@@ -17,11 +17,11 @@ def describe_problems(error: ValidationError, root: type[BaseModel]) -> str:
 
 def _describe(problem: dict[str, Any], root: type[BaseModel]) -> str:
     location = [str(part) for part in problem["loc"]]
-    path, kind, given = ".".join(location), problem["type"], problem["input"]
+    keys, models = _follow(root, location[:-1])
+    path, kind, given = ".".join([*keys, *location[-1:]]), problem["type"], problem["input"]
     if kind == "extra_forbidden":
-        known = _known_keys(root, location[:-1])
-        closest = did_you_mean(location[-1], known)
-        return f"{path}: unknown setting. {closest}"
+        known = sorted({key for model in models for key in model.model_fields})
+        return f"{path}: unknown setting. {did_you_mean(location[-1], known)}"
     if kind == "missing":
         return f"{path}: missing; it has no default."
     if kind in ("union_tag_invalid", "union_tag_not_found"):
@@ -33,16 +33,20 @@ def _describe(problem: dict[str, Any], root: type[BaseModel]) -> str:
     return f"{path}: {given!r} given; expected {message}."
 
 
-def _known_keys(root: type[BaseModel], location: list[str]) -> list[str]:
-    """The keys that would have been accepted at a location."""
+def _follow(root: type[BaseModel], location: list[str]) -> tuple[list[str], list[type[BaseModel]]]:
+    """A location as the keys a user wrote, without the tags of choices, and the models that could stand there."""
+    keys: list[str] = []
     models: list[type[BaseModel]] = [root]
     for part in location:
         tagged = [m for m in models if _tag(m) == part]
         if tagged:
             models = tagged
             continue
-        models = [inner for m in models if part in m.model_fields for inner in _models_in(m.model_fields[part].annotation)]
-    return sorted({key for model in models for key in model.model_fields})
+        keys.append(part)
+        models = [
+            inner for m in models if part in m.model_fields for inner in _models_in(m.model_fields[part].annotation)
+        ]
+    return keys, models
 
 
 def _tag(model: type[BaseModel]) -> str:

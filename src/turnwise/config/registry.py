@@ -22,7 +22,7 @@ class Registry(Mapping[str, str]):
         self._added: dict[str, object] = {}
 
     def __getitem__(self, name: str) -> str:
-        return self.default_mapping[name]
+        return repr(self._added[name]) if name in self._added else self.default_mapping[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.default_mapping | dict.fromkeys(self._added, ""))
@@ -64,6 +64,8 @@ def _import_target(target: str, kind: str) -> object:
         raise ConfigError(
             f"{kind} '{target}': module '{error.name}' cannot be imported. Install it or check the spelling."
         ) from error
+    except (ImportError, SyntaxError) as error:
+        raise ConfigError(f"{kind} '{target}': module '{module_name}' cannot be imported: {error}") from error
     if not hasattr(module, attribute):
         raise ConfigError(f"{kind} '{target}': module '{module_name}' has no '{attribute}'.")
     return getattr(module, attribute)

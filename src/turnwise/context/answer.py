@@ -28,9 +28,9 @@ class ParsedAnswer:
 def parse_answer(text: str, fmt: AnswerFormat) -> ParsedAnswer:
     """Read a reply, the forced prefix included; every text gives an answer, if need be one without actions.
 
-    Lenient on purpose: text before and after the tags is ignored and the first match counts, so that a policy is paid
-    for the answer it gives while it is still learning the format. Linear in the text: tags are searched, never
-    matched by backtracking.
+    Lenient unless `is_strict`: text before and after the tags is ignored and the first match counts, so that a policy
+    is paid for the answer it gives while it is still learning the format. Linear in the text: tags are searched,
+    never matched by backtracking.
     """
     if fmt.type == "plain":
         action = text.removeprefix(fmt.forced_prefix).strip()
@@ -39,11 +39,17 @@ def parse_answer(text: str, fmt: AnswerFormat) -> ParsedAnswer:
         body, thought = _between(text, _ANSWER, _END_ANSWER, start=0), ""
     else:
         thought, body = _find_thought_and_answer(text)
-    if body is None:
+    if body is None or (fmt.is_strict and not _is_bare(text, body, fmt)):
         return ParsedAnswer((), False, thought)
     items = (item.strip() for item in body.split(fmt.separator))
     actions = tuple(item for item in items if item)[: fmt.max_actions_per_turn]
     return ParsedAnswer(actions, bool(actions), thought)
+
+
+def _is_bare(text: str, body: str, fmt: AnswerFormat) -> bool:
+    """Whether nothing stands around the tags."""
+    first_tag = _THINK if fmt.type == "think_answer" else _ANSWER
+    return text.startswith(first_tag) and text.endswith(f"{_ANSWER}{body}{_END_ANSWER}")
 
 
 def _between(text: str, opening: str, closing: str, *, start: int) -> str | None:

@@ -6,8 +6,10 @@ tokens that went through the engine. Windows change what the model sees next; th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from turnwise.config.schema import ContextSettings
 from turnwise.context.answer import ParsedAnswer, format_instructions, parse_answer
@@ -15,10 +17,13 @@ from turnwise.context.transcript import Transcript
 from turnwise.errors import ContextOverflow
 from turnwise.protocols import ChatTemplate
 from turnwise.types import (
+    Completion,
+    EnvDescription,
     EnvInput,
     EnvOutput,
     FinishReason,
     HistoryEntry,
+    IntArray,
     LmInput,
     LmOutput,
     Message,
@@ -28,13 +33,15 @@ from turnwise.types import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvDescription:
-    """What an environment has to say about itself, once."""
-
-    instructions: str = ""
-    legend: str = ""
-    action_names: tuple[str, ...] | None = None
+def write_preamble(description: EnvDescription, settings: ContextSettings) -> str:
+    """What stands before the first state: rules, symbols, actions and the answer format."""
+    if settings.instructions == "none":
+        return ""
+    lines = [description.instructions, description.legend]
+    if description.action_names:
+        lines.append(f"Actions: {', '.join(description.action_names)}.")
+    lines.append(format_instructions(settings.answer))
+    return "\n".join(line for line in lines if line) + "\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +58,14 @@ class _Reply:
 class _Conversation:
     transcript: Transcript = field(default_factory=Transcript)
     replies: list[_Reply] = field(default_factory=list)
-    num_prompted: int = 0
-    """Turns that have been put to the model."""
 
 
 class ContextManager:
     """The conversations of one rollout, by env id. A first state (a history of one entry) begins a new one."""
 
-    def __init__(
-        self, template: ChatTemplate, settings: ContextSettings, describe: Callable[[str], EnvDescription]
-    ) -> None:
-        """`describe(tag)` says what the first message tells about an environment."""
+    def __init__(self, template: ChatTemplate, settings: ContextSettings) -> None:
         self._template = template
         self._settings = settings
-        self._describe = describe
-        self._preambles: dict[str, str] = {}
         self._conversations: dict[int, _Conversation] = {}
 
     def get_lm_inputs(self, env_outputs: Sequence[EnvOutput]) -> list[LmInput]:
@@ -86,14 +86,19 @@ class ContextManager:
         if len(output.history) == 1:
             self._conversations[output.env_id] = _Conversation()
         conversation = self._conversations[output.env_id]
-        self._extend(conversation, output)
-        conversation.num_prompted = len(output.history)
         transcript, settings = conversation.transcript, self._settings
-        if transcript.num_tokens + settings.max_response_tokens > settings.max_tokens:
+        goes_on = bool(conversation.replies) and settings.window == "full" and not self._template.rewrites_history
+        context = self._context_ids(conversation, output, goes_on=goes_on)
+        # Checked before anything is written: a segment holds only what an engine saw, and never outgrows max_tokens.
+        num_tokens = len(context) + (transcript.num_tokens if goes_on else 0)
+        if num_tokens + settings.max_response_tokens > settings.max_tokens:
             raise ContextOverflow(
-                f"{transcript.num_tokens} tokens and a reply of up to {settings.max_response_tokens} do not fit into "
+                f"{num_tokens} tokens and a reply of up to {settings.max_response_tokens} do not fit into "
                 f"context.max_tokens = {settings.max_tokens}. Raise it, or choose a shorter context.window."
             )
+        if not goes_on:
+            transcript.start_segment()
+        transcript.add_context(context)
         return LmInput(
             env_id=output.env_id,
             prompt_ids=transcript.current_ids,
@@ -101,19 +106,15 @@ class ContextManager:
             session=f"{output.env_id}#{transcript.segment_index}",
         )
 
-    def _extend(self, conversation: _Conversation, output: EnvOutput) -> None:
-        """Append what the model has not seen yet: a bridge where the sequence goes on, else a prompt of its own."""
-        transcript = conversation.transcript
-        goes_on = self._settings.window == "full" and not self._template.rewrites_history
-        if goes_on and conversation.replies:
-            state = output.history[-1].state
+    def _context_ids(self, conversation: _Conversation, output: EnvOutput, *, goes_on: bool) -> IntArray:
+        """What the model has not seen yet: a bridge where the sequence goes on, else a prompt of its own."""
+        if goes_on:
             is_closed = conversation.replies[-1].is_closed
-            transcript.add_context(self._template.encode_bridge(state, reply_is_closed=is_closed))
+            ids = self._template.encode_bridge(output.history[-1].state, reply_is_closed=is_closed)
         else:
-            transcript.start_segment()
-            transcript.add_context(self._template.encode_prompt(self._messages(output, conversation)))
-        if self._settings.answer.forced_prefix:
-            transcript.add_context(self._template.encode_text(self._settings.answer.forced_prefix))
+            ids = self._template.encode_prompt(self._messages(output, conversation))
+        prefix = self._settings.answer.forced_prefix
+        return np.concatenate([ids, self._template.encode_text(prefix)]) if prefix else ids
 
     def _messages(self, output: EnvOutput, conversation: _Conversation) -> list[Message]:
         """The part of the history that the window shows, as a conversation."""
@@ -121,8 +122,8 @@ class ContextManager:
         replies = conversation.replies[len(output.history) - len(shown) :]
         messages = [Message("system", self._settings.system_prompt)] if self._settings.system_prompt else []
         for number, entry in enumerate(shown):
-            text = self._preamble(output.tag) + entry.state if number == 0 else entry.state
-            messages.append(Message("user", text))
+            preamble = write_preamble(output.about, self._settings) if number == 0 else ""
+            messages.append(Message("user", preamble + entry.state))
             if number < len(replies):
                 messages.append(Message("assistant", self._settings.answer.forced_prefix + replies[number].text))
         return messages
@@ -136,20 +137,6 @@ class ContextManager:
             case "single_turn":
                 return history[-1:]
 
-    def _preamble(self, tag: str) -> str:
-        if tag not in self._preambles:
-            self._preambles[tag] = self._write_preamble(self._describe(tag))
-        return self._preambles[tag]
-
-    def _write_preamble(self, description: EnvDescription) -> str:
-        if self._settings.instructions == "none":
-            return ""
-        lines = [description.instructions, description.legend]
-        if description.action_names:
-            lines.append(f"Actions: {', '.join(description.action_names)}.")
-        lines.append(format_instructions(self._settings.answer))
-        return "\n".join(line for line in lines if line) + "\n\n"
-
     # --- back from the model -------------------------------------------------------------------------------------
 
     def _env_input(self, output: LmOutput) -> EnvInput:
@@ -159,7 +146,7 @@ class ContextManager:
             segment_index=conversation.transcript.segment_index,
             policy_version=completion.policy_version,
             text=text,
-            is_closed=completion.finish_reason is FinishReason.STOP,
+            is_closed=self._is_closed(completion),
         )
         conversation.transcript.add_sampled(completion, turn_index=len(conversation.replies))
         conversation.replies.append(reply)
@@ -170,6 +157,12 @@ class ContextManager:
             llm_response=self._settings.answer.forced_prefix + text,
             is_well_formed=parsed.is_well_formed,
         )
+
+    def _is_closed(self, completion: Completion) -> bool:
+        """Whether the reply ended as the template ends it; another stop token still needs the end of turn behind it."""
+        if self._template.end_of_turn_id is None:
+            return completion.finish_reason is FinishReason.STOP
+        return len(completion.token_ids) > 0 and int(completion.token_ids[-1]) == self._template.end_of_turn_id
 
     def parse(self, reply_text: str) -> ParsedAnswer:
         """The actions in a reply (without its forced prefix)."""

@@ -151,7 +151,6 @@ def _private_backend(tokenizer: HFTokenizer) -> Tokenizer | None:
         return None
     copy.no_padding()
     copy.no_truncation()
-    copy.encode_special_tokens = False
     for text in (*_EQUALITY_PROBES, "".join(map(str, tokenizer.all_special_tokens)).join("ab")):
         if copy.encode(text, add_special_tokens=False).ids != tokenizer(text, add_special_tokens=False)["input_ids"]:
             return None

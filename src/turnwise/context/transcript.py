@@ -46,6 +46,7 @@ class Transcript:
 
     def __init__(self) -> None:
         self._segments = [_Open()]
+        self._num_kept = 0
 
     def add_context(self, token_ids: IntArray) -> None:
         """Tokens that the policy did not sample: prompts, bridges, forced prefixes. Never trained."""
@@ -70,6 +71,7 @@ class Transcript:
     def start_segment(self) -> None:
         """The engine will see a new sequence: what is added next has nothing before it."""
         if self._segments[-1].token_ids:
+            self._num_kept += any(self._segments[-1].loss_mask)
             self._segments.append(_Open())
 
     @property
@@ -85,7 +87,7 @@ class Transcript:
     @property
     def segment_index(self) -> int:
         """The place in `segments()` that the current segment has, or will have once something is sampled in it."""
-        return sum(any(segment.loss_mask) for segment in self._segments[:-1])
+        return self._num_kept
 
     def segments(self) -> tuple[Segment, ...]:
         """Every segment with at least one sampled token, in order.

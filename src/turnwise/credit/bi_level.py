@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from turnwise.config.settings import Settings
-from turnwise.credit.gae import bootstrap_values
+from turnwise.credit.gae import Truncation, values_behind
 from turnwise.credit.layout import Floats, TurnLayout, play_back, scan_back, shift_back, whiten
 from turnwise.credit.samples import make_samples, require_values
 from turnwise.types import Annotations, Experience, Sample
@@ -22,16 +22,18 @@ from turnwise.types import Annotations, Experience, Sample
 
 class BiLevelGaeParams(Settings):
     type: Literal["bi_level_gae"] = "bi_level_gae"
-    gamma: float = Field(1.0, ge=0, le=1)
+    gamma: float = Field(default=1.0, ge=0, le=1)
     """Discount from token to token inside a turn."""
-    lam: float = Field(1.0, ge=0, le=1)
+    lam: float = Field(default=1.0, ge=0, le=1)
     """Lambda inside a turn."""
-    high_level_gamma: float = Field(0.95, ge=0, le=1)
+    high_level_gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount from turn to turn."""
-    high_level_lam: float = Field(1.0, ge=0, le=1)
+    high_level_lam: float = Field(default=1.0, ge=0, le=1)
     """Lambda from turn to turn."""
     turn_value_at: Literal["last", "first"] = "last"
     """Which token's value speaks for a turn: its last one, or its first (the state before anything was said)."""
+    truncation: Truncation = "bootstrap"
+    """What a budget's end means: the state still has its value, or the episode is over like any other."""
     whiten: bool = True
     """Scale advantages to mean 0 and variance 1 over the batch."""
 
@@ -70,7 +72,7 @@ class BiLevelGae:
         token_rewards = np.zeros_like(values)
         token_rewards[played.layout.turn_last] = played.turn_rewards
         advantages, returns = estimate_bi_level_gae(
-            played.layout, token_rewards, values, bootstrap_values(played, values), self.params
+            played.layout, token_rewards, values, values_behind(played, values, self.params.truncation), self.params
         )
         advantages = whiten(advantages) if self.params.whiten else advantages
         return make_samples(played, advantages, returns, annotations)

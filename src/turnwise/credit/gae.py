@@ -28,18 +28,26 @@ def estimate_gae(
     return advantages, advantages + values
 
 
-def bootstrap_values(played: PlayedTokens, values: Floats) -> Floats:
-    """[trajectories] 0 where the world ended it; where a budget did, the critic's last word stands for the rest."""
+Truncation = Literal["bootstrap", "end"]
+
+
+def values_behind(played: PlayedTokens, values: Floats, truncation: Truncation) -> Floats:
+    """[trajectories] what is still to come behind the end: 0 where the world ended it.
+
+    Where a budget did, the critic's last word stands for the rest, unless the budget counts as part of the task.
+    """
     last = values[played.layout.trajectory_token_starts[1:] - 1]
-    return np.where(played.is_truncated, last, 0.0)
+    return np.where(played.is_truncated & (truncation == "bootstrap"), last, 0.0)
 
 
 class GaeParams(Settings):
     type: Literal["gae"] = "gae"
-    gamma: float = Field(1.0, ge=0, le=1)
+    gamma: float = Field(default=1.0, ge=0, le=1)
     """Discount from one sampled token to the next."""
-    lam: float = Field(1.0, ge=0, le=1)
+    lam: float = Field(default=1.0, ge=0, le=1)
     """Lambda: 0 trusts the critic, 1 trusts the rewards."""
+    truncation: Truncation = "bootstrap"
+    """What a budget's end means: the state still has its value, or the episode is over like any other."""
     whiten: bool = True
     """Scale advantages to mean 0 and variance 1 over the batch."""
 
@@ -63,7 +71,7 @@ class Gae:
             played.layout,
             token_rewards,
             values,
-            bootstrap_values(played, values),
+            values_behind(played, values, self.params.truncation),
             gamma=self.params.gamma,
             lam=self.params.lam,
         )

@@ -87,9 +87,9 @@ class PlayedTokens:
 
     def gather(self, per_experience: Sequence[FloatArray]) -> Floats:
         """Per-token arrays of the rows -> one value per sampled token, in playing order."""
-        return np.concatenate(
-            [per_experience[i][self.experiences[i].segment.loss_mask] for i in self.order]
-        ).astype(np.float64)
+        return np.concatenate([per_experience[i][self.experiences[i].segment.loss_mask] for i in self.order]).astype(
+            np.float64
+        )
 
     def scatter(self, per_token: Floats) -> list[FloatArray]:
         """One value per sampled token -> per-token arrays of the rows, zero off the mask, in the given row order."""

@@ -19,7 +19,7 @@ from turnwise.credit.group import estimate_grpo
 from turnwise.credit.layout import Floats, Ints, TurnLayout, layout_from_keys, whiten
 
 
-def compute_bi_level_gae_advantage_return(  # noqa: PLR0913 - the well-known signature
+def compute_bi_level_gae_advantage_return(
     token_level_rewards: Tensor,
     values: Tensor,
     loss_mask: Tensor,
@@ -43,7 +43,7 @@ def compute_bi_level_gae_advantage_return(  # noqa: PLR0913 - the well-known sig
     return _over_mask(estimate, token_level_rewards, values, loss_mask, turn_ids, should_whiten=whiten)
 
 
-def compute_gae_advantage_return(  # noqa: PLR0913 - the well-known signature
+def compute_gae_advantage_return(
     token_level_rewards: Tensor,
     values: Tensor,
     loss_mask: Tensor,

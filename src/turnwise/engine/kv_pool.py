@@ -17,17 +17,27 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 class SlotPlan:
     """The rows of the forward pass that is running: shared by all layers, replaced before each pass."""
 
-    def __init__(self, slots: Tensor, positions: Tensor) -> None:
+    def __init__(self, slots: Tensor, positions: Tensor, capacity: int) -> None:
         self.slots = slots
         """[rows] the slot of each row."""
         self.positions = positions
         """[rows, new] where each new token is written; right padding writes behind the end and is overwritten later."""
+        self.capacity = capacity
         self.num_keys = int(positions.max()) + 1
         first = int(slots[0])
         is_run = torch.equal(slots, torch.arange(first, first + len(slots), device=slots.device))
         self.run = slice(first, first + len(slots)) if is_run else None
         """The same slots as a slice, where they lie side by side: a view instead of a copy."""
+        self._places: dict[int, Tensor] = {}
         self.is_from_start = bool((positions[:, 0] == 0).all())
+
+    def places(self, num_heads: int) -> Tensor:
+        """[rows * heads * new] where the new entries go in a pool laid end to end; the same for layers alike."""
+        if num_heads not in self._places:
+            heads = torch.arange(num_heads, device=self.slots.device)
+            rows = (self.slots[:, None] * num_heads + heads[None, :]) * self.capacity
+            self._places[num_heads] = (rows[:, :, None] + self.positions[:, None, :]).flatten()
+        return self._places[num_heads]
 
     def attention_mask(self) -> Tensor:
         """[rows, 1, new, keys] true where a new token may look: at everything up to its own position."""
@@ -36,7 +46,7 @@ class SlotPlan:
 
 
 class SlotLayer(CacheLayerMixin):
-    """Keys and values of one layer, [slots, heads, capacity, head size]."""
+    """Keys and values of one layer, [slots, heads, capacity, head size]: the order attention reads fastest."""
 
     def __init__(self, pool: SlotPool) -> None:
         super().__init__()
@@ -58,12 +68,12 @@ class SlotLayer(CacheLayerMixin):
 
     @staticmethod
     def _write(store: Tensor, new: Tensor, plan: SlotPlan) -> Tensor:
-        store[plan.slots[:, None], :, plan.positions] = new.transpose(1, 2)
+        store.view(-1, store.shape[3]).index_copy_(0, plan.places(store.shape[1]), new.reshape(-1, store.shape[3]))
         if plan.is_from_start and new.shape[2] == plan.num_keys:
             return new
         if plan.run is not None:
             return store[plan.run, :, : plan.num_keys]
-        return store[plan.slots, :, : plan.num_keys]
+        return store[:, :, : plan.num_keys].index_select(0, plan.slots)
 
     def resize(self, num_slots: int, capacity: int) -> None:
         if self.keys is None or self.values is None:
@@ -110,9 +120,10 @@ class SlotPool(Cache):
 
     def prepare(self, slots: Tensor, positions: Tensor) -> SlotPlan:
         """Say which rows the next forward pass reads and writes."""
-        self.plan = SlotPlan(slots, positions)
-        if self.plan.num_keys > self.capacity:
-            self._resize(self.num_slots, max(self.plan.num_keys, self.capacity * 2))
+        num_keys = int(positions.max()) + 1
+        if num_keys > self.capacity:
+            self._resize(self.num_slots, max(num_keys, self.capacity * 2))
+        self.plan = SlotPlan(slots, positions, self.capacity)
         return self.plan
 
     def _resize(self, num_slots: int, capacity: int) -> None:

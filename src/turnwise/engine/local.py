@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -34,13 +33,15 @@ class _Row:
     slot: int
     ids: list[int] = field(default_factory=list)
     num_cached: int = 0
+    is_busy: bool = False
+    """Whether a request is running on it."""
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
     request: GenerateRequest
     future: asyncio.Future[Completion]
-    uniforms: NDArray[np.float64]
+    uniforms: list[float]
     row: _Row
     policy_version: int
     token_ids: list[int] = field(default_factory=list)
@@ -69,6 +70,8 @@ class LocalEngine:
         self._sessions: dict[str, _Row] = {}
         self._driver: asyncio.Task[None] | None = None
         self._pool = self._new_pool()
+        self._longest_pooled = _attention_window(model)
+        """Behind a window, layers forget and the pool does not; the probe is too short to show it."""
         self.keeps_cache = self._is_cache_exact()
         """Whether the model works with pooled key-value rows; otherwise every token is a plain forward pass."""
 
@@ -97,7 +100,7 @@ class LocalEngine:
 
     def release(self, session: str) -> None:
         row = self._sessions.pop(session, None)
-        if row is not None and not any(job.row is row for job in self._active):
+        if row is not None and not row.is_busy:
             self._pool.release(row.slot)
 
     def load_weights(self, weights: Mapping[str, Tensor], policy_version: int) -> None:
@@ -107,7 +110,9 @@ class LocalEngine:
         own = self._model.state_dict()
         unknown, missing = weights.keys() - own.keys(), own.keys() - weights.keys()
         if unknown or missing:
-            raise SyncError(f"weights do not fit the engine's model: unknown {sorted(unknown)}, missing {sorted(missing)}")
+            raise SyncError(
+                f"weights do not fit the engine's model: unknown {sorted(unknown)}, missing {sorted(missing)}"
+            )
         with torch.no_grad():
             for name, tensor in weights.items():
                 own[name].copy_(tensor)
@@ -147,10 +152,12 @@ class LocalEngine:
 
     def _admit(self) -> None:
         room = self._max_rows - len(self._active)
-        arrived, self._pending = self._pending[:room], self._pending[room:]
-        jobs = [self._new_job(request, future) for request, future in arrived if not future.cancelled()]
+        jobs = [self._new_job(request, future) for request, future in self._pending[:room] if not future.cancelled()]
         # Rows of similar length share a pass: less padding.
         jobs.sort(key=lambda job: len(job.row.ids) - job.row.num_cached)
+        # Whoever waits is in one of the two lists at any time, so that a failing pass reaches everyone.
+        self._active += jobs
+        del self._pending[:room]
         for chunk in _chunks_within(jobs, _PREFILL_TOKENS):
             self._advance(chunk)
 
@@ -172,18 +179,23 @@ class LocalEngine:
             row = _Row(self._pool.acquire())
             if request.session is not None:
                 self._sessions[request.session] = row
+        elif row.is_busy:
+            # Another request of this session is running there; this one has a row of its own, which goes with it.
+            row = _Row(self._pool.acquire())
         prompt = request.prompt_ids.tolist()
         # At least the last prompt token is computed again: its logits choose the first new token.
         row.num_cached = min(_common_prefix(row.ids[: row.num_cached], prompt), len(prompt) - 1)
         row.ids = prompt
+        row.is_busy = True
         return row
 
     def _advance(self, jobs: Sequence[_Job]) -> None:
         """One forward pass for these rows and one new token for each."""
+        # In slot order, rows that lie side by side in the pool are read without a copy.
+        jobs = sorted(jobs, key=lambda job: job.row.slot)
         logits = self._next_logits([job.row for job in jobs])
         uniforms = torch.tensor([job.uniforms[len(job.token_ids)] for job in jobs], dtype=torch.float64)
         ids, logprobs = sample_tokens(logits, [job.sampling for job in jobs], uniforms)
-        running = set(self._active)
         for job, token, logprob in zip(jobs, ids.tolist(), logprobs.tolist(), strict=True):
             job.token_ids.append(token)
             job.logprobs.append(logprob)
@@ -192,12 +204,10 @@ class LocalEngine:
                 self._finish(job, FinishReason.STOP)
             elif len(job.token_ids) == job.sampling.max_new_tokens:
                 self._finish(job, FinishReason.LENGTH)
-            elif job not in running:
-                self._active.append(job)
 
     def _finish(self, job: _Job, reason: FinishReason | None = None) -> None:
-        if job in self._active:
-            self._active.remove(job)
+        job.row.is_busy = False
+        self._active.remove(job)
         if reason is not None and not job.future.done():
             job.future.set_result(
                 Completion(
@@ -207,7 +217,8 @@ class LocalEngine:
                     policy_version=job.policy_version,
                 )
             )
-        if job.request.session not in self._sessions or job.request.session is None:
+        is_kept = job.request.session is not None and self._sessions.get(job.request.session) is job.row
+        if not is_kept:
             self._pool.release(job.row.slot)
 
     # --- forward passes ------------------------------------------------------------------------------------------
@@ -215,10 +226,23 @@ class LocalEngine:
     def _new_pool(self) -> SlotPool:
         return SlotPool(self._model.config.get_text_config().num_hidden_layers)
 
-    @torch.inference_mode()
     def _next_logits(self, rows: Sequence[_Row]) -> Tensor:
+        """[rows, vocabulary] from the pool where it is exact, else from whole sequences."""
         if not self.keeps_cache:
             return self._plain_logits([row.ids for row in rows])
+        longest = self._longest_pooled
+        is_plain = [longest is not None and len(row.ids) > longest for row in rows]
+        if not any(is_plain):
+            return self._pooled_logits(rows)
+        order = sorted(range(len(rows)), key=lambda i: is_plain[i])
+        pooled = [rows[i] for i in order if not is_plain[i]]
+        logits = self._plain_logits([rows[i].ids for i in order if is_plain[i]])
+        if pooled:
+            logits = torch.cat([self._pooled_logits(pooled), logits])
+        return logits[torch.tensor(order).argsort()]
+
+    @torch.inference_mode()
+    def _pooled_logits(self, rows: Sequence[_Row]) -> Tensor:
         new_ids = [row.ids[row.num_cached :] for row in rows]
         last = torch.tensor([len(ids) - 1 for ids in new_ids])
         starts = torch.tensor([row.num_cached for row in rows])
@@ -228,7 +252,8 @@ class LocalEngine:
         plan = self._pool.prepare(slots.to(self._device), positions.to(self._device))
         logits = self._model(
             input_ids=input_ids.to(self._device),
-            position_ids=plan.positions,
+            # Padding repeats its row's last position: behind it, the model may have none.
+            position_ids=plan.positions.minimum((starts + last)[:, None].to(self._device)),
             attention_mask=plan.attention_mask(),
             past_key_values=self._pool,
             use_cache=True,
@@ -254,16 +279,24 @@ class LocalEngine:
         size = min(self._model.config.get_text_config().vocab_size, 1000)
         ids = [int(i) for i in np.random.default_rng(0).integers(0, size, 14)]
         rows = [_Row(self._pool.acquire(), ids[:5]), _Row(self._pool.acquire(), ids[:9])]
-        self.keeps_cache = True
         try:
-            self._next_logits(rows)
+            self._pooled_logits(rows)
             rows[0].ids, rows[1].ids = ids[:7], ids
-            pooled = self._next_logits(rows)
+            pooled = self._pooled_logits(rows)
         except (TypeError, ValueError, RuntimeError, AttributeError, IndexError):
             return False
         finally:
             self._pool = self._new_pool()
         return bool((pooled - self._plain_logits([ids[:7], ids])).abs().max() < _CACHE_TOLERANCE)
+
+
+def _attention_window(model: PreTrainedModel) -> int | None:
+    """The longest sequence in which every layer lets every token see all earlier ones; None: any."""
+    config = model.config.get_text_config()
+    if set(getattr(config, "layer_types", None) or ()) == {"full_attention"}:
+        return None
+    windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    return min((window for window in windows if window), default=None)
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

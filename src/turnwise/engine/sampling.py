@@ -6,19 +6,19 @@ Random numbers belong to the request, so a row's tokens do not depend on the row
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from turnwise.types import Sampling
 
 
-def draw_uniforms(seed: int, num_tokens: int) -> NDArray[np.float64]:
+def draw_uniforms(seed: int, num_tokens: int) -> list[float]:
     """One uniform number per token of a request, from its seed alone."""
-    return np.random.Generator(np.random.Philox(key=seed)).random(num_tokens)
+    dice = random.Random(seed)
+    return [dice.random() for _ in range(num_tokens)]
 
 
 def sample_tokens(logits: Tensor, samplings: Sequence[Sampling], uniforms: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from turnwise.errors import EnvError, RewardError, TaskError
-from turnwise.types import Info, StepResult
+from turnwise.types import EnvDescription, Info, StepResult
 
 if TYPE_CHECKING:
     from turnwise.envs.base import BaseEnv
@@ -65,6 +65,14 @@ def step_env(env: BaseEnv | Env, action: str) -> StepResult:
         truncated=truncated,
         info=info,
     )
+
+
+def describe_env(env: BaseEnv) -> EnvDescription:
+    """What an environment says about itself after a reset."""
+    try:
+        return EnvDescription(instructions=env.instructions, legend=env.legend, action_names=env.action_names)
+    except Exception as error:
+        raise _failure(env, "instructions, legend or action_names", error) from error
 
 
 def call_env(env: BaseEnv, method: str, *args: object) -> object:

@@ -11,14 +11,19 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
 from turnwise.errors import RunError
 from turnwise.learn.trainer import Trainer
+
+_DAMAGED = (OSError, EOFError, LookupError, TypeError, ValueError, RuntimeError, UnpicklingError, SafetensorError)
+"""What reading a file that is missing, cut off or something else can raise."""
 
 
 def save_checkpoint(
@@ -30,7 +35,10 @@ def save_checkpoint(
     trainer.actor.model.save_pretrained(unfinished / "policy")
     tokenizer.save_pretrained(unfinished / "policy")
     if trainer.critic is not None:
-        save_file({k: v.contiguous().clone() for k, v in trainer.critic.state_dict().items()}, unfinished / "critic.safetensors")
+        save_file(
+            {k: v.contiguous().clone() for k, v in trainer.critic.state_dict().items()},
+            unfinished / "critic.safetensors",
+        )
     if trainer.reference is not None:
         trainer.reference.model.save_pretrained(unfinished / "reference")
     torch.save(trainer.optimizer.state_dict(), unfinished / "optimizer.pt")
@@ -55,6 +63,7 @@ def load_checkpoint(folder: Path, trainer: Trainer) -> dict[str, int]:
             trainer.critic.load_state_dict(load_file(folder / "critic.safetensors"))
         if trainer.reference is not None:
             trainer.reference.model.load_state_dict(load_file(folder / "reference" / "model.safetensors"), strict=False)
-    except (OSError, KeyError, ValueError, RuntimeError) as error:
-        raise RunError(f"checkpoint {folder} cannot be resumed: {error}") from error
-    return state["progress"]
+        progress: dict[str, int] = state["progress"]
+    except _DAMAGED as error:
+        raise RunError(f"checkpoint {folder} cannot be resumed: {type(error).__name__}: {error}") from error
+    return progress

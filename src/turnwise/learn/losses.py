@@ -16,11 +16,11 @@ from turnwise.config.settings import Settings
 
 class PpoClipParams(Settings):
     type: Literal["ppo_clip"] = "ppo_clip"
-    clip_low: float = Field(0.2, gt=0, lt=1)
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
     """The ratio may fall to 1 - clip_low."""
-    clip_high: float = Field(0.2, gt=0)
+    clip_high: float = Field(default=0.2, gt=0)
     """The ratio may rise to 1 + clip_high; larger than clip_low is clip-higher (DAPO, arXiv 2503.14476)."""
-    dual_clip: float | None = Field(3.0, gt=1)
+    dual_clip: float | None = Field(default=3.0, gt=1)
     """With a negative advantage the loss is at most this many times it (arXiv 1912.09729); null switches it off."""
 
 

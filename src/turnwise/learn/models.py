@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import torch
+from safetensors import SafetensorError
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -15,14 +18,14 @@ def load_model(path: str | Path) -> PreTrainedModel:
     """A causal language model in float32, from a local folder or a hub name."""
     transformers_logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32)
-    except (OSError, ValueError, KeyError) as error:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelError(
             f"model.path '{path}' cannot be loaded as a causal language model: {first_line} "
             "Give a Hugging Face model folder, a hub name, or 'tiny' for the built-in model."
         ) from error
-    return model.to(best_device())
+    return cast(nn.Module, model).to(best_device())  # type: ignore[return-value]
 
 
 def best_device() -> torch.device:

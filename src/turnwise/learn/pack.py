@@ -52,7 +52,7 @@ class MicroBatch:
     """Rows padded on the right to one width, and their N sampled tokens as flat arrays."""
 
     input_ids: Tensor
-    """[rows, width]"""
+    """[rows, width - 1] all but the last column"""
     row: Tensor
     """[N] the row of each sampled token"""
     position: Tensor
@@ -71,9 +71,7 @@ class MicroBatch:
         return len(self.targets)
 
 
-def micro_batches(
-    batch: Batch, rows: NDArray[np.int64], max_tokens: int, device: torch.device
-) -> Iterator[MicroBatch]:
+def micro_batches(batch: Batch, rows: NDArray[np.int64], max_tokens: int, device: torch.device) -> Iterator[MicroBatch]:
     """Rows of similar length together, each micro-batch at most `max_tokens` padded tokens (at least one row)."""
     lengths = batch.row_lengths[rows]
     order = rows[np.argsort(lengths, kind="stable")[::-1]]
@@ -95,8 +93,10 @@ def _micro_batch(batch: Batch, rows: NDArray[np.int64], device: torch.device) ->
     def flat(array: NDArray[np.generic]) -> Tensor:
         return torch.as_tensor(array[source], device=device)
 
+    # The last column is only ever predicted, never read from.
+    inputs = np.where(is_token, batch.token_ids[index], 0)[:, : max(len(columns) - 1, 1)]
     return MicroBatch(
-        input_ids=torch.as_tensor(np.where(is_token, batch.token_ids[index], 0), dtype=torch.long, device=device),
+        input_ids=torch.as_tensor(inputs, dtype=torch.long, device=device),
         row=torch.as_tensor(row, device=device),
         position=torch.as_tensor(position, device=device),
         source=source,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from turnwise.errors import ModelError
 from turnwise.learn.pack import MicroBatch
 
 _MAX_LOGITS = 1 << 25
@@ -63,7 +64,7 @@ class PolicyModel:
         return logprobs, -(table.exp() * table).sum(dim=-1)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        logits = self.model.get_output_embeddings()(hidden)
+        logits = _head(self.model)(hidden)
         if self._is_head_plain:
             return logits
         config = self.model.config.get_text_config()
@@ -78,17 +79,21 @@ def predicting_states(model: PreTrainedModel, micro: MicroBatch) -> Tensor:
     return states[micro.row, micro.position - 1]
 
 
+def _head(model: PreTrainedModel) -> nn.Module:
+    return cast(nn.Module, model.get_output_embeddings())
+
+
 def _is_head_plain(model: PreTrainedModel) -> bool:
     """Check on a probe that head(trunk(x)) gives the model's own logits, and say which models cannot be trained."""
     ids = torch.arange(1, 6, device=model.device)[None]
     with torch.no_grad():
         whole = model(input_ids=ids, use_cache=False).logits
-        plain = model.get_output_embeddings()(cast(nn.Module, model.base_model)(input_ids=ids).last_hidden_state)
+        plain = _head(model)(cast(nn.Module, model.base_model)(input_ids=ids).last_hidden_state)
     if torch.allclose(whole, plain, atol=1e-4):
         return True
     if getattr(model.config.get_text_config(), "final_logit_softcapping", None):
         return False
-    raise NotImplementedError(
+    raise ModelError(
         f"{type(model).__name__} changes its logits behind the output layer in a way turnwise does not know; "
         "its log-probs would be wrong."
     )

@@ -19,9 +19,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from turnwise.config.schema import TinySettings
 
-_SPECIAL = ("<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
+PAD, END = "<|pad|>", "<|end|>"
+_SPECIAL = (PAD, "<|system|>", "<|user|>", "<|assistant|>", END)
+"""The trainer gives special tokens the first ids, in this order."""
 _WORDS = ("<think>", "</think>", "<answer>", "</answer>")
 """One token each, yet ordinary text to a reader: answers are parsed from them."""
+
+_FORMAT = 2
+"""Part of a folder's name: raised when the same ingredients give another model."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}"
@@ -32,7 +37,8 @@ CHAT_TEMPLATE = (
 
 def tiny_model_folder(cache: Path, *, settings: TinySettings, seed: int, sample_texts: Sequence[str]) -> Path:
     """The folder of the model made from these ingredients; made on first use, found again later."""
-    recipe = json.dumps([settings.model_dump(), seed, list(sample_texts), CHAT_TEMPLATE, _SPECIAL, _WORDS])
+    ingredients = [_FORMAT, settings.model_dump(), seed, list(sample_texts)]
+    recipe = json.dumps(ingredients)
     folder = cache / f"tiny-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     if not (folder / "config.json").is_file():
         unfinished = cache / f"{folder.name}.{os.getpid()}"
@@ -53,9 +59,11 @@ def _create(folder: Path, settings: TinySettings, seed: int, sample_texts: Seque
         num_key_value_heads=settings.num_heads,
         max_position_embeddings=settings.max_positions,
         tie_word_embeddings=True,
+        # The usual 0.02 is made for wide models; at this width it all but silences attention and learning crawls.
+        initializer_range=settings.hidden_size**-0.5,
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=_SPECIAL.index(END),
+        pad_token_id=_SPECIAL.index(PAD),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -81,7 +89,7 @@ def _fit_tokenizer(sample_texts: Sequence[str], vocab_size: int) -> PreTrainedTo
     core.train_from_iterator(sample_texts, trainer)
     core.add_tokens(list(_WORDS))
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="<|end|>", pad_token="<|pad|>", clean_up_tokenization_spaces=False
+        tokenizer_object=core, eos_token=END, pad_token=PAD, clean_up_tokenization_spaces=False
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer

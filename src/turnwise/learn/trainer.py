@@ -40,7 +40,8 @@ class Trainer:
         seed: int,
     ) -> None:
         self.settings = settings
-        self.actor = PolicyModel(model.train(), temperature)
+        # Without dropout: the policy that is trained must be the one that sampled.
+        self.actor = PolicyModel(model.eval(), temperature)
         self.critic = _make_critic(settings.critic, model)
         self.reference = _make_reference(settings.kl, self.actor)
         self.policy_version = 0
@@ -99,6 +100,8 @@ class Trainer:
 
     def _update(self, batch: Batch, rows: NDArray[np.int64], meter: _Meter, *, is_fresh: bool) -> None:
         num_tokens = sum(int(batch.loss_mask[batch.row_starts[r] : batch.row_starts[r + 1]].sum()) for r in rows)
+        if num_tokens == 0:
+            return
         self.optimizer.zero_grad(set_to_none=True)
         for micro in self._micro_batches(batch, rows):
             scores = self.actor.score(micro)
@@ -197,7 +200,9 @@ class _Meter:
         }
 
 
-def _make_critic(settings: schema.NoCritic | schema.ValueHeadCritic | schema.ModelCritic, actor: PreTrainedModel) -> Critic | None:
+def _make_critic(
+    settings: schema.NoCritic | schema.ValueHeadCritic | schema.ModelCritic, actor: PreTrainedModel
+) -> Critic | None:
     match settings:
         case schema.NoCritic():
             return None

@@ -14,15 +14,16 @@ from typing import Any, cast
 from transformers import PreTrainedTokenizerBase
 
 from turnwise.config.load import env_params
-from turnwise.config.registry import CREDITS, LOSSES, WORKFLOWS
+from turnwise.config.registry import CREDITS, ENGINES, LOSSES, WORKFLOWS
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.context.manager import ContextManager, EnvDescription
+from turnwise.context.manager import ContextManager
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
 from turnwise.engine.local import LocalEngine
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.make import make_env
 from turnwise.envs.tasks import SeedTasks
+from turnwise.errors import ConfigError
 from turnwise.experience.buffer import MemoryBuffer
 from turnwise.learn.models import load_model
 from turnwise.learn.tiny_model import tiny_model_folder
@@ -69,7 +70,10 @@ def build_play(settings: TurnwiseSettings, model_path: str | Path, *, split: str
     path = str(model_path)
     tokenizer = load_tokenizer(path)
     template = LearnedTemplate(tokenizer)
-    engine = LocalEngine(load_model(path), stop_ids=template.stop_ids, max_rows=settings.engine.max_rows)
+    if settings.context.system_prompt and not template.accepts_system:
+        raise ConfigError(f"context.system_prompt is set and the chat template of '{path}' has no system role.")
+    engine_class = cast(Callable[..., LocalEngine], ENGINES.get_target(settings.engine.type))
+    engine = engine_class(load_model(path), stop_ids=template.stop_ids, max_rows=settings.engine.max_rows)
     return PlayParts(
         settings=settings,
         tokenizer=cast(PreTrainedTokenizerBase, tokenizer),
@@ -126,12 +130,7 @@ def build_env(settings: TurnwiseSettings, split: str) -> BaseEnv:
 
 
 def build_context(settings: TurnwiseSettings, template: LearnedTemplate) -> ContextManager:
-    def describe(tag: str) -> EnvDescription:
-        env = build_env(settings, "eval")
-        env.reset(seed=0)
-        return EnvDescription(instructions=env.instructions, legend=env.legend, action_names=env.action_names)
-
-    return ContextManager(template, settings.context, describe)
+    return ContextManager(template, settings.context)
 
 
 def build_states(settings: TurnwiseSettings, split: str, *, num_groups: int, group_size: int) -> EnvStateManager:
@@ -140,10 +139,13 @@ def build_states(settings: TurnwiseSettings, split: str, *, num_groups: int, gro
         env_groups=num_groups,
         group_size=group_size,
         env_configs=EnvConfigs(tags=(tag_of(settings),), n_groups=(num_groups,)),
-        limits=Limits(max_turns=settings.rollout.max_turns, max_actions=settings.rollout.max_actions),
+        limits=Limits(
+            max_turns=settings.rollout.max_turns,
+            max_actions=settings.rollout.max_actions,
+            max_actions_per_turn=settings.context.answer.max_actions_per_turn,
+        ),
         split=split,
         invalid_penalty=settings.rollout.invalid_penalty,
-        max_actions_per_turn=settings.context.answer.max_actions_per_turn,
         first_seed=first_train_seed(settings),
     )
 

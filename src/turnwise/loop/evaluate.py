@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.envs.boundary import reset_env
+from turnwise.envs.make import make_env
+from turnwise.errors import ConfigError, did_you_mean
 from turnwise.loop.build import PlayParts, build_env
 from turnwise.rollout.rules import measure_rule, rules_of
 from turnwise.types import Task, Trajectory
@@ -15,6 +18,7 @@ from turnwise.types import Task, Trajectory
 class Evaluation:
     """Mean outcome over the evaluation tasks."""
 
+    env: str
     success: float
     mean_return: float
     trajectories: tuple[Trajectory, ...]
@@ -36,16 +40,28 @@ async def evaluate_policy(parts: PlayParts, advance: Callable[[int, int], None] 
     groups = await parts.eval_proxy.collect(parts.eval_tasks, rollout=0, on_done=count)
     trajectories = tuple(trajectory for group in groups for trajectory in group.trajectories)
     return Evaluation(
+        env=parts.settings.env.type,
         success=sum(t.is_success for t in trajectories) / len(trajectories),
         mean_return=sum(t.episode_return for t in trajectories) / len(trajectories),
         trajectories=trajectories,
     )
 
 
+def measure_rule_on(env_name: str, rule: str, episodes: int, split: str, max_actions: int = 100) -> tuple[float, float]:
+    """Success and return of a named rule in an environment's default setting."""
+    env = make_env(env_name)
+    tasks = [Task(tag=env_name, seed=seed, split=split) for seed in range(episodes)]
+    reset_env(env, seed=0, split=split)
+    rules = rules_of(env)
+    if rule not in rules:
+        raise ConfigError(f"environment '{env_name}' cannot be played by '{rule}'. {did_you_mean(rule, rules)}")
+    return measure_rule(env, rules[rule], tasks, max_actions)
+
+
 def measure_baselines(settings: TurnwiseSettings, tasks: Sequence[Task]) -> dict[str, float]:
     """Success of random play, the environment's simple rules and its oracle on the same tasks."""
     env = build_env(settings, "eval")
-    env.reset(seed=0, split="eval")
+    reset_env(env, seed=0, split="eval")
     budget = settings.rollout.max_turns * settings.context.answer.max_actions_per_turn
     budget = min(budget, settings.rollout.max_actions or budget)
     return {name: measure_rule(env, rule, tasks, budget)[0] for name, rule in rules_of(env).items()}

@@ -14,8 +14,9 @@ from rich.console import Console
 from turnwise.config.checks import check_settings
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.envs.boundary import reset_env
 from turnwise.errors import RunError
-from turnwise.loop.build import PlayParts, build_play
+from turnwise.loop.build import PlayParts, build_env, build_play
 from turnwise.loop.evaluate import Evaluation, evaluate_policy
 from turnwise.loop.session import Session
 from turnwise.report.console import phase
@@ -91,15 +92,22 @@ def evaluate(
 
 
 def load_policy(
-    target: Run | str | Path, episodes: int | None = None, *, recipe: str | None = None, split: str = "eval"
+    target: Run | str | Path,
+    episodes: int | None = None,
+    *,
+    recipe: str | None = None,
+    split: str = "eval",
+    first_seed: int | None = None,
 ) -> PlayParts:
-    """A policy ready to play."""
+    """A policy ready to play `episodes` tasks of a split."""
     path = target.path if isinstance(target, Run) else Path(target)
-    overrides: dict[str, object] = {} if episodes is None else {"eval.episodes": episodes}
-    if (path / "config.yaml").is_file():
-        run = Run(path)
-        return build_play(load_settings(str(path / "config.yaml"), overrides), run.policy, split=split)
-    return build_play(load_settings(recipe or "frozenlake", overrides), str(target), split=split)
+    given = {"eval.episodes": episodes, "eval.first_seed": first_seed}
+    overrides = {key: value for key, value in given.items() if value is not None}
+    is_run = (path / "config.yaml").is_file()
+    settings = load_settings(str(path / "config.yaml") if is_run else recipe or "frozenlake", overrides)
+    # A split that does not exist would fail every episode and look like a policy that never succeeds.
+    reset_env(build_env(settings, split), seed=settings.eval.first_seed, split=split)
+    return build_play(settings, Run(path).policy if is_run else str(target), split=split)
 
 
 def run_async(work: Coroutine[object, object, T]) -> T:
@@ -116,6 +124,6 @@ def _checkpoint(directory: RunDirectory) -> Path:
     checkpoint = directory.latest_checkpoint()
     if checkpoint is None:
         raise RunError(
-            f"run {directory.path} has no checkpoint yet. Let it finish, or train again with report.checkpoint_every set."
+            f"run {directory.path} has no checkpoint yet. Let it finish, or train with report.checkpoint_every set."
         )
     return checkpoint

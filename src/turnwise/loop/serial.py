@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from turnwise.errors import LearnError
 from turnwise.experience.build import build_experiences
 from turnwise.learn.pack import pack
 from turnwise.loop.build import TrainParts
@@ -40,6 +41,8 @@ async def train_serial(
         watch.move("rollout", "env", parts.proxy.states.env_seconds - env_s)
         with watch.section("learn"):
             experiences = parts.buffer.take(settings.buffer.train_batch_size)
+            if not experiences:
+                raise LearnError(f"no episode of step {step} can be learnt from. {first_failure(groups)}")
             samples = parts.credit(experiences, parts.learner.annotate(experiences))
             report = parts.learner.step(pack(samples))
         if step % settings.sync.interval == 0:
@@ -50,11 +53,21 @@ async def train_serial(
             LoopStep(
                 step=step,
                 groups=groups,
-                metrics={**group_metrics(groups), **report.metrics, "buffer/experiences_left": float(len(parts.buffer))},
+                metrics={
+                    **group_metrics(groups),
+                    **report.metrics,
+                    "buffer/experiences_left": float(len(parts.buffer)),
+                },
                 tokens_sampled=tokens_sampled,
                 tokens_trained=sum(s.experience.segment.num_action_tokens for s in samples) * settings.learn.epochs,
             )
         )
+
+
+def first_failure(groups: list[Group]) -> str:
+    """Why the first episode that failed did so."""
+    failed = (t for group in groups for t in group.trajectories if t.failure)
+    return next((f"{t.id} ended with {t.stop_reason}: {t.failure}" for t in failed), "None of them failed.")
 
 
 def count_sampled(groups: list[Group]) -> int:

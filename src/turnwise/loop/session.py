@@ -57,11 +57,13 @@ class Session:
             parts = build_train(self._settings, self._checkpoint / "policy" if self._checkpoint else None)
         await self._prepare(parts)
         baselines = measure_baselines(self._settings, parts.eval_tasks)
-        before = await self._evaluate(parts)
+        before = self._recorded_start() or await self._evaluate(parts)
         setup_s = time.perf_counter() - self._started_s
         self._watch = Stopwatch()
         await self._train(parts, before)
         time_split = self._watch.time_split()
+        # With sync.interval above 1 the last updates may not have been published yet.
+        await parts.channel.publish(parts.learner.weights(), parts.learner.policy_version)
         after = await self._evaluate(parts)
         self._finish(self._summary(parts, before, after, baselines, time_split, setup_s), after.trajectories)
 
@@ -71,12 +73,21 @@ class Session:
         """Start the policy: from a checkpoint, from demonstrations, or as it is."""
         if self._checkpoint is not None:
             self._progress = load_checkpoint(self._checkpoint, parts.learner)
-            parts.tasks.restore({"next_seed": self._progress["next_seed"]})
+            if "next_seed" in self._progress:
+                parts.tasks.restore({"next_seed": self._progress["next_seed"]})
             self._directory = RunDirectory.reopen(self._directory.path, step=self._progress["step"])
         elif isinstance(self._settings.warm_start, OracleWarmStart):
             with phase(self._console, "warm start from the oracle") as advance:
                 self._warm_start = warm_start(parts, self._settings.warm_start, advance)
         await parts.channel.publish(parts.learner.weights(), parts.learner.policy_version)
+
+    def _recorded_start(self) -> Evaluation | None:
+        """How good a resumed run's policy was before its first update; None where that is not on record."""
+        rows = self._directory.read_metrics() if self._checkpoint is not None else []
+        if not rows or not {"eval/success", "eval/return"} <= rows[0].keys() or rows[0]["step"] != 0:
+            return None
+        success, mean_return = rows[0]["eval/success"], rows[0]["eval/return"]
+        return Evaluation(env=self._settings.env.type, success=success, mean_return=mean_return, trajectories=())
 
     async def _evaluate(self, parts: TrainParts) -> Evaluation:
         with phase(self._console, f"evaluating on {len(parts.eval_tasks)} held-out episodes") as advance:

@@ -59,7 +59,13 @@ class AgentProxy:
             return first.env_id, trajectory
 
         running = self.states.begin(tasks, rollout=rollout)
-        played = dict(await asyncio.gather(*(play(first) for first in running)))
+        plays = [asyncio.ensure_future(play(first)) for first in running]
+        try:
+            played = dict(await asyncio.gather(*plays))
+        finally:
+            # Where one workflow breaks, its siblings must not go on behind the caller's back.
+            for unfinished in plays:
+                unfinished.cancel()
         return self._gather_groups(tasks, played)
 
     def _gather_groups(self, tasks: Sequence[Task], played: dict[int, Trajectory]) -> list[Group]:

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from turnwise.envs.base import BaseEnv
-from turnwise.envs.boundary import call_env, reset_env, step_env
+from turnwise.envs.boundary import call_env, describe_env, reset_env, step_env
 from turnwise.envs.tasks import SeedTasks
 from turnwise.errors import ConfigError, EnvError, RewardError, TaskError
 from turnwise.rollout.limits import Limits
 from turnwise.types import (
+    EnvDescription,
     EnvInput,
     EnvOutput,
     HistoryEntry,
@@ -38,7 +39,9 @@ class EnvConfigs:
 
     def __post_init__(self) -> None:
         if len(self.tags) != len(self.n_groups):
-            raise ConfigError(f"{len(self.tags)} tags and {len(self.n_groups)} n_groups given; expected as many of each.")
+            raise ConfigError(
+                f"{len(self.tags)} tags and {len(self.n_groups)} n_groups given; expected as many of each."
+            )
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +51,7 @@ class _Episode:
     id: TrajectoryId
     task: Task
     env: BaseEnv
+    about: EnvDescription = EnvDescription()
     history: list[HistoryEntry] = field(default_factory=list)
     num_actions: int = 0
     is_success: bool = False
@@ -61,6 +65,7 @@ class _Episode:
             tag=self.task.tag,
             history=tuple(self.history),
             penalty=sum(entry.penalty for entry in self.history),
+            about=self.about,
         )
 
 
@@ -77,7 +82,6 @@ class EnvStateManager:
         limits: Limits,
         split: str = "train",
         invalid_penalty: float = 0.0,
-        max_actions_per_turn: int = 1,
         first_seed: int = 0,
     ) -> None:
         """`make_env(tag, split)` builds an environment; `first_seed` is where `reset()` starts to count tasks."""
@@ -95,7 +99,6 @@ class EnvStateManager:
         self._limits = limits
         self._split = split
         self._invalid_penalty = invalid_penalty
-        self._max_actions_per_turn = max_actions_per_turn
         self._tasks = SeedTasks(env_configs.tags, env_configs.n_groups, first_seed, split)
         self._spare: defaultdict[str, list[BaseEnv]] = defaultdict(list)
         self._episodes: dict[int, _Episode] = {}
@@ -141,8 +144,8 @@ class EnvStateManager:
 
     def get_rollout_states(self, env_ids: Sequence[int] | None = None) -> list[RolloutState]:
         """How the episodes ended (all, or the given ones), with their metrics."""
-        episodes = [self._episodes[i] for i in (self._episodes if env_ids is None else env_ids)]
-        return [self._rollout_state(episode) for episode in episodes]
+        chosen = self._episodes if env_ids is None else env_ids
+        return [self._rollout_state(self._episode(env_id)) for env_id in chosen]
 
     def close(self) -> None:
         for env in [e.env for e in self._episodes.values()] + [env for pool in self._spare.values() for env in pool]:
@@ -160,6 +163,7 @@ class EnvStateManager:
         try:
             dynamics_seed = derive_seed(str(trajectory_id))
             state = reset_env(env, seed=task.seed, split=task.split, dynamics_seed=dynamics_seed)
+            episode.about = describe_env(env)
         except (EnvError, TaskError) as error:
             state, episode.stop_reason, episode.failure = "", StopReason.ENV_ERROR, str(error)
         self.env_seconds += time.perf_counter() - started
@@ -202,12 +206,15 @@ class EnvStateManager:
         return results
 
     def _actions_left(self, episode: _Episode) -> int:
-        return self._limits.actions_left(episode.num_actions, len(episode.history), self._max_actions_per_turn)
+        return self._limits.actions_left(episode.num_actions, len(episode.history))
+
+    def _episode(self, env_id: int) -> _Episode:
+        if env_id not in self._episodes:
+            raise EnvError(f"env_id {env_id} given; this rollout has 0 to {len(self._episodes) - 1}. Call reset first.")
+        return self._episodes[env_id]
 
     def _running(self, env_id: int) -> _Episode:
-        episode = self._episodes.get(env_id)
-        if episode is None:
-            raise EnvError(f"env_id {env_id} given; this rollout has 0 to {len(self._episodes) - 1}. Call reset first.")
+        episode = self._episode(env_id)
         if episode.stop_reason is not None:
             raise EnvError(f"episode {episode.id} is over ({episode.stop_reason}); it takes no further step.")
         return episode
@@ -224,6 +231,7 @@ class EnvStateManager:
             tag=output.tag,
             history=output.history,
             penalty=output.penalty,
+            about=output.about,
             id=episode.id,
             task=episode.task,
             stop_reason=episode.stop_reason,

@@ -8,8 +8,8 @@ After each turn, the first that holds ends the episode:
 4. `rollout.max_actions` actions were played     max_actions
 5. `rollout.max_turns` turns were played         max_turns
 
-Before the next reply, `context.max_tokens` is checked: if the conversation and a reply do not fit, the episode ends with
-`context_overflow`. All but the first two are truncations: the last state still has a value.
+Before the next reply, `context.max_tokens` is checked: if the conversation and a reply do not fit, the episode ends
+with `context_overflow`. All but the first two are truncations: the last state still has a value.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from turnwise.types import StepResult, StopReason
 class Limits:
     max_turns: int
     max_actions: int | None = None
+    max_actions_per_turn: int = 1
 
-    def actions_left(self, num_actions: int, num_turns: int, max_actions_per_turn: int) -> int:
+    def actions_left(self, num_actions: int, num_turns: int) -> int:
         """How many actions the rest of the episode can hold."""
-        by_turns = (self.max_turns - num_turns) * max_actions_per_turn
+        by_turns = (self.max_turns - num_turns) * self.max_actions_per_turn
         return by_turns if self.max_actions is None else min(by_turns, self.max_actions - num_actions)
 
     def find_stop(self, last: StepResult | None, *, num_actions: int, num_turns: int) -> StopReason | None:

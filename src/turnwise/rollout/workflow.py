@@ -46,6 +46,8 @@ class EnvironmentWorkflow:
                     self._release(session)
                     session = lm_input.session
                 completion = await parts.engine.generate(self._request(lm_input, turn=len(output.history)))
+                if len(completion.token_ids) == 0:
+                    raise EngineError("the engine returned a reply without a token; a reply has at least its end.")
             except ContextOverflow as error:
                 parts.states.stop(env_id, StopReason.CONTEXT_OVERFLOW, str(error))
                 break

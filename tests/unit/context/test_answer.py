@@ -109,3 +109,22 @@ def test_instructions_follow_the_format() -> None:
 def test_wrong_settings_are_refused(wrong) -> None:
     with pytest.raises(ValidationError):
         AnswerFormat(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "is_well_formed"),
+    [
+        ("<answer>Up</answer>", "answer", True),
+        ("<answer>Up</answer> and more", "answer", False),
+        ("well <answer>Up</answer>", "answer", False),
+        ("<think>so</think> <answer>Up</answer>", "think_answer", True),
+        ("<think>so</think><answer>Up</answer>.", "think_answer", False),
+        ("hm <think>so</think><answer>Up</answer>", "think_answer", False),
+    ],
+)
+def test_a_strict_format_refuses_text_around_the_tags(text: str, kind: str, is_well_formed: bool) -> None:
+    strict = parse_answer(text, AnswerFormat(type=kind, is_strict=True))  # type: ignore[arg-type]
+    lenient = parse_answer(text, AnswerFormat(type=kind))  # type: ignore[arg-type]
+    assert strict.is_well_formed is is_well_formed
+    assert strict.actions == (("Up",) if is_well_formed else ())
+    assert lenient.actions == ("Up",)

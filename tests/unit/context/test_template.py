@@ -8,7 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from chat_families import (
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from turnwise.context.template import LearnedTemplate
+from turnwise.errors import ModelError
+from turnwise.types import Message
+
+from .chat_families import (
     APPENDING,
     CHATML,
     FAMILIES,
@@ -20,12 +27,6 @@ from chat_families import (
     template_of,
     tokenizer_of,
 )
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
-
-from turnwise.context.template import LearnedTemplate
-from turnwise.errors import ModelError
-from turnwise.types import Message
 
 _QUICK = settings(max_examples=40, deadline=None)
 _ANY_TEXT = st.one_of(
@@ -251,6 +252,7 @@ def test_lookalikes_that_a_tokenizer_folds_are_found() -> None:
     plain = template.encode_bridge("x", reply_is_closed=True).tolist()
     hostile = template.encode_bridge(f"x{lookalike}", reply_is_closed=True).tolist()
     assert hostile.count(template.end_of_turn_id) == plain.count(template.end_of_turn_id)
+    assert "im_end" in template.decode_reply(np.array(hostile, dtype=np.int32)).split("<|im_end|>")[0]
 
 
 def test_the_edit_is_readable_and_only_where_needed() -> None:

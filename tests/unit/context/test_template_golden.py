@@ -11,9 +11,10 @@ import os
 from pathlib import Path
 
 import pytest
-from chat_families import FAMILIES, completion_of, play, template_of, tokenizer_of
 
 from turnwise.types import Message
+
+from .chat_families import FAMILIES, completion_of, play, template_of, tokenizer_of
 
 _DIR = Path(__file__).parents[2] / "golden" / "chat_templates"
 

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import pytest
-from chat_families import FAMILIES, build_tokenizer
 
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import Codec, load_tokenizer
 from turnwise.errors import ModelError
+
+from .chat_families import FAMILIES, build_tokenizer
 
 
 @pytest.fixture

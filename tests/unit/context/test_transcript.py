@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from chat_families import APPENDING, FAMILIES, completion_of, play, template_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.context.transcript import Transcript
 from turnwise.types import Message
+
+from .chat_families import APPENDING, FAMILIES, completion_of, play, template_of
 
 _IDS = st.lists(st.integers(0, 400), max_size=6)
 _TURN = st.tuples(st.text(alphabet="PO_G \n", max_size=6), _IDS.filter(bool), st.booleans())

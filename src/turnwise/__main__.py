@@ -1,0 +1,7 @@
+"""`python -m turnwise` is the `turnwise` command."""
+
+import sys
+
+from turnwise.cli import main
+
+sys.exit(main())

@@ -1,0 +1,156 @@
+"""The command line: parses words and calls the rooms. No logic of its own.
+
+Exit codes: 0 done; 2 a user's mistake, said in one message without a traceback; 1 a run that failed; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from turnwise import __version__
+from turnwise.errors import LearnError, SyncError, TurnwiseError, did_you_mean
+
+_OVERRIDES = """
+settings can be changed with key.path=value or --key.path value, for example
+  turnwise train frozenlake learn.steps=20 --run.seed 3
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with the house's manners: one clear line, the closest command, exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        if "invalid choice" in message and self.prog == "turnwise":
+            given = message.split("'")[1]
+            message = f"unknown command '{given}'. {did_you_mean(given, COMMANDS)}"
+        self.exit(2, f"turnwise: {message}\nSee '{self.prog} --help'.\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """Settings are taken out first: argparse would read the value of `--learn.steps 3` as a recipe."""
+        if self._subparsers is not None or args is None:
+            return super().parse_known_args(args, namespace)
+        known, settings = self._split(list(args))
+        options, rest = super().parse_known_args(known, namespace)
+        return options, [*settings, *rest]
+
+    def _split(self, waiting: list[str]) -> tuple[list[str], list[str]]:
+        """Words of this command, and `--key value` or `--key=value` for keys that are none of its options."""
+        known: list[str] = []
+        settings: list[str] = []
+        while waiting:
+            word = waiting.pop(0)
+            option = self._option_string_actions.get(word.partition("=")[0])
+            is_setting = option is None and word.startswith("--")
+            target = settings if is_setting else known
+            target.append(word)
+            takes_value = is_setting or (option is not None and option.nargs != 0)
+            if takes_value and "=" not in word and waiting and not waiting[0].startswith("--"):
+                target.append(waiting.pop(0))
+        return known, settings
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="turnwise", description="Train language-model agents over many turns.")
+    parser.add_argument("--version", action="version", version=f"turnwise {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _add_train(commands)
+    _add_eval(commands)
+    _add_play(commands)
+    _add_look_before(commands)
+    return parser
+
+
+def _add(commands: argparse._SubParsersAction, name: str, text: str, epilog: str = "") -> argparse.ArgumentParser:  # type: ignore[type-arg]
+    return commands.add_parser(
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def _add_recipe(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "recipe", nargs="?", metavar="RECIPE", help="a recipe's name or YAML file (default: frozenlake)"
+    )
+    parser.add_argument("--config", metavar="FILE", help="a YAML file")
+    parser.add_argument("--config-name", metavar="NAME", help="a recipe's name")
+
+
+def _add_train(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
+    parser = _add(commands, "train", "train a recipe", _OVERRIDES)
+    _add_recipe(parser)
+    parser.add_argument("--run-dir", metavar="DIR", help="where to write the run (default: a new folder in runs/)")
+    parser.add_argument("--resume", metavar="RUN", help="go on with an interrupted run")
+
+
+def _add_eval(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
+    parser = _add(commands, "eval", "evaluate a run, a model folder, 'oracle' or 'random' on held-out episodes")
+    parser.add_argument("target", metavar="TARGET", help="a run directory, a model folder, 'oracle' or 'random'")
+    parser.add_argument("--env", metavar="ENV", help="an environment, for oracle and random")
+    parser.add_argument("--recipe", metavar="RECIPE", help="the recipe whose setting a model folder plays in")
+    parser.add_argument("--episodes", type=int, metavar="N", help="how many episodes (default: as the recipe says)")
+    parser.add_argument("--split", default="eval", metavar="S", help="which tasks (default: eval)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_play(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
+    parser = _add(commands, "play", "play an environment in the terminal", "environment settings: key=value")
+    parser.add_argument("env", metavar="ENV", help="an environment's name or package.module:Class")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="which task (default: 0)")
+    parser.add_argument("--split", default="eval", metavar="S", help="which tasks (default: eval)")
+    parser.add_argument("--agent", default="human", metavar="WHO", help="human, oracle, random or a run directory")
+
+
+def _add_look_before(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
+    envs = _add(commands, "envs", "list the environments with their actions and settings")
+    envs.add_argument("--json", action="store_true", help="print JSON")
+    check = _add(commands, "check", "check a config file, or an environment against its contract", _OVERRIDES)
+    check.add_argument("target", metavar="FILE|ENV", help="a recipe, a YAML file, or an environment")
+    check.add_argument("--json", action="store_true", help="print JSON")
+    plan = _add(commands, "plan", "say in plain words what a recipe will do", _OVERRIDES)
+    _add_recipe(plan)
+    plan.add_argument("--json", action="store_true", help="print JSON")
+
+
+COMMANDS = ("train", "eval", "play", "envs", "check", "plan")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the `turnwise` command."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    options, rest = _build_parser().parse_known_args(words)
+    # Imported after parsing: help and mistakes in the words answer at once, without loading torch.
+    from turnwise.loop import commands  # noqa: PLC0415
+
+    try:
+        return commands.run(options, parse_overrides(rest))
+    except (LearnError, SyncError) as error:
+        print(f"turnwise: the run failed: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    except TurnwiseError as error:
+        print(f"turnwise: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    except KeyboardInterrupt:
+        print("turnwise: interrupted; go on with 'turnwise train --resume RUN'", file=sys.stderr)  # noqa: T201
+        return 130
+
+
+def parse_overrides(words: Sequence[str]) -> list[str]:
+    """`key=value`, `--key=value` and `--key value` all become `key=value`; a lone `--key` means true."""
+    overrides: list[str] = []
+    waiting = list(words)
+    while waiting:
+        word = waiting.pop(0)
+        if not word.startswith("--") or "=" in word:
+            overrides.append(word.removeprefix("--"))
+        elif waiting and not waiting[0].startswith("--"):
+            overrides.append(f"{word[2:]}={waiting.pop(0)}")
+        else:
+            overrides.append(f"{word[2:]}=true")
+    return overrides

@@ -1,0 +1,176 @@
+"""What each command of the command line does, on top of the loop."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from turnwise.config.checks import check_settings, find_no_effect
+from turnwise.config.load import dump_settings, find_recipe, load_settings, parse_params
+from turnwise.config.registry import ENVS
+from turnwise.envs.check import check_env
+from turnwise.envs.make import make_env
+from turnwise.errors import ConfigError
+from turnwise.loop.evaluate import measure_rule_on
+from turnwise.loop.plan import describe_plan, make_plan
+from turnwise.loop.play import play_in_terminal
+from turnwise.loop.run import evaluate, resume, train
+
+
+def run(options: argparse.Namespace, overrides: Sequence[str]) -> int:
+    """Dispatch a parsed command; returns the exit code."""
+    return _COMMANDS[options.command](options, list(overrides), Console())
+
+
+def _train(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    if options.resume:
+        if options.recipe or options.config or options.config_name or overrides:
+            raise ConfigError(
+                "--resume goes on with the settings of the run; give no recipe and no overrides beside it."
+            )
+        resume(options.resume, console=console)
+    else:
+        recipe, overrides = _recipe_and_overrides(options, overrides)
+        train(recipe, overrides, run_dir=options.run_dir, console=console)
+    return 0
+
+
+def _recipe_and_overrides(options: argparse.Namespace, overrides: list[str]) -> tuple[str, list[str]]:
+    """The recipe may be named in three ways, once; `train learn.steps=3` is the default recipe with an override."""
+    if options.recipe and "=" in options.recipe:
+        options.recipe, overrides = None, [options.recipe, *overrides]
+    given = [name for name in (options.recipe, options.config, options.config_name) if name]
+    if len(given) > 1:
+        raise ConfigError(
+            f"{' and '.join(given)} given; expected one recipe: RECIPE, --config FILE or --config-name NAME."
+        )
+    if options.config and not Path(options.config).is_file():
+        raise ConfigError(f"--config: file '{options.config}' does not exist.")
+    return (given[0] if given else "frozenlake"), overrides
+
+
+def _eval(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    _refuse(overrides)
+    if options.episodes is not None and options.episodes < 1:
+        raise ConfigError(f"--episodes: {options.episodes} given; expected at least 1.")
+    if options.target in ("oracle", "random"):
+        env = options.env or "frozen_lake"
+        episodes = options.episodes or 400
+        success, mean_return = measure_rule_on(env, options.target, episodes, options.split)
+    else:
+        # Progress on the console would stand in front of the JSON.
+        shown = None if options.json else console
+        result = evaluate(options.target, options.episodes, recipe=options.recipe, split=options.split, console=shown)
+        env, episodes, success, mean_return = result.env, result.episodes, result.success, result.mean_return
+    row = {
+        "target": options.target,
+        "env": env,
+        "split": options.split,
+        "episodes": episodes,
+        "success": success,
+        "return": mean_return,
+    }
+    _show(console, [row], as_json=options.json)
+    return 0
+
+
+def _play(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    play_in_terminal(
+        console,
+        options.env,
+        agent=options.agent,
+        seed=options.seed,
+        split=options.split,
+        params=parse_params(overrides),
+    )
+    return 0
+
+
+def _envs(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    _refuse(overrides)
+    rows = []
+    for name in sorted(ENVS):
+        env = make_env(name)
+        env.reset(seed=0)
+        rows.append(
+            {
+                "env": name,
+                "about": env.instructions,
+                "actions": ", ".join(env.action_names or ("any text",)),
+                "oracle": "yes" if env.has_oracle else "no",
+                "settings": ", ".join(env.Params.model_fields),
+            }
+        )
+    _show(console, rows, as_json=options.json)
+    return 0
+
+
+def _check(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    if options.target in ENVS or (":" in options.target and not Path(options.target).exists()):
+        report = check_env(options.target)
+        rows: list[dict[str, Any]] = [
+            {"check": check.name, "passed": "yes" if check.passed else "NO", "detail": check.detail}
+            for check in report.checks
+        ]
+        _show(console, rows, as_json=options.json)
+        return 0 if report.ok else 2
+    settings = load_settings(options.target, overrides)
+    check_settings(settings)
+    notes = find_no_effect(settings)
+    if options.json:
+        console.print_json(
+            json.dumps(
+                {"file": str(find_recipe(options.target)), "settings": settings.model_dump(mode="json"), "notes": notes}
+            )
+        )
+        return 0
+    console.print(dump_settings(settings), markup=False, highlight=False)
+    for note in notes:
+        console.print(f"note: {note}", markup=False)
+    console.print(f"{find_recipe(options.target)} is valid.", markup=False, highlight=False)
+    return 0
+
+
+def _plan(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    recipe, overrides = _recipe_and_overrides(options, overrides)
+    settings = load_settings(recipe, overrides)
+    check_settings(settings)
+    plan = make_plan(settings)
+    if options.json:
+        console.print_json(json.dumps(plan.to_dict()))
+    else:
+        console.print(describe_plan(plan), markup=False, highlight=False)
+    return 0
+
+
+def _refuse(overrides: Sequence[str]) -> None:
+    if overrides:
+        raise ConfigError(f"'{overrides[0]}' is not understood here.")
+
+
+def _show(console: Console, rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        console.print_json(json.dumps(list(rows)))
+        return
+    table = Table(show_edge=False, pad_edge=False)
+    for name in rows[0]:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
+    console.print(table)
+
+
+_COMMANDS: dict[str, Callable[[argparse.Namespace, list[str], Console], int]] = {
+    "train": _train,
+    "eval": _eval,
+    "play": _play,
+    "envs": _envs,
+    "check": _check,
+    "plan": _plan,
+}

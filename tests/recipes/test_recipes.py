@@ -1,0 +1,44 @@
+"""Every recipe that ships: it loads, agrees with itself, and runs two steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from turnwise.config.checks import check_settings, find_no_effect
+from turnwise.config.load import dump_settings, load_settings
+from turnwise.loop.run import train
+
+from ..small_run import SMALL, without_plots
+
+FILES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+every_recipe = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+
+
+def test_the_default_recipe_is_there() -> None:
+    assert "frozenlake" in [file.stem for file in FILES]
+
+
+@every_recipe
+def test_a_recipe_loads_and_agrees_with_itself(file: Path, tmp_path: Path) -> None:
+    settings = load_settings(str(file))
+    check_settings(settings)
+    assert settings.recipe == file.stem
+    assert find_no_effect(settings) == []
+    (tmp_path / "config.yaml").write_text(dump_settings(settings))
+    assert load_settings(str(tmp_path / "config.yaml")).model_dump() == settings.model_dump()
+
+
+@every_recipe
+def test_a_recipe_runs_two_steps(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_plots(monkeypatch)
+    settings = load_settings(str(file))
+    overrides = list(SMALL)
+    if settings.warm_start.type != "none":
+        overrides += ["warm_start.episodes=6", "warm_start.steps=2"]
+    run = train(str(file), overrides, run_dir=tmp_path / "run")
+    assert run.summary.steps == 2
+    assert [row["step"] for row in run.metrics()] == [0, 1, 2]
+    assert all(row["rollout/errors"] == 0 for row in run.metrics()[1:])
+    assert run.summary.tokens_trained > 0

@@ -1,0 +1,174 @@
+"""The functions over padded tensors: parity with other systems, numbers by hand, errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from turnwise.credit import (
+    compute_bi_level_gae_advantage_return,
+    compute_gae_advantage_return,
+    compute_grpo_advantage,
+)
+
+GOLDEN = Path(__file__).resolve().parents[4] / "shared" / "golden" / "advantages.json"
+CASES: list[dict[str, Any]] = json.loads(GOLDEN.read_text()) if GOLDEN.is_file() else []
+needs_golden = pytest.mark.skipif(not CASES, reason=f"the reference outputs {GOLDEN} are not on this machine")
+numbered = pytest.mark.parametrize("number", range(len(CASES) or 1))
+
+
+def tensors(case: dict[str, Any], *names: str) -> list[torch.Tensor]:
+    return [torch.tensor(case[name]) for name in names]
+
+
+def assert_close_on(mask: torch.Tensor, found: torch.Tensor, expected: Any) -> None:
+    keep = mask.bool()
+    torch.testing.assert_close(found[keep], torch.tensor(expected)[keep], atol=1e-5, rtol=0)
+    assert not found[~keep].any()
+
+
+@needs_golden
+@numbered
+@pytest.mark.parametrize("with_turn_ids", [False, True])
+def test_bi_level_gae_equals_ragen(number: int, with_turn_ids: bool) -> None:
+    case = CASES[number]
+    rewards, values, mask = tensors(case, "rewards", "values", "mask")
+    turn_ids = None
+    if with_turn_ids:
+        turn_ids = torch.full(mask.shape, -1)
+        for row, turns in enumerate(case["turns"]):
+            for turn, (start, end, _) in enumerate(turns):
+                turn_ids[row, start:end] = turn
+    advantages, returns = compute_bi_level_gae_advantage_return(
+        rewards, values, mask, case["gamma"], case["lam"], case["high_level_gamma"], turn_ids=turn_ids
+    )
+    assert_close_on(mask, advantages, case["ragen_bi_level"]["adv"])
+    assert_close_on(mask, returns, case["ragen_bi_level"]["ret"])
+
+
+@needs_golden
+@numbered
+def test_gae_equals_verl(number: int) -> None:
+    case = CASES[number]
+    rewards, values, mask = tensors(case, "rewards", "values", "mask")
+    advantages, returns = compute_gae_advantage_return(rewards, values, mask, case["gamma"], case["lam"])
+    assert_close_on(mask, advantages, case["verl_gae"]["adv"])
+    assert_close_on(mask, returns, case["verl_gae"]["ret"])
+
+
+@needs_golden
+@numbered
+def test_grpo_equals_verl(number: int) -> None:
+    case = CASES[number]
+    rewards, mask = tensors(case, "rewards", "mask")
+    advantages, returns = compute_grpo_advantage(rewards, mask, case["groups"])
+    assert_close_on(mask, advantages, case["verl_grpo"])
+    assert torch.equal(advantages, returns)
+
+
+MASK = torch.tensor([[1.0, 1, 0, 0, 1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("rewards", "values", "advantages", "returns"),
+    [
+        ([0, 1, 0, 0, 0, 2], [0.1, 0.2, 9, 9, 0.3, 0.4], [2.7, 2.6, 0, 0, 1.7, 1.6], [2.8, 2.8, 0, 0, 2, 2]),
+        ([0, 0, 0, 0, 0, 2], [0] * 6, [1.8, 1.8, 0, 0, 2, 2], [1.8, 1.8, 0, 0, 2, 2]),
+        ([0, 1, 0, 0, 0, 0], [0] * 6, [1, 1, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0]),
+    ],
+)
+def test_bi_level_gae_by_hand(
+    rewards: list[float], values: list[float], advantages: list[float], returns: list[float]
+) -> None:
+    found = compute_bi_level_gae_advantage_return(
+        torch.tensor([rewards], dtype=torch.float32),
+        torch.tensor([values], dtype=torch.float32),
+        MASK,
+        1.0,
+        1.0,
+        0.9,
+        whiten=False,
+    )
+    torch.testing.assert_close(found[0], torch.tensor([advantages], dtype=torch.float32), atol=1e-6, rtol=0)
+    torch.testing.assert_close(found[1], torch.tensor([returns], dtype=torch.float32), atol=1e-6, rtol=0)
+
+
+def test_turn_ids_separate_turns_that_the_mask_joins() -> None:
+    rewards, values = torch.tensor([[0.0, 0, 1]]), torch.zeros(1, 3)
+    mask = torch.ones(1, 3)
+    joined, _ = compute_bi_level_gae_advantage_return(rewards, values, mask, 1.0, 1.0, 0.5, whiten=False)
+    apart, _ = compute_bi_level_gae_advantage_return(
+        rewards, values, mask, 1.0, 1.0, 0.5, turn_ids=torch.tensor([[0, 1, 2]]), whiten=False
+    )
+    assert joined.tolist() == [[1, 1, 1]]
+    assert apart.tolist() == [[0.25, 0.5, 1]]
+
+
+@pytest.mark.parametrize("turn_ids", [[[0, 0, 0, -1, 1, 1]], [[0, -1, -1, -1, 1, 1]]])
+def test_turn_ids_must_fit_the_mask(turn_ids: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match="turn_ids must be >= 0 on exactly the tokens"):
+        compute_bi_level_gae_advantage_return(
+            torch.zeros(1, 6), torch.zeros(1, 6), MASK, 1.0, 1.0, 0.9, turn_ids=torch.tensor(turn_ids)
+        )
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda r, v, m: compute_bi_level_gae_advantage_return(r, v, m, 0.9, 0.8, 0.7, whiten=False),
+        lambda r, v, m: compute_gae_advantage_return(r, v, m, 0.9, 0.8, whiten=False),
+        lambda r, v, m: compute_grpo_advantage(r, m, ["a", "a", "b"]),
+    ],
+)
+def test_padding_on_either_side_and_masked_values_change_nothing(compute: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.tensor([[0, 1, 1, 0, 1], [1, 1, 0, 0, 0], [0, 1, 0, 1, 1]])
+    rewards = torch.randn(3, 5, generator=generator) * mask
+    values = torch.randn(3, 5, generator=generator)
+    plain, _ = compute(rewards, values, mask)
+
+    def pad(x: torch.Tensor, fill: float) -> torch.Tensor:
+        return torch.nn.functional.pad(x, (2, 3), value=fill)
+
+    padded, _ = compute(pad(rewards, 0), pad(values, 7.0), pad(mask, 0))
+    torch.testing.assert_close(padded[:, 2:-3], plain, atol=1e-6, rtol=0)
+    changed, _ = compute(rewards, torch.where(mask.bool(), values, 99.0), mask)
+    torch.testing.assert_close(changed, plain, atol=1e-6, rtol=0)
+    assert plain.abs().sum() > 0
+
+
+def test_an_empty_mask_gives_zeros() -> None:
+    advantages, returns = compute_gae_advantage_return(torch.ones(2, 3), torch.ones(2, 3), torch.zeros(2, 3), 1, 1)
+    assert not advantages.any()
+    assert not returns.any()
+
+
+def test_grpo_settings() -> None:
+    rewards, mask = torch.tensor([[0.0, 1.0], [0.0, 0.0]]), torch.tensor([[0, 1], [1, 1]])
+    scaled, _ = compute_grpo_advantage(rewards, mask, [7, 7])
+    plain, _ = compute_grpo_advantage(rewards, mask, [7, 7], scale_by_std=False)
+    loose, _ = compute_grpo_advantage(rewards, mask, [7, 7], epsilon=1.0)
+    torch.testing.assert_close(scaled, torch.tensor([[0, 0.70710578], [-0.70710578, -0.70710578]]))
+    torch.testing.assert_close(plain, torch.tensor([[0, 0.5], [-0.5, -0.5]]))
+    torch.testing.assert_close(loose[0, 1], torch.tensor(0.5 / (0.5**0.5 + 1)))
+    assert scaled.dtype == rewards.dtype
+
+
+def test_whitening_is_over_the_mask() -> None:
+    rewards, values = torch.tensor([[0.0, 1, 0], [0, 0, 5]]), torch.tensor([[0.1, 0.2, 9], [0.3, 0.4, 9]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 0]])
+    advantages, _ = compute_gae_advantage_return(rewards, values, mask, 1.0, 1.0)
+    kept = advantages[mask.bool()]
+    assert kept.mean().item() == pytest.approx(0, abs=1e-6)
+    assert kept.var().item() == pytest.approx(1, abs=1e-5)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    import turnwise.credit  # noqa: PLC0415
+
+    with pytest.raises(AttributeError, match="no_such_rule"):
+        turnwise.credit.no_such_rule  # noqa: B018

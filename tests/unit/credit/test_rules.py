@@ -1,0 +1,163 @@
+"""Numbers worked out by hand, whitening, and every setting of every rule."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from turnwise.config.settings import Settings
+from turnwise.credit.bi_level import BiLevelGae, BiLevelGaeParams
+from turnwise.credit.gae import Gae, GaeParams
+from turnwise.credit.group import Grpo, GrpoParams, estimate_grpo
+from turnwise.credit.layout import TurnLayout, layout_from_keys, scan_back, shift_back, whiten
+from turnwise.errors import ConfigError
+from turnwise.types import Annotations
+
+from .rows import Play, credited, make_rows, sampled
+
+BATCH = [
+    Play([0.0, 1.0], [[0.1, 0.2], [0.3, -0.4]], is_truncated=True, sibling=0),
+    Play([0.5, 0.0, -0.1], [[0.0, 0.7], [0.2], [0.1, 0.4, 0.3]], sibling=1),
+    Play([0.2], [[-0.3]], sibling=2),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "key", "other"),
+    [
+        (Gae, "gamma", 0.5),
+        (Gae, "lam", 0.5),
+        (Gae, "truncation", "end"),
+        (Gae, "whiten", False),
+        (BiLevelGae, "gamma", 0.5),
+        (BiLevelGae, "lam", 0.5),
+        (BiLevelGae, "high_level_gamma", 0.5),
+        (BiLevelGae, "high_level_lam", 0.5),
+        (BiLevelGae, "turn_value_at", "first"),
+        (BiLevelGae, "truncation", "end"),
+        (BiLevelGae, "whiten", False),
+        (Grpo, "scale_by_std", False),
+    ],
+)
+def test_every_setting_changes_advantages(rule: type, key: str, other: object) -> None:
+    assert rule.Params.model_fields[key].default != other
+    # Lambda 1 would hide where a turn's value is read: the sum telescopes.
+    base = {"high_level_lam": 0.8} if rule is BiLevelGae and key == "turn_value_at" else {}
+    default = np.concatenate(sampled(rule(rule.Params(**base)), BATCH))
+    changed = np.concatenate(sampled(rule(rule.Params(**base, **{key: other})), BATCH))
+    assert np.abs(default - changed).max() > 1e-3
+
+
+@pytest.mark.parametrize("params", [GaeParams, BiLevelGaeParams, GrpoParams])
+def test_the_table_above_knows_every_setting(params: type[Settings]) -> None:
+    covered = {
+        GaeParams: {"gamma", "lam", "truncation", "whiten"},
+        BiLevelGaeParams: {
+            "gamma",
+            "lam",
+            "high_level_gamma",
+            "high_level_lam",
+            "turn_value_at",
+            "truncation",
+            "whiten",
+        },
+        GrpoParams: {"scale_by_std"},
+    }
+    assert set(params.model_fields) - {"type"} == covered[params]
+
+
+@pytest.mark.parametrize("key", ["gamma", "lam"])
+@pytest.mark.parametrize("value", [-0.1, 1.1])
+def test_discounts_lie_between_zero_and_one(key: str, value: float) -> None:
+    for params in (GaeParams, BiLevelGaeParams):
+        with pytest.raises(ValueError, match=key):
+            params.model_validate({key: value})
+
+
+@pytest.mark.parametrize("rule", [Gae(GaeParams()), BiLevelGae(BiLevelGaeParams())])
+def test_whitened_advantages_have_mean_zero_and_variance_one_and_returns_stay(rule: object) -> None:
+    found = credited(rule, BATCH)
+    advantages = np.concatenate([a for a, _ in found])
+    assert advantages.mean() == pytest.approx(0, abs=1e-6)
+    assert advantages.var(ddof=1) == pytest.approx(1, abs=1e-5)
+    plain = credited(type(rule)(rule.params.model_copy(update={"whiten": False})), BATCH)  # type: ignore[attr-defined]
+    for (_, returns), (plain_advantages, plain_returns), play in zip(found, plain, BATCH, strict=True):
+        np.testing.assert_allclose(returns, plain_returns, atol=1e-6)
+        values = [v for turn in play.values for v in turn]
+        np.testing.assert_allclose(plain_returns, plain_advantages + values, atol=1e-6)
+
+
+def test_whitening_of_little_or_nothing() -> None:
+    assert whiten(np.zeros(0)).tolist() == []
+    assert whiten(np.array([3.0])).tolist() == [0.0]
+    assert whiten(np.array([2.0, 2.0, 2.0])).tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("rule", [Gae(GaeParams()), BiLevelGae(BiLevelGaeParams())])
+def test_a_rule_that_needs_values_says_so(rule: object) -> None:
+    rows, _ = make_rows(BATCH[0])
+    with pytest.raises(ConfigError, match=r"needs a critic.*learn\.critic\.type"):
+        rule(rows, Annotations())  # type: ignore[operator]
+    assert rule.needs_values  # type: ignore[attr-defined]
+
+
+def test_samples_carry_values_and_reference_logprobs_unchanged() -> None:
+    rows, values = make_rows(BATCH[1], cuts=(1,))
+    reference = tuple(np.full(len(v), -0.25, dtype=np.float32) for v in values)
+    samples = Gae(GaeParams())(rows, Annotations(values=tuple(values), reference_logprobs=reference))
+    for sample, row, value, ref in zip(samples, rows, values, reference, strict=True):
+        assert sample.experience is row
+        assert np.array_equal(sample.values, value)
+        assert np.array_equal(sample.reference_logprobs, ref)
+    without = Grpo(GrpoParams())(rows, Annotations())
+    assert not any(s.values.any() or s.reference_logprobs.any() for s in without)
+
+
+# --- the numbers of golden/README.md, worked out by hand -------------------------------------------------------------
+
+
+def test_grpo_numbers() -> None:
+    groups = np.zeros(4, dtype=np.int64)
+    two = estimate_grpo(np.array([1.0, 0.0]), groups[:2], scale_by_std=True)
+    np.testing.assert_allclose(two, [0.70710578, -0.70710578], atol=1e-7)
+    four = estimate_grpo(np.array([1, -0.1, -0.1, -0.1]), groups, scale_by_std=True)
+    np.testing.assert_allclose(four, [1.49999727, *[-0.49999909] * 3], atol=1e-7)
+
+
+def test_a_singleton_group_keeps_its_score_and_equal_scores_teach_nothing() -> None:
+    scores, groups = np.array([0.7, 0.4, 0.4]), np.array([0, 1, 1])
+    np.testing.assert_allclose(estimate_grpo(scores, groups, scale_by_std=False), [0.7, 0, 0])
+    np.testing.assert_allclose(estimate_grpo(scores, groups, scale_by_std=True), [0.7, 0, 0], atol=1e-5)
+
+
+def test_grpo_says_nothing_of_which_group_a_score_is_in_but_its_own() -> None:
+    scores, groups = np.array([1.0, 5.0, 0.0, 9.0]), np.array([0, 1, 0, 1])
+    np.testing.assert_allclose(estimate_grpo(scores, groups, scale_by_std=False), [0.5, -2, -0.5, 2])
+
+
+# --- passes over runs ------------------------------------------------------------------------------------------------
+
+
+def test_passes_stay_inside_their_runs() -> None:
+    values, starts = np.array([1.0, 2.0, 4.0, 8.0]), np.array([0, 1, 4])
+    assert scan_back(values, starts, 0.5).tolist() == [1.0, 2 + 0.5 * (4 + 0.5 * 8), 8.0, 8.0]
+    assert scan_back(values, starts, 0.0).tolist() == values.tolist()
+    assert shift_back(values, starts, np.array([-1.0, -2.0])).tolist() == [-1.0, 4.0, 8.0, -2.0]
+
+
+def test_layout_separates_equal_turn_numbers_of_different_trajectories() -> None:
+    layout = layout_from_keys(np.array([0, 0, 0, 1, 1]), np.array([0, 0, 1, 1, 2]))
+    assert layout.turn_starts.tolist() == [0, 2, 3, 4, 5]
+    assert layout.trajectory_starts.tolist() == [0, 2, 4]
+    assert layout.num_tokens == 5
+    assert layout.turn_last.tolist() == [1, 2, 3, 4]
+    assert layout.turn_first.tolist() == [0, 2, 3, 4]
+    assert layout.sum_turns(np.array([1.0, 2.0, 4.0, 8.0])).tolist() == [3.0, 12.0]
+    assert layout.turns_to_tokens(np.arange(4.0)).tolist() == [0, 0, 1, 2, 3]
+    assert layout.trajectories_to_tokens(np.array([5.0, 6.0])).tolist() == [5, 5, 5, 6, 6]
+
+
+def test_layout_example_of_its_docstring() -> None:
+    layout = layout_from_keys(np.array([0] * 4 + [1] * 3), np.array([0, 0, 1, 1, 0, 0, 0]))
+    assert isinstance(layout, TurnLayout)
+    assert (layout.turn_starts.tolist(), layout.trajectory_starts.tolist()) == ([0, 2, 4, 7], [0, 2, 3])

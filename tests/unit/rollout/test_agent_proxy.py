@@ -1,0 +1,166 @@
+"""Many episodes over one engine: nobody waits for anybody, and failures stay where they happen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+
+import numpy as np
+
+from tests.unit.context.chat_families import template_of
+from turnwise.config.schema import ContextSettings
+from turnwise.context.manager import ContextManager
+from turnwise.engine.scripted import ScriptedEngine
+from turnwise.envs.base import BaseEnv
+from turnwise.errors import EngineError
+from turnwise.rollout.agent_proxy import AgentProxy
+from turnwise.rollout.limits import Limits
+from turnwise.rollout.workflow import EnvironmentWorkflow
+from turnwise.types import Completion, GenerateRequest, Group, Sampling, StopReason, Task, Trajectory
+
+from .worlds import BrokenStart, WordWorld, make_states
+
+TEMPLATE = template_of("chatml")
+TASKS = [Task(tag="words", seed=0), Task(tag="words", seed=1)]
+
+
+def say(word: str) -> list[int]:
+    return [*TEMPLATE.encode_text(f"<answer>{word}</answer>").tolist(), TEMPLATE.end_of_turn_id]
+
+
+def env_of(request: GenerateRequest) -> int:
+    return int(str(request.session).split("#")[0])
+
+
+class WaitingEngine(ScriptedEngine):
+    """Says `stay`; the listed environments get their answers only once the gate is open."""
+
+    def __init__(self, slow: set[int]) -> None:
+        super().__init__(lambda _: say("stay"), stop_ids=TEMPLATE.stop_ids)
+        self.slow, self.gate = slow, asyncio.Event()
+        self.arrived: defaultdict[int, int] = defaultdict(int)
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        self.arrived[env_of(request)] += 1
+        if env_of(request) in self.slow:
+            await self.gate.wait()
+        return await super().generate(request)
+
+
+class FailingEngine(ScriptedEngine):
+    """Fails one environment's second turn."""
+
+    def __init__(self, failing: int) -> None:
+        super().__init__(lambda _: say("stay"), stop_ids=TEMPLATE.stop_ids)
+        self.failing, self.turns = failing, 0
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        self.turns += env_of(request) == self.failing
+        if env_of(request) == self.failing and self.turns == 2:
+            raise EngineError("the engine is gone")
+        return await super().generate(request)
+
+
+def make_proxy(engine: ScriptedEngine, world: type[BaseEnv] = WordWorld, *, seed: int = 0) -> AgentProxy:
+    states = make_states(lambda *_: world(), groups=2, group_size=2, limits=Limits(max_turns=4))
+    context = ContextManager(TEMPLATE, ContextSettings())
+    sampling = Sampling(temperature=0.7, top_k=5, top_p=0.9, max_new_tokens=1)
+    return AgentProxy(states, context, engine, EnvironmentWorkflow, sampling=sampling, seed=seed)
+
+
+def collect(proxy: AgentProxy, rollout: int = 0) -> list[Group]:
+    return asyncio.run(proxy.collect(TASKS, rollout=rollout))
+
+
+def test_fast_episodes_finish_while_a_slow_one_is_in_its_first_turn() -> None:
+    engine = WaitingEngine(slow={1})
+    done: list[Trajectory] = []
+
+    async def run() -> list[Group]:
+        rollout = asyncio.create_task(make_proxy(engine).collect(TASKS, rollout=0, on_done=done.append))
+        while len(done) < 3:
+            await asyncio.sleep(0)
+        assert dict(engine.arrived) == {0: 4, 1: 1, 2: 4, 3: 4}
+        assert not rollout.done()
+        engine.gate.set()
+        return await rollout
+
+    groups = asyncio.run(asyncio.wait_for(run(), 10))
+    assert [str(t.id) for t in done] == [
+        "0/words/train/0/0",
+        "0/words/train/1/0",
+        "0/words/train/1/1",
+        "0/words/train/0/1",
+    ]
+    assert [len(t.turns) for g in groups for t in g.trajectories] == [4] * 4
+
+
+def test_groups_follow_the_tasks_whoever_finishes_first() -> None:
+    groups = collect(make_proxy(ScriptedEngine(lambda _: say("win"), stop_ids=TEMPLATE.stop_ids)), rollout=7)
+    assert [group.task for group in groups] == TASKS
+    assert [str(t.id) for g in groups for t in g.trajectories] == [
+        "7/words/train/0/0",
+        "7/words/train/0/1",
+        "7/words/train/1/0",
+        "7/words/train/1/1",
+    ]
+    assert all(t.task == g.task and t.is_success for g in groups for t in g.trajectories)
+
+
+def test_requests_carry_the_sampling_and_a_seed_of_their_own() -> None:
+    engine = ScriptedEngine(lambda _: say("stay"), stop_ids=TEMPLATE.stop_ids)
+    collect(make_proxy(engine))
+    assert {(r.sampling.temperature, r.sampling.top_k, r.sampling.top_p) for r in engine.requests} == {(0.7, 5, 0.9)}
+    assert {r.sampling.max_new_tokens for r in engine.requests} == {ContextSettings().max_response_tokens}
+    assert len({r.seed for r in engine.requests}) == 16
+
+
+def test_seeds_of_requests_depend_on_run_and_rollout_and_nothing_else() -> None:
+    def seeds(*, seed: int, rollout: int) -> list[int]:
+        engine = ScriptedEngine(lambda _: say("stay"), stop_ids=TEMPLATE.stop_ids)
+        collect(make_proxy(engine, seed=seed), rollout=rollout)
+        return sorted(r.seed for r in engine.requests)
+
+    assert seeds(seed=0, rollout=1) == seeds(seed=0, rollout=1)
+    assert not set(seeds(seed=0, rollout=1)) & set(seeds(seed=0, rollout=2))
+    assert not set(seeds(seed=0, rollout=1)) & set(seeds(seed=1, rollout=1))
+
+
+def test_an_engine_failure_ends_its_own_episode() -> None:
+    engine = FailingEngine(failing=2)
+    groups = collect(make_proxy(engine))
+    reasons = [t.stop_reason for g in groups for t in g.trajectories]
+    assert reasons == [StopReason.MAX_TURNS, StopReason.MAX_TURNS, StopReason.ENGINE_ERROR, StopReason.MAX_TURNS]
+    failed = groups[1].trajectories[0]
+    assert "the engine is gone" in failed.failure
+    assert len(failed.turns) == 1
+    assert sorted(engine.released) == ["0#0", "1#0", "2#0", "3#0"]
+
+
+def test_a_failed_reset_becomes_an_empty_trajectory() -> None:
+    engine = ScriptedEngine(lambda _: say("win"), stop_ids=TEMPLATE.stop_ids)
+    good, bad = collect(make_proxy(engine, BrokenStart))
+    assert all(t.is_success for t in good.trajectories)
+    for trajectory in bad.trajectories:
+        assert trajectory.stop_reason is StopReason.ENV_ERROR
+        assert "no such level" in trajectory.failure
+        assert (trajectory.segments, trajectory.turns) == ((), ())
+
+
+def test_a_crash_keeps_the_turns_before_it() -> None:
+    engine = ScriptedEngine(lambda r: say("crash" if env_of(r) == 0 else "win"), stop_ids=TEMPLATE.stop_ids)
+    groups = collect(make_proxy(engine))
+    crashed, won = groups[0].trajectories
+    assert (crashed.stop_reason, won.stop_reason) == (StopReason.ENV_ERROR, StopReason.TERMINATED)
+    assert len(crashed.turns) == 1
+    assert crashed.segments[0].num_action_tokens == len(say("crash"))
+
+
+def test_a_proxy_plays_again_and_again() -> None:
+    engine = ScriptedEngine(lambda _: say("win"), stop_ids=TEMPLATE.stop_ids)
+    proxy = make_proxy(engine)
+    first, second = collect(proxy, 1), collect(proxy, 2)
+    for one, other in zip(first, second, strict=True):
+        for a, b in zip(one.trajectories, other.trajectories, strict=True):
+            assert np.array_equal(a.segments[0].token_ids, b.segments[0].token_ids)
+            assert (a.id.rollout, b.id.rollout) == (1, 2)

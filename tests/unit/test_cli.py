@@ -1,0 +1,345 @@
+"""The command line: what it answers, and how it says no."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from turnwise.cli import COMMANDS, main, parse_overrides
+from turnwise.config.load import load_settings
+from turnwise.errors import LearnError
+from turnwise.learn.trainer import Trainer
+from turnwise.loop.run import Run, train
+
+from ..small_run import SMALL_LAKE, without_plots
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    with pytest.MonkeyPatch.context() as patch:
+        without_plots(patch)
+        return train("frozenlake", SMALL_LAKE, run_dir=tmp_path_factory.mktemp("cli") / "run")
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    try:
+        code = main(list(words))
+    except SystemExit as stopped:
+        code = int(stopped.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The message of a mistake: exit code 2, said on stderr, without a traceback."""
+    code, _, err = call(capsys, *words)
+    assert code == 2
+    assert err.startswith("turnwise: ")
+    assert "Traceback" not in err
+    return " ".join(err.split())
+
+
+# --- overrides -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["learn.steps=3"], ["learn.steps=3"]),
+        (["--learn.steps=3"], ["learn.steps=3"]),
+        (["--learn.steps", "3"], ["learn.steps=3"]),
+        (["--rollout.invalid_penalty", "-0.5"], ["rollout.invalid_penalty=-0.5"]),
+        (["--report.tensorboard"], ["report.tensorboard=true"]),
+        (["--report.tensorboard", "--learn.steps", "3", "a=b"], ["report.tensorboard=true", "learn.steps=3", "a=b"]),
+        (["--context.system_prompt", "be good"], ["context.system_prompt=be good"]),
+        ([], []),
+    ],
+)
+def test_forms_of_overrides(words: list[str], expected: list[str]) -> None:
+    assert parse_overrides(words) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "steps"),
+    [
+        (["--learn.steps", "7"], 7),
+        (["--learn.steps=7"], 7),
+        (["learn.steps=7"], 7),
+        (["frozenlake", "--learn.steps", "7"], 7),
+        (["--learn.steps", "7", "frozenlake"], 7),
+        (["--learn.steps", "7", "--config-name", "frozenlake"], 7),
+        (["frozenlake", "learn.epochs=2", "--learn.steps", "7", "--json"], 7),
+        (["--json", "--context.system_prompt", "be good", "--learn.steps", "7"], 7),
+        ([], 160),
+    ],
+)
+def test_settings_reach_the_recipe_in_any_form_and_place(
+    capsys: pytest.CaptureFixture[str], words: list[str], steps: int
+) -> None:
+    assert load_settings("frozenlake").learn.steps == 160
+    words = words if "--json" in words else [*words, "--json"]
+    code, out, err = call(capsys, "plan", *words)
+    assert (code, err) == (0, "")
+    plan = json.loads(out)
+    assert (plan["steps"], plan["recipe"]) == (steps, "frozenlake")
+
+
+# --- help ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("train", ["RECIPE", "--config FILE", "--config-name NAME", "--run-dir DIR", "--resume RUN", "key.path=value"]),
+        ("eval", ["TARGET", "--env ENV", "--recipe RECIPE", "--episodes N", "--split S", "--json"]),
+        ("play", ["ENV", "--seed N", "--split S", "--agent WHO", "key=value"]),
+        ("envs", ["--json"]),
+        ("check", ["FILE|ENV", "--json", "key.path=value"]),
+        ("plan", ["RECIPE", "--config FILE", "--config-name NAME", "--json", "key.path=value"]),
+    ],
+)
+def test_help_lists_every_option(capsys: pytest.CaptureFixture[str], command: str, options: list[str]) -> None:
+    code, out, _ = call(capsys, command, "--help")
+    assert code == 0
+    for option in options:
+        assert option in out
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "--help")
+    assert code == 0
+    assert set(COMMANDS) == {"train", "eval", "play", "envs", "check", "plan"}
+    assert all(f"    {command} " in out for command in COMMANDS)
+    assert call(capsys, "--version")[1].startswith("turnwise ")
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "learn.stepz=3"], "learn.stepz: unknown setting. Did you mean 'steps'?"),
+        (["train", "--learn.stepz", "3"], "learn.stepz: unknown setting"),
+        (["train", "learn.steps=many"], "learn.steps: 'many' given"),
+        (["train", "rollout.groups=-1"], "rollout.groups: -1 given; expected greater than 0"),
+        (["train", "env.type=frozen_like"], "no environment named 'frozen_like'. Did you mean 'frozen_lake'?"),
+        (["train", "frozenlak"], "no recipe named 'frozenlak'. Did you mean 'frozenlake'?"),
+        (["train", "missing.yaml"], "config file 'missing.yaml' does not exist"),
+        (["train", "--config", "missing.yaml"], "--config: file 'missing.yaml' does not exist"),
+        (["train", "--config-name", "nothing"], "no recipe named 'nothing'"),
+        (["train", "frozenlake", "--config-name", "bandit"], "frozenlake and bandit given; expected one recipe"),
+        (["train", "frozenlake", "bandit"], "override 'bandit' is not of the form key.path=value"),
+        (["train", "rollout.group_size=1", "credit={type: grpo}", "--credit.type", "grpo"], "credit"),
+        (["train", "buffer.train_batch_size=2", "rollout.group_size=3"], "a group does not fit into"),
+        (["train", "--resume", "no_run"], "no_run is not a run"),
+        (["train", "frozenlake", "--resume", "no_run"], "give no recipe and no overrides beside it"),
+        (["train", "--resume", "no_run", "learn.steps=3"], "give no recipe and no overrides beside it"),
+        (["tarin"], "unknown command 'tarin'. Did you mean 'train'?"),
+        ([], "COMMAND"),
+        (["eval"], "TARGET"),
+        (["eval", "./no/such/folder"], "The model folder './no/such/folder' does not exist"),
+        (["eval", "oracle", "--episodes", "0"], "--episodes: 0 given; expected at least 1"),
+        (["eval", "oracle", "--episodes", "-3"], "--episodes: -3 given"),
+        (["eval", "oracle", "--episodes", "few"], "invalid int value: 'few'"),
+        (["eval", "oracle", "--env", "lake"], "no environment named 'lake'"),
+        (["eval", "oracle", "--split", "nowhere"], "no split 'nowhere'"),
+        (["eval", "oracle", "--episode", "3"], "'episode=3' is not understood here"),
+        (["play", "frozen_lak"], "Did you mean 'frozen_lake'?"),
+        (["play", "frozen_lake", "--agent", "nobody"], "--agent: 'nobody' given; expected human, oracle, random"),
+        (["play", "frozen_lake", "sise=3", "--agent", "random"], "unknown setting 'sise'"),
+        (["envs", "more"], "'more' is not understood here"),
+        (["check", "frozenlake", "learn.steps=-1"], "learn.steps: -1 given"),
+        (["check", "frozenlake", "env.train.sise=3"], "env.train"),
+        (["plan", "frozenlake", "engine.type=nope"], "engine.type: there is no engine named 'nope'"),
+    ],
+)
+def test_a_mistake_gets_one_clear_message(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    assert message in refused(capsys, *words)
+
+
+def test_broken_yaml(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "broken.yaml"
+    file.write_text("learn: {steps: 3")
+    for command in ("train", "check", "plan"):
+        assert "broken.yaml' is not valid YAML" in refused(capsys, command, str(file))
+
+
+def test_groups_that_are_too_small_for_the_rule(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("env: {type: bandit}\ncredit: {type: grpo}\n")
+    assert "needs at least 2" in refused(capsys, "train", str(file), "rollout.group_size=1")
+
+
+def test_a_model_folder_that_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    words = ["train", f"model.path={tmp_path / 'model'}", "--run-dir", str(tmp_path / "run")]
+    assert "is no model folder" in refused(capsys, *words)
+
+
+def test_a_model_folder_without_a_chat_template(capsys: pytest.CaptureFixture[str], tmp_path: Path, run: Run) -> None:
+    shutil.copytree(run.policy, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").unlink()
+    words = ["train", f"model.path={tmp_path / 'model'}", "--run-dir", str(tmp_path / "run")]
+    assert "has no chat template" in refused(capsys, *words)
+    assert "has no chat template" in refused(capsys, "eval", str(tmp_path / "model"))
+
+
+def test_run_directories_that_cannot_be_used(capsys: pytest.CaptureFixture[str], tmp_path: Path, run: Run) -> None:
+    (tmp_path / "file").write_text("")
+    assert "is a file" in refused(capsys, "train", "--run-dir", str(tmp_path / "file"))
+    assert "cannot be made" in refused(capsys, "train", "--run-dir", str(tmp_path / "file" / "run"))
+    assert "cannot be made" in refused(capsys, "train", f"run.root={tmp_path / 'file'}")
+    assert "already holds a run" in refused(capsys, "train", "--run-dir", str(run.path))
+
+
+def test_a_split_that_the_environment_does_not_have(capsys: pytest.CaptureFixture[str], run: Run) -> None:
+    """Every episode would fail; a success of 0 would be a lie."""
+    assert "no split 'nowhere'" in refused(capsys, "eval", str(run.path), "--split", "nowhere", "--episodes", "2")
+
+
+def test_a_run_of_another_environment_cannot_play(capsys: pytest.CaptureFixture[str], run: Run) -> None:
+    assert "plays 'frozen_lake', not 'bandit'" in refused(capsys, "play", "bandit", "--agent", str(run.path))
+    assert "brings its own settings" in refused(capsys, "play", "frozen_lake", "size=5", "--agent", str(run.path))
+
+
+def test_a_failed_run_is_not_a_users_mistake(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise LearnError("the gradient norm is nan")
+
+    monkeypatch.setattr(Trainer, "step", fail)
+    code, _, err = call(capsys, "train", *SMALL_LAKE, "--run-dir", str(tmp_path / "run"))
+    assert code == 1
+    assert err == "turnwise: the run failed: the gradient norm is nan\n"
+
+
+def test_an_interrupted_run_says_how_to_go_on(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "step", interrupt)
+    code, _, err = call(capsys, "train", *SMALL_LAKE, "--run-dir", str(tmp_path / "run"))
+    assert code == 130
+    assert "--resume" in err
+
+
+def test_a_mistake_in_a_process_of_its_own() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "turnwise", "train", "learn.stepz=3"], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 2
+    assert result.stderr == "turnwise: learn.stepz: unknown setting. Did you mean 'steps'?\n"
+
+
+# --- what works ------------------------------------------------------------------------------------------------------
+
+
+def test_train_and_resume(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_plots(monkeypatch)
+    code, out, _ = call(capsys, "train", "--learn.steps", "1", *SMALL_LAKE[1:], "--run-dir", str(tmp_path / "run"))
+    assert code == 0
+    assert "turnwise eval" in out
+    assert (tmp_path / "run" / "summary.json").is_file()
+    assert call(capsys, "train", "--resume", str(tmp_path / "run"))[0] == 0
+
+
+def test_eval_of_a_run(capsys: pytest.CaptureFixture[str], run: Run) -> None:
+    code, out, _ = call(capsys, "eval", str(run.path), "--episodes", "4", "--json")
+    assert code == 0
+    (row,) = json.loads(out)
+    assert (row["target"], row["env"], row["split"], row["episodes"]) == (str(run.path), "frozen_lake", "eval", 4)
+    assert 0 <= row["success"] <= 1
+    assert "success" in call(capsys, "eval", str(run.path), "--episodes", "4")[1]
+    assert json.loads(call(capsys, "eval", str(run.path), "--json")[1])[0]["episodes"] == 5
+
+
+def test_eval_of_rules(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "eval", "oracle", "--env", "bandit", "--episodes", "3", "--json")
+    assert code == 0
+    assert json.loads(out)[0]["success"] == 1.0
+    code, out, _ = call(capsys, "eval", "random", "--episodes", "30", "--split", "train", "--json")
+    (row,) = json.loads(out)
+    assert (row["env"], row["split"], row["episodes"]) == ("frozen_lake", "train", 30)
+    assert row["success"] < 1
+
+
+def test_play_with_a_run_and_with_rules(capsys: pytest.CaptureFixture[str], run: Run) -> None:
+    code, out, _ = call(capsys, "play", "frozen_lake", "--agent", str(run.path), "--seed", "3")
+    assert code == 0
+    assert "frozen_lake/eval/3" in out or "turn" in out
+    code, out, _ = call(capsys, "play", "frozen_lake", "size=3", "--agent", "oracle")
+    assert code == 0
+    assert "success, return 1" in out
+    assert "no success" not in out
+    first, again, other = (call(capsys, "play", "frozen_lake", "--agent", "random", "--seed", s)[1] for s in "112")
+    assert first == again != other
+
+
+def test_play_as_a_person(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("Dragon\n"))
+    code, out, _ = call(capsys, "play", "bandit", "--split", "train", "--agent", "human")
+    assert code == 0
+    assert "Dragon paid" in out
+    assert "success, return" in out
+    monkeypatch.setattr("sys.stdin", io.StringIO("Sideways\n"))
+    code, out, _ = call(capsys, "play", "frozen_lake")
+    assert code == 0  # the end of the input ends the game
+    assert "'Sideways' is not an action here." in out
+
+
+def test_envs(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "envs", "--json")
+    assert code == 0
+    rows = {row["env"]: row for row in json.loads(out)}
+    assert {"frozen_lake", "bandit"} <= rows.keys()
+    assert "Right" in rows["frozen_lake"]["actions"]
+    assert "frozen_lake" in call(capsys, "envs")[1]
+
+
+def test_check(capsys: pytest.CaptureFixture[str]) -> None:
+    no_effect = ["learn.optim.schedule=constant", "learn.optim.final_lr_share=0.5"]
+    code, out, _ = call(capsys, "check", "frozenlake", *no_effect)
+    assert code == 0
+    assert "frozenlake.yaml is valid." in " ".join(out.split())
+    assert "note: learn.optim.final_lr_share has no effect" in " ".join(out.split())
+    checked = json.loads(call(capsys, "check", "frozenlake", "--json")[1])
+    assert checked["settings"]["env"]["type"] == "frozen_lake"
+    assert checked["notes"] == []
+    code, out, _ = call(capsys, "check", "bandit", "--json")
+    assert code == 0
+    assert all(row["passed"] == "yes" for row in json.loads(out))
+
+
+def test_check_of_an_environment_that_breaks_the_contract(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bad_env.py").write_text(
+        "from turnwise.config.settings import Settings\n"
+        "from turnwise.envs.base import BaseEnv\n"
+        "class P(Settings):\n    pass\n"
+        "class Bad(BaseEnv):\n"
+        "    Params = P\n"
+        "    def reset(self, seed=None, *, split='train', dynamics_seed=None):\n        return 5\n"
+        "    def step(self, action):\n        return None\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code, out, _ = call(capsys, "check", "bad_env:Bad", "--json")
+    assert code == 2
+    assert any(row["passed"] == "NO" for row in json.loads(out))
+
+
+def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "plan", "frozenlake")
+    assert code == 0
+    assert "frozenlake: 160 steps of 256 episodes (40,960 in all)." in " ".join(out.split())

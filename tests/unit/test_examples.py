@@ -1,0 +1,72 @@
+"""The examples run as a reader would run them, with tiny arguments, and say what they promise."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def run_example(name: str, *arguments: str, folder: Path) -> str:
+    """Its output; the model cache is a fresh folder, so that nothing of an earlier run is used."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "TURNWISE_CACHE": str(folder / "cache")},
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def by_hand(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("by_hand")
+    return run_example("loop_by_hand.py", "--steps", "2", "--groups", "4", "--seed", "3", folder=folder)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """The output, and the folder in which the example ran."""
+    folder = tmp_path_factory.mktemp("trained")
+    arguments = ("--steps", "1", "--groups", "4", "--episodes", "8", "--root", "made")
+    return run_example("train_frozenlake.py", *arguments, folder=folder), folder
+
+
+def test_the_loop_by_hand_reports_every_step(by_hand: str):
+    steps = re.findall(r"^step +(\d+) +mean reward (\d\.\d{3}) +mean turns (\d\.\d\d)", by_hand, flags=re.MULTILINE)
+    assert [int(number) for number, _, _ in steps] == [1, 2]
+    assert all(0 <= float(reward) <= 1 for _, reward, _ in steps)
+    assert all(1 <= float(turns) <= 6 for _, _, turns in steps)
+
+
+def test_the_loop_by_hand_is_the_same_for_the_same_seed(by_hand: str, tmp_path: Path):
+    again = run_example("loop_by_hand.py", "--steps", "1", "--groups", "4", "--seed", "3", folder=tmp_path)
+    assert again
+    assert by_hand.startswith(again)
+
+
+def test_the_library_trains_and_shows_a_trajectory(trained: tuple[str, Path]):
+    output, folder = trained
+    assert re.search(r"frozenlake: success \d+\.\d% -> \d+\.\d%, see made/frozenlake-", output)
+    assert "turn 1 of" in output
+    assert "ended: " in output
+    assert re.search(r"echo: success \d+\.\d% -> \d+\.\d%", output)
+    assert len(list((folder / "made").glob("*/summary.json"))) == 2
+
+
+def test_both_evaluations_of_one_policy_agree(trained: tuple[str, Path]):
+    after = re.search(r"frozenlake: success \S+ -> (\S+),", trained[0])
+    again = re.search(r"evaluated again: success (\S+) on 8 held-out episodes", trained[0])
+    assert after
+    assert again
+    assert after[1] == again[1]

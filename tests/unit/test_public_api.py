@@ -1,0 +1,193 @@
+"""Names that stay: imports, commands, files of a run. And the house rules that can be counted."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import statistics
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import turnwise as tw
+from turnwise.cli import COMMANDS
+from turnwise.config.load import load_settings
+from turnwise.config.registry import ENVS
+from turnwise.report.run_dir import RunDirectory
+from turnwise.report.summary import TIME_SECTIONS, Summary
+
+SOURCE = Path(tw.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+every_file = pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "make_env",
+        "train",
+        "evaluate",
+        "resume",
+        "Run",
+        "BaseEnv",
+        "EnvStateManager",
+        "ContextManager",
+        "AgentProxy",
+        "Experience",
+        "WORKFLOWS",
+    ],
+)
+def test_top_level_names(name: str) -> None:
+    assert getattr(tw, name) is not None
+    assert name in dir(tw)
+    assert name in tw.__all__
+
+
+def test_all_names_exist_and_an_unknown_one_is_an_attribute_error() -> None:
+    assert all(hasattr(tw, name) for name in tw.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = tw.nothing
+
+
+@pytest.mark.parametrize(
+    ("function", "parameters"),
+    [
+        ("train", ["recipe", "overrides", "run_dir", "console"]),
+        ("evaluate", ["target", "episodes", "recipe", "split", "console"]),
+        ("resume", ["run", "console"]),
+        ("make_env", ["name", "params"]),
+    ],
+)
+def test_parameters_of_functions(function: str, parameters: list[str]) -> None:
+    assert list(inspect.signature(getattr(tw, function)).parameters) == parameters
+
+
+@pytest.mark.parametrize(
+    ("function", "parameters"),
+    [
+        (
+            "compute_bi_level_gae_advantage_return",
+            "token_level_rewards values loss_mask gamma lam high_level_gamma turn_ids whiten",
+        ),
+        ("compute_gae_advantage_return", "token_level_rewards values loss_mask gamma lam whiten"),
+        ("compute_grpo_advantage", "token_level_rewards loss_mask group_ids epsilon scale_by_std"),
+    ],
+)
+def test_parameters_of_credit_functions(function: str, parameters: str) -> None:
+    target = getattr(importlib.import_module("turnwise.credit"), function)
+    assert list(inspect.signature(target).parameters) == parameters.split()
+
+
+def test_an_environment_as_the_public_surface_shows_it() -> None:
+    env = tw.make_env("frozen_lake", size=4)
+    assert isinstance(env, tw.BaseEnv)
+    text = env.reset(seed=7)
+    assert isinstance(text, str)
+    assert isinstance(env.oracle(), str)
+    text, reward, done, info = env.step("Right")
+    assert (type(text), type(reward), type(done)) == (str, float, bool)
+    assert {"success", "action_is_valid", "action_is_effective"} <= info.keys()
+
+
+def test_commands_environments_and_recipes() -> None:
+    assert {"train", "eval", "play", "envs", "check", "plan"} <= set(COMMANDS)
+    assert {"frozen_lake", "bandit"} <= set(ENVS)
+    assert load_settings("frozenlake").env.type == "frozen_lake"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "learn.steps",
+        "rollout.group_size",
+        "rollout.groups",
+        "rollout.max_turns",
+        "rollout.workflow",
+        "model.path",
+        "run.seed",
+        "credit.type",
+        "learn.loss.type",
+        "sync.style",
+        "buffer.train_batch_size",
+    ],
+)
+def test_keys_that_outside_users_rely_on(key: str) -> None:
+    settings = load_settings("frozenlake").model_dump()
+    for part in key.split("."):
+        assert part in settings
+        settings = settings[part]
+
+
+def test_files_of_a_run(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    places = (run.config, run.manifest, run.metrics, run.summary, run.trajectories, run.checkpoints, run.plots)
+    assert [p.name for p in places] == [
+        "config.yaml",
+        "manifest.json",
+        "metrics.jsonl",
+        "summary.json",
+        "trajectories",
+        "checkpoints",
+        "plots",
+    ]
+    assert run.step_checkpoint(40) == tmp_path / "checkpoints" / "step-000040"
+
+
+def test_keys_of_the_summary() -> None:
+    public = (
+        "recipe env seed steps wall_s setup_s success_before success_after return_before return_after eval_episodes "
+        "baselines tokens_sampled tokens_trained time_split"
+    )
+    names = [field.name for field in fields(Summary)]
+    assert names[: len(public.split())] == public.split()
+    assert set(names) - set(public.split()) == {"policy_version", "warm_start"}
+    assert TIME_SECTIONS == ("rollout", "env", "learn", "sync", "other")
+
+
+# --- importing is light ----------------------------------------------------------------------------------------------
+
+
+def run_python(code: str) -> str:
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return result.stdout.strip()
+
+
+def test_importing_turnwise_loads_no_heavy_module() -> None:
+    heavy = run_python(
+        "import sys, turnwise, turnwise.cli, turnwise.credit\n"
+        "print([m for m in ('torch', 'transformers', 'omegaconf', 'matplotlib', 'pydantic') if m in sys.modules])"
+    )
+    assert heavy == "[]"
+
+
+def test_importing_turnwise_is_quick() -> None:
+    """The limit for a user is half a second; machines that run tests get a factor of three."""
+    code = "import time; t = time.perf_counter(); import turnwise; print(time.perf_counter() - t)"
+    assert statistics.median(float(run_python(code)) for _ in range(3)) < 0.5 * 3
+
+
+# --- house rules -----------------------------------------------------------------------------------------------------
+
+
+def test_source_was_found() -> None:
+    assert len(FILES) > 40
+
+
+@every_file
+def test_modules_and_functions_are_short_enough_to_read(file: Path) -> None:
+    text = file.read_text()
+    # types.py holds every noun in one file, with an example each.
+    assert len(text.splitlines()) <= (500 if file.name == "types.py" else 400)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert (node.end_lineno or 0) - node.lineno + 1 <= 60, f"{node.name} is too long"
+
+
+@every_file
+def test_no_module_is_named_after_nothing(file: Path) -> None:
+    parts = set(file.relative_to(SOURCE).with_suffix("").parts)
+    assert not parts & {"utils", "util", "helpers", "common", "misc"}
