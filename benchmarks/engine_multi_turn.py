@@ -20,9 +20,10 @@ from turnwise.config.load import load_settings
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
 from turnwise.engine.local import LocalEngine
+from turnwise.exchange import EnvOutput, HistoryEntry
 from turnwise.learn.models import load_model
 from turnwise.loop.build import build_context, build_env, resolve_model
-from turnwise.types import EnvOutput, GenerateRequest, HistoryEntry, IntArray, Sampling
+from turnwise.types import GenerateRequest, IntArray, Sampling
 
 NUM_TURNS = 5
 NUM_REPEATS = 5

@@ -93,7 +93,11 @@ def _add_eval(commands: argparse._SubParsersAction) -> None:  # type: ignore[typ
     parser = _add(commands, "eval", "evaluate a run, a model folder, 'oracle' or 'random' on held-out episodes")
     parser.add_argument("target", metavar="TARGET", help="a run directory, a model folder, 'oracle' or 'random'")
     parser.add_argument("--env", metavar="ENV", help="an environment, for oracle and random")
-    parser.add_argument("--recipe", metavar="RECIPE", help="the recipe whose setting a model folder plays in")
+    parser.add_argument(
+        "--recipe",
+        metavar="RECIPE",
+        help="the recipe in whose setting a model folder, oracle or random plays (default: frozenlake)",
+    )
     parser.add_argument("--episodes", type=int, metavar="N", help="how many episodes (default: as the recipe says)")
     parser.add_argument("--split", default="eval", metavar="S", help="which tasks (default: eval)")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -1,4 +1,4 @@
-"""Every interface between rooms, in the order in which data flows. Each has a second implementation, if only the tests' fake.
+"""Every interface between rooms, in the order in which data flows. Each has a second implementation, or a fake.
 
 A room takes its collaborators as these protocols; `loop/build.py` puts the concrete ones together.
 """

@@ -10,7 +10,7 @@ equal length, checked on construction. The running example is a two-turn episode
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -45,16 +45,6 @@ class Task:
     @property
     def id(self) -> str:
         return f"{self.tag}/{self.split}/{self.seed}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvDescription:
-    """What an environment says about itself in an episode, for the first message to the model."""
-
-    instructions: str = ""
-    legend: str = ""
-    action_names: tuple[str, ...] | None = None
-    """None where any text is an action."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,74 +171,6 @@ class Completion:
 # --- 4. rollout -----------------------------------------------------------------------------------------------------
 
 
-class Record:
-    """Lets a typed record be read like the dictionaries that users of other systems know: `entry["env_id"]`."""
-
-    __slots__ = ()
-
-    def __getitem__(self, key: str) -> object:
-        if key in {f.name for f in fields(self)}:  # type: ignore[arg-type]
-            return getattr(self, key)
-        raise KeyError(key)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryEntry(Record):
-    """One turn as the environment saw it. The last entry of a running episode has a state and no answer yet."""
-
-    state: str
-    actions_left: int
-    actions: tuple[str, ...] = ()
-    """The actions that were executed."""
-    reward: float = 0.0
-    penalty: float = 0.0
-    info: Info = field(default_factory=dict)
-    llm_response: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvOutput(Record):
-    """What one environment has to say after `reset` or `step`: its ids and its whole history."""
-
-    env_id: int
-    group_id: int
-    tag: str
-    history: tuple[HistoryEntry, ...]
-    penalty: float
-    """Sum of the penalties so far (zero or negative)."""
-    about: EnvDescription = EnvDescription()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvInput(Record):
-    """What the policy wants one environment to do."""
-
-    env_id: int
-    actions: tuple[str, ...]
-    llm_response: str = ""
-    is_well_formed: bool = True
-    """False where the answer did not have the required format; costs the format penalty."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LmInput(Record):
-    """What one episode wants the engine to continue."""
-
-    env_id: int
-    prompt_ids: IntArray
-    max_new_tokens: int
-    session: str
-    """Unbroken token sequences of one episode share a session."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LmOutput(Record):
-    """What the engine answered to one episode."""
-
-    env_id: int
-    completion: Completion
-
-
 class StopReason(StrEnum):
     """Why an episode ended, in the order in which the causes are checked (see `rollout/limits.py`)."""
 
@@ -304,19 +226,6 @@ class TrajectoryId:
     @property
     def group(self) -> str:
         return f"{self.rollout}/{self.task_id}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutState(EnvOutput):
-    """How an episode ended, as the environments know it; tokens are added by the context."""
-
-    id: TrajectoryId
-    task: Task
-    stop_reason: StopReason
-    is_success: bool
-    failure: str
-    metrics: Metrics
-    """`<tag>/success`, `<tag>/num_actions`, `<tag>/pass@<group_size>`, `<tag>/action_is_valid` and `<tag>/action_is_effective`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -25,7 +26,7 @@ from turnwise.report.metrics import Stopwatch
 from turnwise.types import Annotations, Experience, Sample, Segment
 
 Fault = Literal["none", "zero_advantages", "shifted_mask"]
-MAX_ENV_STEPS = 13_000
+MAX_ENV_STEPS = 12_500
 
 RECIPE: dict[str, object] = {
     "env": {
@@ -55,18 +56,22 @@ RECIPE: dict[str, object] = {
         "turn_value_at": "first",
         "truncation": "end",
     },
-    "warm_start": {"type": "oracle", "episodes": 60, "steps": 24, "batch_rows": 128, "lr": 2e-3},
+    "warm_start": {"type": "oracle", "episodes": 60, "steps": 21, "batch_rows": 128, "lr": 2e-3},
     "learn": {
         "steps": 38,
         "epochs": 2,
         "minibatches": 3,
-        "critic": {"type": "value_head"},
+        "critic": {"type": "value_head", "coef": 1.0},
         "entropy_coef": 0.003,
         "optim": {"lr": 1.2e-3, "warmup_steps": 5, "schedule": "linear"},
         "num_threads": 1,
     },
-    "eval": {"episodes": 300, "temperature": 1.0},
+    "eval": {"episodes": 250, "temperature": 1.0},
 }
+
+
+class _BudgetSpentError(Exception):
+    """All environment steps of a run are used; a healthy one ends a little earlier."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +101,13 @@ async def _learn(parts: TrainParts, seed: int, fault: Fault) -> Outcome:
     async def count(step: LoopStep) -> None:
         nonlocal env_steps
         env_steps += sum(len(t.turns) for group in step.groups for t in group.trajectories)
+        if env_steps > MAX_ENV_STEPS:
+            raise _BudgetSpentError
 
     await parts.channel.publish(parts.learner.weights(), 0)
     before = await evaluate_policy(parts)
-    await train_serial(parts, Stopwatch(), start_step=0, on_step=count)
+    with suppress(_BudgetSpentError):
+        await train_serial(parts, Stopwatch(), start_step=0, on_step=count)
     after = await evaluate_policy(parts)
     blind = measure_baselines(parts.settings, parts.eval_tasks)["hole_blind"]
     return Outcome(seed, fault, before.success, after.success, blind, env_steps)
@@ -108,7 +116,9 @@ async def _learn(parts: TrainParts, seed: int, fault: Fault) -> Outcome:
 def _broken(parts: TrainParts, fault: Fault) -> TrainParts:
     if fault == "none":
         return parts
-    return replace(parts, credit={"zero_advantages": _ZeroAdvantages, "shifted_mask": _ShiftedMask}[fault](parts.credit))
+    return replace(
+        parts, credit={"zero_advantages": _ZeroAdvantages, "shifted_mask": _ShiftedMask}[fault](parts.credit)
+    )
 
 
 class _ZeroAdvantages:
@@ -137,6 +147,7 @@ class _ShiftedMask(_ZeroAdvantages):
                 values=_shift(sample.values),
             )
             for sample in self._credit(experiences, annotations)
+            if sample.experience.segment.num_action_tokens > 1
         ]
 
 

@@ -145,7 +145,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["tarin"], "unknown command 'tarin'. Did you mean 'train'?"),
         ([], "COMMAND"),
         (["eval"], "TARGET"),
-        (["eval", "./no/such/folder"], "The model folder './no/such/folder' does not exist"),
+        (["eval", "./no/such/folder"], "'no/such/folder' is neither a run directory nor a model folder"),
         (["eval", "oracle", "--episodes", "0"], "--episodes: 0 given; expected at least 1"),
         (["eval", "oracle", "--episodes", "-3"], "--episodes: -3 given"),
         (["eval", "oracle", "--episodes", "few"], "invalid int value: 'few'"),

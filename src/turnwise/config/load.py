@@ -162,20 +162,9 @@ def _validate(raw: dict[str, Any], name: str) -> TurnwiseSettings:
     raw = {**raw, "recipe": raw.get("recipe") or name}
     settings_class = _class_for(raw)
     try:
-        settings = settings_class.model_validate(raw)
+        return settings_class.model_validate(raw)
     except ValidationError as error:
         raise ConfigError(describe_problems(error, settings_class)) from error
-    _check_train_params(settings)
-    return settings
-
-
-def _check_train_params(settings: TurnwiseSettings) -> None:
-    """`env.train` holds the environment's own settings, so they are judged by its own class."""
-    params = params_class(ENVS, settings.env.type, "env")
-    try:
-        params.model_validate(env_params(settings, "train"))
-    except ValidationError as error:
-        raise ConfigError(f"env.train: {describe_problems(error, params)}") from error
 
 
 def _class_for(raw: dict[str, Any]) -> type[TurnwiseSettings]:

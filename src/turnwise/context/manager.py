@@ -15,22 +15,9 @@ from turnwise.config.schema import ContextSettings
 from turnwise.context.answer import ParsedAnswer, format_instructions, parse_answer
 from turnwise.context.transcript import Transcript
 from turnwise.errors import ContextOverflow
+from turnwise.exchange import EnvDescription, EnvInput, EnvOutput, HistoryEntry, LmInput, LmOutput, RolloutState
 from turnwise.protocols import ChatTemplate
-from turnwise.types import (
-    Completion,
-    EnvDescription,
-    EnvInput,
-    EnvOutput,
-    FinishReason,
-    HistoryEntry,
-    IntArray,
-    LmInput,
-    LmOutput,
-    Message,
-    RolloutState,
-    Trajectory,
-    Turn,
-)
+from turnwise.types import Completion, FinishReason, IntArray, Message, Trajectory, Turn
 
 
 def write_preamble(description: EnvDescription, settings: ContextSettings) -> str:

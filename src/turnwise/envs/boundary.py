@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from turnwise.errors import EnvError, RewardError, TaskError
-from turnwise.types import EnvDescription, Info, StepResult
+from turnwise.exchange import EnvDescription
+from turnwise.types import Info, StepResult
 
 if TYPE_CHECKING:
     from turnwise.envs.base import BaseEnv

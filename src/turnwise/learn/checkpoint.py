@@ -27,7 +27,7 @@ _DAMAGED = (OSError, EOFError, LookupError, TypeError, ValueError, RuntimeError,
 
 
 def save_checkpoint(
-    folder: Path, trainer: Trainer, tokenizer: PreTrainedTokenizerBase, progress: Mapping[str, int]
+    folder: Path, trainer: Trainer, tokenizer: PreTrainedTokenizerBase, progress: Mapping[str, object]
 ) -> None:
     """`progress` is the loop's own state: steps done, seed counters, token counts."""
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
@@ -52,7 +52,7 @@ def save_checkpoint(
     unfinished.rename(folder)
 
 
-def load_checkpoint(folder: Path, trainer: Trainer) -> dict[str, int]:
+def load_checkpoint(folder: Path, trainer: Trainer) -> dict[str, Any]:
     """Put the learner back to where it was; returns the loop's own state. The policy is loaded with the model."""
     try:
         state: dict[str, Any] = json.loads((folder / "state.json").read_text())
@@ -63,7 +63,7 @@ def load_checkpoint(folder: Path, trainer: Trainer) -> dict[str, int]:
             trainer.critic.load_state_dict(load_file(folder / "critic.safetensors"))
         if trainer.reference is not None:
             trainer.reference.model.load_state_dict(load_file(folder / "reference" / "model.safetensors"), strict=False)
-        progress: dict[str, int] = state["progress"]
+        progress: dict[str, Any] = state["progress"]
     except _DAMAGED as error:
         raise RunError(f"checkpoint {folder} cannot be resumed: {type(error).__name__}: {error}") from error
     return progress

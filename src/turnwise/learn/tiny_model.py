@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
 
 from turnwise.config.schema import TinySettings
 
@@ -49,6 +50,7 @@ def tiny_model_folder(cache: Path, *, settings: TinySettings, seed: int, sample_
 
 
 def _create(folder: Path, settings: TinySettings, seed: int, sample_texts: Sequence[str]) -> None:
+    transformers_logging.disable_progress_bar()
     tokenizer = _fit_tokenizer(sample_texts, settings.vocab_size)
     config = LlamaConfig(
         vocab_size=len(tokenizer),

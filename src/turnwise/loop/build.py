@@ -80,10 +80,7 @@ def build_play(settings: TurnwiseSettings, model_path: str | Path, *, split: str
         template=template,
         engine=engine,
         eval_proxy=_build_proxy(settings, template, engine, is_training=False),
-        eval_tasks=[
-            Task(tag=tag_of(settings), seed=settings.eval.first_seed + number, split=split)
-            for number in range(settings.eval.episodes)
-        ],
+        eval_tasks=held_out_tasks(settings, split),
     )
 
 
@@ -115,6 +112,12 @@ def build_train(settings: TurnwiseSettings, model_path: str | Path | None = None
         learner=learner,
         channel=MemoryChannel([play.engine]),
     )
+
+
+def held_out_tasks(settings: TurnwiseSettings, split: str = "eval") -> list[Task]:
+    """The tasks of an evaluation: always the same for the same settings, whatever the run's seed."""
+    first = settings.eval.first_seed
+    return [Task(tag=tag_of(settings), seed=first + n, split=split) for n in range(settings.eval.episodes)]
 
 
 def tag_of(settings: TurnwiseSettings) -> str:

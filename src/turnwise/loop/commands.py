@@ -14,10 +14,12 @@ from rich.table import Table
 from turnwise.config.checks import check_settings, find_no_effect
 from turnwise.config.load import dump_settings, find_recipe, load_settings, parse_params
 from turnwise.config.registry import ENVS
+from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.check import check_env
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError
-from turnwise.loop.evaluate import measure_rule_on
+from turnwise.loop.build import held_out_tasks
+from turnwise.loop.evaluate import measure_rule_in
 from turnwise.loop.plan import describe_plan, make_plan
 from turnwise.loop.play import play_in_terminal
 from turnwise.loop.run import evaluate, resume, train
@@ -60,10 +62,12 @@ def _eval(options: argparse.Namespace, overrides: list[str], console: Console) -
     if options.episodes is not None and options.episodes < 1:
         raise ConfigError(f"--episodes: {options.episodes} given; expected at least 1.")
     if options.target in ("oracle", "random"):
-        env = options.env or "frozen_lake"
-        episodes = options.episodes or 400
-        success, mean_return = measure_rule_on(env, options.target, episodes, options.split)
+        settings = _setting_of(options)
+        env, episodes = settings.env.type, settings.eval.episodes
+        success, mean_return = measure_rule_in(settings, options.target, held_out_tasks(settings, options.split))
     else:
+        if options.env:
+            raise ConfigError("--env goes with oracle and random; a run or model plays in the setting of its recipe.")
         # Progress on the console would stand in front of the JSON.
         shown = None if options.json else console
         result = evaluate(options.target, options.episodes, recipe=options.recipe, split=options.split, console=shown)
@@ -78,6 +82,16 @@ def _eval(options: argparse.Namespace, overrides: list[str], console: Console) -
     }
     _show(console, [row], as_json=options.json)
     return 0
+
+
+def _setting_of(options: argparse.Namespace) -> TurnwiseSettings:
+    """A recipe's setting, or an environment in its own default setting with a generous budget."""
+    if options.env and options.recipe:
+        raise ConfigError("--env and --recipe given; expected one of them.")
+    overrides: dict[str, object] = {"eval.episodes": options.episodes} if options.episodes else {}
+    if options.env:
+        return load_settings({"env": {"type": options.env}, "rollout": {"max_turns": 100}}, overrides)
+    return load_settings(options.recipe or "frozenlake", overrides)
 
 
 def _play(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
@@ -113,7 +127,7 @@ def _envs(options: argparse.Namespace, overrides: list[str], console: Console) -
 
 def _check(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
     if options.target in ENVS or (":" in options.target and not Path(options.target).exists()):
-        report = check_env(options.target)
+        report = check_env(lambda: make_env(options.target, **parse_params(overrides)))
         rows: list[dict[str, Any]] = [
             {"check": check.name, "passed": "yes" if check.passed else "NO", "detail": check.detail}
             for check in report.checks

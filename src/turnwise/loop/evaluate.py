@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import reset_env
-from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.loop.build import PlayParts, build_env
-from turnwise.rollout.rules import measure_rule, rules_of
+from turnwise.rollout.rules import Rule, measure_rule, rules_of
 from turnwise.types import Task, Trajectory
 
 
@@ -47,21 +47,28 @@ async def evaluate_policy(parts: PlayParts, advance: Callable[[int, int], None] 
     )
 
 
-def measure_rule_on(env_name: str, rule: str, episodes: int, split: str, max_actions: int = 100) -> tuple[float, float]:
-    """Success and return of a named rule in an environment's default setting."""
-    env = make_env(env_name)
-    tasks = [Task(tag=env_name, seed=seed, split=split) for seed in range(episodes)]
-    reset_env(env, seed=0, split=split)
-    rules = rules_of(env)
+def measure_rule_in(settings: TurnwiseSettings, rule: str, tasks: Sequence[Task]) -> tuple[float, float]:
+    """Success and return of a named rule in the setting and within the budget of a recipe."""
+    env, rules = _env_and_rules(settings, tasks[0].split)
     if rule not in rules:
-        raise ConfigError(f"environment '{env_name}' cannot be played by '{rule}'. {did_you_mean(rule, rules)}")
-    return measure_rule(env, rules[rule], tasks, max_actions)
+        raise ConfigError(
+            f"environment '{settings.env.type}' cannot be played by '{rule}'. {did_you_mean(rule, rules)}"
+        )
+    return measure_rule(env, rules[rule], tasks, _max_actions(settings))
 
 
 def measure_baselines(settings: TurnwiseSettings, tasks: Sequence[Task]) -> dict[str, float]:
     """Success of random play, the environment's simple rules and its oracle on the same tasks."""
+    env, rules = _env_and_rules(settings, tasks[0].split)
+    return {name: measure_rule(env, rule, tasks, _max_actions(settings))[0] for name, rule in rules.items()}
+
+
+def _env_and_rules(settings: TurnwiseSettings, split: str) -> tuple[BaseEnv, dict[str, Rule]]:
     env = build_env(settings, "eval")
-    reset_env(env, seed=0, split="eval")
-    budget = settings.rollout.max_turns * settings.context.answer.max_actions_per_turn
-    budget = min(budget, settings.rollout.max_actions or budget)
-    return {name: measure_rule(env, rule, tasks, budget)[0] for name, rule in rules_of(env).items()}
+    reset_env(env, seed=0, split=split)
+    return env, rules_of(env)
+
+
+def _max_actions(settings: TurnwiseSettings) -> int:
+    by_turns = settings.rollout.max_turns * settings.context.answer.max_actions_per_turn
+    return min(by_turns, settings.rollout.max_actions or by_turns)

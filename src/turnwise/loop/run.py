@@ -103,6 +103,8 @@ def load_policy(
     path = target.path if isinstance(target, Run) else Path(target)
     given = {"eval.episodes": episodes, "eval.first_seed": first_seed}
     overrides = {key: value for key, value in given.items() if value is not None}
+    if not path.is_dir():
+        raise RunError(f"'{path}' is neither a run directory nor a model folder. Check the path.")
     is_run = (path / "config.yaml").is_file()
     settings = load_settings(str(path / "config.yaml") if is_run else recipe or "frozenlake", overrides)
     # A split that does not exist would fail every episode and look like a policy that never succeeds.

@@ -26,4 +26,3 @@ def draw_sample_texts(settings: TurnwiseSettings) -> list[str]:
         texts += env.action_names or ()
     texts += [write_preamble(describe_env(env), settings.context)] * _PREAMBLE_WEIGHT
     return texts
-

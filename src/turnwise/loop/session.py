@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
 from turnwise.config.checks import find_no_effect
+from turnwise.config.load import list_recipes
 from turnwise.config.schema import OracleWarmStart, TurnwiseSettings
 from turnwise.learn.checkpoint import load_checkpoint, save_checkpoint
 from turnwise.loop.build import TrainParts, build_train
@@ -31,6 +33,19 @@ from turnwise.report.trajectories import TrajectoryWriter
 from turnwise.types import Trajectory
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What a checkpoint keeps of the loop, beside the learner's own state."""
+
+    step: int = 0
+    tokens_sampled: int = 0
+    tokens_trained: int = 0
+    wall_s: float = 0.0
+    tasks: Mapping[str, int] = field(default_factory=dict)
+    """The state of the task source."""
+    warm_start: Mapping[str, float] | None = None
+
+
 class Session:
     """One run, from its settings to its summary."""
 
@@ -41,8 +56,7 @@ class Session:
         self._directory = directory
         self._console = console
         self._checkpoint = checkpoint
-        self._progress = {"step": 0, "tokens_sampled": 0, "tokens_trained": 0}
-        self._warm_start: Mapping[str, float] | None = None
+        self._progress = Progress()
         self._started_s = time.perf_counter()
         self._watch = Stopwatch()
         self._last_split: Mapping[str, float] = {}
@@ -72,13 +86,14 @@ class Session:
     async def _prepare(self, parts: TrainParts) -> None:
         """Start the policy: from a checkpoint, from demonstrations, or as it is."""
         if self._checkpoint is not None:
-            self._progress = load_checkpoint(self._checkpoint, parts.learner)
-            if "next_seed" in self._progress:
-                parts.tasks.restore({"next_seed": self._progress["next_seed"]})
-            self._directory = RunDirectory.reopen(self._directory.path, step=self._progress["step"])
+            self._progress = Progress(**load_checkpoint(self._checkpoint, parts.learner))
+            self._started_s -= self._progress.wall_s
+            parts.tasks.restore(self._progress.tasks)
+            self._directory = RunDirectory.reopen(self._directory.path, step=self._progress.step)
         elif isinstance(self._settings.warm_start, OracleWarmStart):
             with phase(self._console, "warm start from the oracle") as advance:
-                self._warm_start = warm_start(parts, self._settings.warm_start, advance)
+                done = warm_start(parts, self._settings.warm_start, advance)
+            self._progress = replace(self._progress, warm_start=done)
         await parts.channel.publish(parts.learner.weights(), parts.learner.policy_version)
 
     def _recorded_start(self) -> Evaluation | None:
@@ -106,7 +121,7 @@ class Session:
             recipe=self._settings.recipe,
             env=self._settings.env.type,
             seed=self._settings.run.seed,
-            steps=self._progress["step"],
+            steps=self._progress.step,
             wall_s=time.perf_counter() - self._started_s,
             setup_s=setup_s,
             success_before=before.success,
@@ -114,12 +129,12 @@ class Session:
             return_before=before.mean_return,
             return_after=after.mean_return,
             eval_episodes=after.episodes,
-            baselines=_with_warm_start(baselines, before.success if self._warm_start else None),
-            tokens_sampled=self._progress["tokens_sampled"],
-            tokens_trained=self._progress["tokens_trained"],
+            baselines=_with_warm_start(baselines, before.success if self._progress.warm_start else None),
+            tokens_sampled=self._progress.tokens_sampled,
+            tokens_trained=self._progress.tokens_trained,
             time_split=time_split,
             policy_version=parts.learner.policy_version,
-            warm_start=self._warm_start,
+            warm_start=self._progress.warm_start,
         )
 
     def _finish(self, summary: Summary, trajectories: Sequence[Trajectory]) -> None:
@@ -139,15 +154,21 @@ class Session:
             next_commands=[
                 f"turnwise eval {run}",
                 f"turnwise play {summary.env} --agent {run}",
-                f"turnwise train {summary.recipe} run.seed={summary.seed + 1}",
+                f"turnwise train {self._recipe_words()} run.seed={summary.seed + 1}",
                 f"tensorboard --logdir {self._directory.tensorboard}",
             ],
+        )
+
+    def _recipe_words(self) -> str:
+        """How this recipe is called again; one that was given as a file or mapping lives on in the run."""
+        return (
+            self._settings.recipe if self._settings.recipe in list_recipes() else f"--config {self._directory.config}"
         )
 
     # --- the loop, and what is written while it runs -------------------------------------------------------------
 
     async def _train(self, parts: TrainParts, before: Evaluation) -> None:
-        start_step, report = self._progress["step"], self._settings.report
+        start_step, report = self._progress.step, self._settings.report
         sinks = Sinks(self._make_sinks(start_step))
         writer = TrajectoryWriter(self._directory.trajectories, max_per_step=max(report.trajectories_per_step, 1))
         if start_step == 0:
@@ -158,7 +179,7 @@ class Session:
         ) as display:
 
             async def on_step(step: LoopStep) -> None:
-                self._count(step, parts)
+                self._count(step)
                 metrics = self._step_metrics(step)
                 if self._settings.eval.every and step.step % self._settings.eval.every == 0:
                     with display.phase("evaluating") as advance:
@@ -174,22 +195,22 @@ class Session:
 
             await train_serial(parts, self._watch, start_step=start_step, on_step=on_step)
         sinks.close()
-        if self._directory.latest_checkpoint() != self._directory.step_checkpoint(self._progress["step"]):
+        if self._directory.latest_checkpoint() != self._directory.step_checkpoint(self._progress.step):
             self._save(parts)
 
     def _make_sinks(self, start_step: int) -> list[Sink]:
-        sinks: list[Sink] = [JsonlSink(self._directory.metrics)]
+        sinks: list[Sink] = [JsonlSink(self._directory.metrics, time_offset_s=self._progress.wall_s)]
         if self._settings.report.tensorboard:
             sinks.append(TensorboardSink(self._directory.tensorboard, resumed_step=start_step or None))
         return sinks
 
-    def _count(self, step: LoopStep, parts: TrainParts) -> None:
-        self._progress = {
-            "step": step.step,
-            "tokens_sampled": self._progress["tokens_sampled"] + step.tokens_sampled,
-            "tokens_trained": self._progress["tokens_trained"] + step.tokens_trained,
-            "next_seed": parts.tasks.state()["next_seed"],
-        }
+    def _count(self, step: LoopStep) -> None:
+        self._progress = replace(
+            self._progress,
+            step=step.step,
+            tokens_sampled=self._progress.tokens_sampled + step.tokens_sampled,
+            tokens_trained=self._progress.tokens_trained + step.tokens_trained,
+        )
 
     def _step_metrics(self, step: LoopStep) -> dict[str, float]:
         split = self._watch.time_split()
@@ -203,9 +224,10 @@ class Session:
         }
 
     def _save(self, parts: TrainParts) -> None:
-        folder = self._directory.step_checkpoint(self._progress["step"])
+        folder = self._directory.step_checkpoint(self._progress.step)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        save_checkpoint(folder, parts.learner, parts.tokenizer, self._progress)
+        now = replace(self._progress, wall_s=time.perf_counter() - self._started_s, tasks=parts.tasks.state())
+        save_checkpoint(folder, parts.learner, parts.tokenizer, asdict(now))
 
 
 def _with_warm_start(baselines: Mapping[str, float], warm_start_success: float | None) -> dict[str, float]:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from turnwise.context.manager import ContextManager
+from turnwise.exchange import EnvOutput
 from turnwise.protocols import Engine, Workflow
 from turnwise.rollout.env_manager import EnvStateManager
 from turnwise.rollout.workflow import WorkflowParts
-from turnwise.types import EnvOutput, Group, Sampling, Task, Trajectory
+from turnwise.types import Group, Sampling, Task, Trajectory
 
 WorkflowFactory: TypeAlias = Callable[[WorkflowParts, EnvOutput], Workflow]
 

@@ -10,9 +10,10 @@ from turnwise.config.schema import AnswerFormat
 from turnwise.context.answer import render_answer
 from turnwise.context.manager import ContextManager
 from turnwise.errors import ContextOverflow, ModelError
+from turnwise.exchange import EnvOutput, LmOutput
 from turnwise.protocols import ChatTemplate
 from turnwise.rollout.env_manager import EnvStateManager
-from turnwise.types import Completion, EnvOutput, FinishReason, LmOutput, StopReason, Task, Trajectory
+from turnwise.types import Completion, FinishReason, StopReason, Task, Trajectory
 
 
 def demonstrate(

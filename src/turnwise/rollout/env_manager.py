@@ -16,18 +16,9 @@ from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import call_env, describe_env, reset_env, step_env
 from turnwise.envs.tasks import SeedTasks
 from turnwise.errors import ConfigError, EnvError, RewardError, TaskError
+from turnwise.exchange import EnvDescription, EnvInput, EnvOutput, HistoryEntry, RolloutState
 from turnwise.rollout.limits import Limits
-from turnwise.types import (
-    EnvDescription,
-    EnvInput,
-    EnvOutput,
-    HistoryEntry,
-    RolloutState,
-    StepResult,
-    StopReason,
-    Task,
-    TrajectoryId,
-)
+from turnwise.types import StepResult, StopReason, Task, TrajectoryId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +42,7 @@ class _Episode:
     id: TrajectoryId
     task: Task
     env: BaseEnv
-    about: EnvDescription = EnvDescription()
+    about: EnvDescription = field(default_factory=EnvDescription)
     history: list[HistoryEntry] = field(default_factory=list)
     num_actions: int = 0
     is_success: bool = False

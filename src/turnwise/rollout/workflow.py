@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from turnwise.context.manager import ContextManager
 from turnwise.errors import ContextOverflow, EngineError
+from turnwise.exchange import EnvOutput, LmInput, LmOutput
 from turnwise.protocols import Engine
 from turnwise.rollout.env_manager import EnvStateManager, derive_seed
-from turnwise.types import EnvOutput, GenerateRequest, LmInput, LmOutput, Sampling, StopReason, Trajectory
+from turnwise.types import GenerateRequest, Sampling, StopReason, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.rollout.worlds import WordWorld, make_states
+from tests.unit.rollout.worlds import make_states
 from turnwise.config.schema import AnswerFormat, ContextSettings
-from turnwise.context.manager import ContextManager, EnvDescription
+from turnwise.context.manager import ContextManager
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.rollout.agent_proxy import AgentProxy
 from turnwise.rollout.limits import Limits
@@ -21,11 +21,6 @@ from .chat_families import template_of, tokenizer_of
 
 APPENDING, REWRITING = "chatml", "drops_thinking"
 REPLIES = ["<answer>go</answer>", "<answer>stay</answer>", "what", "<answer>go</answer>", "<answer>win</answer>"]
-
-
-def describe(_tag: str) -> EnvDescription:
-    world = WordWorld()
-    return EnvDescription(instructions=world.instructions, legend=world.legend, action_names=world.action_names)
 
 
 class Played:

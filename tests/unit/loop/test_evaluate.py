@@ -7,23 +7,24 @@ import pytest
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError
 from turnwise.loop.build import first_train_seed
-from turnwise.loop.evaluate import measure_baselines, measure_rule_on
+from turnwise.loop.evaluate import measure_baselines, measure_rule_in
 from turnwise.types import Task
 
 TASKS = [Task(tag="frozen_lake", seed=seed, split="eval") for seed in range(30)]
 
 
-def test_rules_on_an_environment() -> None:
-    assert measure_rule_on("frozen_lake", "oracle", 20, "eval") == (1.0, 1.0)
-    random = measure_rule_on("frozen_lake", "random", 50, "eval")
-    assert random == measure_rule_on("frozen_lake", "random", 50, "eval")
+def test_rules_in_the_setting_of_a_recipe() -> None:
+    settings = load_settings("frozenlake")
+    assert measure_rule_in(settings, "oracle", TASKS) == (1.0, 1.0)
+    random = measure_rule_in(settings, "random", TASKS)
+    assert random == measure_rule_in(settings, "random", TASKS)
     assert random[0] < 0.6
-    assert measure_rule_on("frozen_lake", "oracle", 20, "eval", max_actions=1)[0] < 1
+    assert measure_rule_in(load_settings("frozenlake", ["rollout.max_turns=1"]), "oracle", TASKS)[0] < 1
 
 
 def test_an_unknown_rule_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'frozen_lake' cannot be played by 'orakel'. Did you mean 'oracle'\?"):
-        measure_rule_on("frozen_lake", "orakel", 1, "eval")
+        measure_rule_in(load_settings("frozenlake"), "orakel", TASKS)
 
 
 def test_baselines_have_the_budget_of_the_run() -> None:

@@ -233,7 +233,7 @@ def test_seeds_of_tasks(tmp_path: Path) -> None:
         "context.answer.type=plain",
         "context.max_response_tokens=3",
         "context.system_prompt=Move",
-        "context.answer.forced_prefix='<answer>'",
+        "context.answer.forced_prefix=''",
         "credit.high_level_gamma=0.5",
         "learn.loss.clip_low=0.01",
         "learn.entropy_coef=0.5",

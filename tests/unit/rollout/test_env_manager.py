@@ -10,9 +10,10 @@ import pytest
 from turnwise.envs.bandit import Bandit
 from turnwise.envs.base import BaseEnv
 from turnwise.errors import ConfigError, EnvError
+from turnwise.exchange import EnvInput, EnvOutput
 from turnwise.rollout.env_manager import EnvConfigs, EnvStateManager, derive_seed
 from turnwise.rollout.limits import Limits
-from turnwise.types import EnvInput, EnvOutput, StopReason
+from turnwise.types import StopReason
 
 from .worlds import BrokenStart, WordWorld, make_states, slippery
 
