@@ -26,7 +26,7 @@ from turnwise.report.metrics import Stopwatch
 from turnwise.types import Annotations, Experience, Sample, Segment
 
 Fault = Literal["none", "zero_advantages", "shifted_mask"]
-MAX_ENV_STEPS = 12_500
+MAX_ENV_STEPS = 13_500
 
 RECIPE: dict[str, object] = {
     "env": {
@@ -36,7 +36,7 @@ RECIPE: dict[str, object] = {
         "hole_rate": 0.35,
         "max_holes": 5,
         "min_distance": 2,
-        "max_distance": 6,
+        "max_distance": 4,
         "blind_solvable_keep": 0.0,
         "train": {"random_start_rate": 0.7},
     },
@@ -44,11 +44,11 @@ RECIPE: dict[str, object] = {
     "context": {
         "window": "single_turn",
         "instructions": "none",
-        "answer": {"is_strict": True, "forced_prefix": "<answer>"},
-        "max_response_tokens": 4,
+        "answer": {"type": "plain"},
+        "max_response_tokens": 3,
         "max_tokens": 32,
     },
-    "rollout": {"groups": 128, "group_size": 1, "max_turns": 8},
+    "rollout": {"groups": 192, "group_size": 1, "max_turns": 6},
     "credit": {
         "type": "bi_level_gae",
         "high_level_gamma": 0.95,
@@ -56,17 +56,17 @@ RECIPE: dict[str, object] = {
         "turn_value_at": "first",
         "truncation": "end",
     },
-    "warm_start": {"type": "oracle", "episodes": 60, "steps": 21, "batch_rows": 128, "lr": 2e-3},
+    "warm_start": {"type": "oracle", "episodes": 60, "steps": 17, "batch_rows": 128, "lr": 2e-3},
     "learn": {
-        "steps": 38,
+        "steps": 25,
         "epochs": 2,
-        "minibatches": 3,
-        "critic": {"type": "value_head", "coef": 1.0},
+        "minibatches": 4,
+        "critic": {"type": "value_head"},
         "entropy_coef": 0.003,
         "optim": {"lr": 1.2e-3, "warmup_steps": 5, "schedule": "linear"},
         "num_threads": 1,
     },
-    "eval": {"episodes": 250, "temperature": 1.0},
+    "eval": {"episodes": 200, "temperature": 1.0},
 }
 
 
