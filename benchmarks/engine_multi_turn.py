@@ -29,7 +29,7 @@ NUM_TURNS = 5
 NUM_REPEATS = 5
 
 
-def run(num_episodes: int = 64, num_new_tokens: int = 16) -> dict[str, object]:
+def run(num_episodes: int = 64, num_new_tokens: int = 8) -> dict[str, object]:
     """Tokens per second of both, as medians, and their ratio."""
     settings = load_settings(
         "frozenlake", {"context.window": "full", "context.instructions": "full", "context.max_tokens": 1024}

@@ -146,6 +146,9 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         ([], "COMMAND"),
         (["eval"], "TARGET"),
         (["eval", "./no/such/folder"], "'no/such/folder' is neither a run directory nor a model folder"),
+        (["eval", "nothing"], "'nothing' is neither a run directory nor a model folder"),
+        (["eval", "oracle", "--env", "bandit", "--recipe", "bandit"], "expected one of them"),
+        (["check", "frozen_lake", "size=1"], "size"),
         (["eval", "oracle", "--episodes", "0"], "--episodes: 0 given; expected at least 1"),
         (["eval", "oracle", "--episodes", "-3"], "--episodes: -3 given"),
         (["eval", "oracle", "--episodes", "few"], "invalid int value: 'few'"),
@@ -154,7 +157,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["eval", "oracle", "--episode", "3"], "'episode=3' is not understood here"),
         (["play", "frozen_lak"], "Did you mean 'frozen_lake'?"),
         (["play", "frozen_lake", "--agent", "nobody"], "--agent: 'nobody' given; expected human, oracle, random"),
-        (["play", "frozen_lake", "sise=3", "--agent", "random"], "unknown setting 'sise'"),
+        (["play", "frozen_lake", "sise=3", "--agent", "random"], "sise: unknown setting"),
         (["envs", "more"], "'more' is not understood here"),
         (["check", "frozenlake", "learn.steps=-1"], "learn.steps: -1 given"),
         (["check", "frozenlake", "env.train.sise=3"], "env.train"),
@@ -261,6 +264,7 @@ def test_eval_of_a_run(capsys: pytest.CaptureFixture[str], run: Run) -> None:
     assert (row["target"], row["env"], row["split"], row["episodes"]) == (str(run.path), "frozen_lake", "eval", 4)
     assert 0 <= row["success"] <= 1
     assert "success" in call(capsys, "eval", str(run.path), "--episodes", "4")[1]
+    assert "--env goes with oracle and random" in refused(capsys, "eval", str(run.path), "--env", "bandit")
     assert json.loads(call(capsys, "eval", str(run.path), "--json")[1])[0]["episodes"] == 5
 
 

@@ -28,9 +28,11 @@ def _describe(problem: dict[str, Any], root: type[BaseModel]) -> str:
         expected = problem["ctx"].get("expected_tags", "")
         value = given.get("type", "nothing") if isinstance(given, dict) else given
         return f"{path}.type: {value!r} given; expected one of {expected}."
-    message = str(problem["msg"])
-    message = message.removeprefix("Input should be ").removeprefix("Value error, ")
-    return f"{path}: {given!r} given; expected {message}."
+    message = str(problem["msg"]).rstrip(".")
+    if kind == "value_error":
+        # A class's own check speaks in whole sentences, often about several settings at once.
+        return f"{path + ': ' if path else ''}{message.removeprefix('Value error, ')}."
+    return f"{path}: {given!r} given; expected {message.removeprefix('Input should be ')}."
 
 
 def _follow(root: type[BaseModel], location: list[str]) -> tuple[list[str], list[type[BaseModel]]]:

@@ -13,8 +13,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ValidationError
 
+from turnwise.config.problems import describe_problems
 from turnwise.config.settings import Settings
-from turnwise.errors import ConfigError, EnvError, TaskError, did_you_mean
+from turnwise.errors import ConfigError, EnvError, TaskError
 
 REQUIRED_INFO_KEYS = ("success", "action_is_valid", "action_is_effective")
 
@@ -43,7 +44,7 @@ class BaseEnv(ABC):
         try:
             self.params = self.Params(**params)
         except ValidationError as error:
-            raise ConfigError(_explain(error, self.Params, type(self).label())) from error
+            raise ConfigError(f"env '{type(self).label()}': {describe_problems(error, self.Params)}") from error
 
     @classmethod
     def label(cls) -> str:
@@ -116,34 +117,3 @@ def draw_seed() -> int:
 def check_split(split: str, known: tuple[str, ...], label: str) -> None:
     if split not in known:
         raise TaskError(f"{label}: there is no split '{split}'. Known: {', '.join(known)}.")
-
-
-def _explain(error: ValidationError, settings: type[Settings], label: str) -> str:
-    """What was given, what was expected: one sentence per wrong setting."""
-    lines = []
-    for problem in error.errors():
-        path = ".".join(str(part) for part in problem["loc"])
-        if problem["type"] == "extra_forbidden":
-            known = _known_keys(settings, problem["loc"][:-1])
-            lines.append(f"env '{label}': unknown setting '{path}'. {did_you_mean(str(problem['loc'][-1]), known)}")
-        elif not path:
-            lines.append(f"env '{label}': {_sentence(problem['msg'])}")
-        else:
-            lines.append(
-                f"env '{label}': setting '{path}' was given as {problem['input']!r}. {_sentence(problem['msg'])}"
-            )
-    return "\n".join(lines)
-
-
-def _sentence(message: str) -> str:
-    message = message.removeprefix("Value error, ")
-    return message if message.endswith(".") else f"{message}."
-
-
-def _known_keys(settings: type[Settings], parents: tuple[int | str, ...]) -> list[str]:
-    for parent in parents:
-        field = settings.model_fields.get(str(parent))
-        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, Settings)):
-            return []
-        settings = field.annotation
-    return list(settings.model_fields)

@@ -332,3 +332,26 @@ def test_an_environment_and_a_credit_rule_of_ones_own() -> None:
 def test_plug_ins_that_do_not_work_are_explained(name: str, words: str) -> None:
     assert words in problem({"env": {"type": name}})
     assert words in problem({**LAKE, "credit": {"type": name}})
+
+
+def test_another_type_starts_its_section_anew() -> None:
+    settings = load_settings("frozenlake", ["credit.type=grpo", "rollout.group_size=4", "learn.critic.type=none"])
+    assert settings.credit.model_dump() == {"type": "grpo", "scale_by_std": True}
+    assert settings.learn.critic.type == "none"
+    # The same type given again keeps what the recipe says beside it.
+    kept = load_settings("frozenlake", ["credit.type=bi_level_gae"])
+    assert kept.credit == load_settings("frozenlake").credit
+
+
+def test_an_environment_without_settings_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bare_env.py").write_text(
+        "from turnwise import BaseEnv\n"
+        "class Bare(BaseEnv):\n"
+        "    def reset(self, seed=None, *, split='train', dynamics_seed=None):\n        return 'x'\n"
+        "    def step(self, action):\n        return 'x', 0.0, True, {}\n"
+    )
+    (tmp_path / "broken_env.py").write_text("class Bare(:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load_settings({"env": {"type": "bare_env:Bare"}}).env.type == "bare_env:Bare"
+    with pytest.raises(ConfigError, match=r"env\.type: environment 'broken_env:Bare'.*cannot be imported"):
+        load_settings({"env": {"type": "broken_env:Bare"}})

@@ -107,7 +107,7 @@ def test_invalid_text_leaves_the_episode_open() -> None:
         ({"names": ("Owl", "")}, "cannot be told apart or are empty"),
         ({"low_reward": 0.25}, "none is better"),
         ({"high_rat": 0.25}, "Did you mean 'high_rate'?"),
-        ({"names": ["Owl"]}, "setting 'names"),
+        ({"names": ["Owl"]}, "names"),
     ],
 )
 def test_wrong_settings_are_explained(params: dict[str, object], message: str) -> None:

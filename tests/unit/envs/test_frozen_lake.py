@@ -182,14 +182,14 @@ def test_snapshot_repeats_the_slips() -> None:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"sise": 4}, "env 'frozen_lake': unknown setting 'sise'. Did you mean 'size'?"),
-        ({"size": 1}, "setting 'size' was given as 1"),
-        ({"size": 27}, "setting 'size' was given as 27"),
-        ({"size": "4"}, "setting 'size' was given as '4'"),
-        ({"view": "gird"}, "setting 'view' was given as 'gird'"),
-        ({"symbols": {"plyer": "@"}}, "unknown setting 'symbols.plyer'. Did you mean 'player'?"),
+        ({"sise": 4}, "env 'frozen_lake': sise: unknown setting. Did you mean 'size'?"),
+        ({"size": 1}, "size: 1 given"),
+        ({"size": 27}, "size: 27 given"),
+        ({"size": "4"}, "size: '4' given"),
+        ({"view": "gird"}, "view: 'gird' given"),
+        ({"symbols": {"plyer": "@"}}, "symbols.plyer: unknown setting. Did you mean 'player'?"),
         ({"symbols": {"hole": "P"}}, "not all different"),
-        ({"symbols": {"ice": " "}}, "setting 'symbols.ice' was given as ' '"),
+        ({"symbols": {"ice": " "}}, "symbols.ice: ' ' given"),
         ({"min_distance": 5, "max_distance": 2}, "max_distance 2 is below min_distance 5"),
     ],
 )

@@ -116,9 +116,16 @@ def test_the_summary_of_a_resumed_run_begins_where_the_run_began(tmp_path: Path)
     rows[0] |= {"eval/success": 0.375, "eval/return": -0.25}
     (run.path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     shutil.rmtree(run.path / "checkpoints" / "step-000002")
-    summary = resume(run.path).summary
+    first, summary = run.summary, resume(run.path).summary
     assert (summary.success_before, summary.return_before) == (0.375, -0.25)
     assert summary.steps == 2
+    assert summary.warm_start == first.warm_start
+    assert summary.baselines["warm_start"] == 0.375
+    # The clock goes on as well: the time before the checkpoint is part of the run.
+    state = json.loads((run.path / "checkpoints" / "step-000001" / "state.json").read_text())
+    assert summary.wall_s > state["progress"]["wall_s"] > 0
+    times = [row["time_s"] for row in run.metrics()]
+    assert times == sorted(times)
 
 
 def test_a_run_of_no_steps_can_be_resumed(tmp_path: Path) -> None:

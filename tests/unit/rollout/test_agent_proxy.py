@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict
 
 import numpy as np
+import pytest
 
 from tests.unit.context.chat_families import template_of
 from turnwise.config.schema import ContextSettings
@@ -93,6 +94,29 @@ def test_fast_episodes_finish_while_a_slow_one_is_in_its_first_turn() -> None:
         "0/words/train/0/1",
     ]
     assert [len(t.turns) for g in groups for t in g.trajectories] == [4] * 4
+
+
+def test_where_one_workflow_breaks_its_siblings_do_not_go_on() -> None:
+    engine = WaitingEngine(slow={0, 2, 3})
+
+    def break_down(_trajectory: Trajectory) -> None:
+        raise ZeroDivisionError
+
+    async def run() -> set[asyncio.Task[object]]:
+        with pytest.raises(ZeroDivisionError):
+            async with asyncio.timeout(10):
+                await make_proxy(engine).collect(TASKS, rollout=0, on_done=break_down)
+        await asyncio.sleep(0)
+        return asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[arg-type]
+
+    assert asyncio.run(run()) == set()
+
+
+def test_a_reply_without_tokens_is_an_engine_error() -> None:
+    groups = collect(make_proxy(ScriptedEngine(lambda _: [], stop_ids=TEMPLATE.stop_ids)))
+    trajectory = groups[0].trajectories[0]
+    assert trajectory.stop_reason is StopReason.ENGINE_ERROR
+    assert "without a token" in trajectory.failure
 
 
 def test_groups_follow_the_tasks_whoever_finishes_first() -> None:

@@ -373,3 +373,18 @@ def test_environments_are_used_again() -> None:
     states.step([act(0, "crash")])
     assert states.reset()[0].history[0].state == "seed 1 at 0"
     assert made == ["words/eval"] * 2
+
+
+def test_every_episode_says_what_it_is_about() -> None:
+    """Arms have other names in evaluation: the first message must name the ones that are there."""
+    manager = EnvStateManager(
+        lambda _tag, _split: Bandit(),
+        env_groups=1,
+        group_size=1,
+        env_configs=EnvConfigs(tags=("bandit",), n_groups=(1,)),
+        limits=Limits(max_turns=1),
+        split="eval",
+    )
+    (output,) = manager.reset()
+    assert set(output.about.action_names or ()) == {"Librarian", "Trader"}
+    assert output.about.instructions
