@@ -132,10 +132,10 @@ class CreditRule(Protocol):
 
 
 class PolicyLoss(Protocol):
-    """The loss of each sampled token, before aggregation, and what to report about it."""
+    """The loss of each sampled token, before aggregation, and what to report about it; `turns` numbers their turns."""
 
     def __call__(
-        self, policy_logprobs: Tensor, behavior_logprobs: Tensor, advantages: Tensor
+        self, policy_logprobs: Tensor, behavior_logprobs: Tensor, advantages: Tensor, turns: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]: ...
 
 

@@ -75,6 +75,11 @@ def test_parameters_of_functions(function: str, parameters: list[str]) -> None:
         ),
         ("compute_gae_advantage_return", "token_level_rewards values loss_mask gamma lam whiten"),
         ("compute_grpo_advantage", "token_level_rewards loss_mask group_ids epsilon scale_by_std"),
+        ("compute_rloo_advantage", "token_level_rewards loss_mask group_ids"),
+        (
+            "compute_multi_step_grpo_advantage",
+            "rewards loss_mask task_ids run_ids step_ids enable_step_norm std_cal_level std_threshold",
+        ),
     ],
 )
 def test_parameters_of_credit_functions(function: str, parameters: str) -> None:

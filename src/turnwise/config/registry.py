@@ -95,12 +95,27 @@ CREDITS = Registry(
     {
         "gae": "turnwise.credit.gae:Gae",
         "bi_level_gae": "turnwise.credit.bi_level:BiLevelGae",
+        "turn_gae": "turnwise.credit.turn:TurnGae",
         "grpo": "turnwise.credit.group:Grpo",
+        "dr_grpo": "turnwise.credit.group:DrGrpo",
+        "rloo": "turnwise.credit.group:Rloo",
+        "opmd": "turnwise.credit.group:Opmd",
+        "reinforce": "turnwise.credit.reinforce:Reinforce",
+        "reinforce_pp": "turnwise.credit.reinforce:ReinforcePp",
+        "reinforce_pp_baseline": "turnwise.credit.group:ReinforcePpBaseline",
+        "multi_step_grpo": "turnwise.credit.steps:MultiStepGrpo",
+        "step_return": "turnwise.credit.steps:StepReturn",
     },
 )
 LOSSES = Registry(
     "policy loss",
     {
         "ppo_clip": "turnwise.learn.losses:PpoClip",
+        "reinforce": "turnwise.learn.losses:ReinforceLoss",
+        "gspo": "turnwise.learn.losses:Gspo",
+        "cispo": "turnwise.learn.losses:Cispo",
+        "sapo": "turnwise.learn.losses:Sapo",
+        "opmd": "turnwise.learn.losses:OpmdLoss",
+        "sft": "turnwise.learn.losses:Sft",
     },
 )

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import importlib
 
-_PADDED = ("compute_bi_level_gae_advantage_return", "compute_gae_advantage_return", "compute_grpo_advantage")
+_PADDED = (
+    "compute_bi_level_gae_advantage_return",
+    "compute_gae_advantage_return",
+    "compute_grpo_advantage",
+    "compute_multi_step_grpo_advantage",
+    "compute_rloo_advantage",
+)
 
 
 def __getattr__(name: str) -> object:

@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+from pydantic import PositiveFloat
 
 from turnwise.config.settings import Settings
-from turnwise.credit.layout import Floats, Ints, play_back
+from turnwise.credit.layout import Floats, Ints, play_back, whiten
 from turnwise.credit.samples import make_samples
 from turnwise.types import Annotations, Experience, Sample
+
+OpmdBaseline = Literal["mean", "logavgexp"]
 
 
 def group_mean_std(scores: Floats, groups: Ints) -> tuple[Floats, Floats, Ints]:
@@ -38,25 +41,126 @@ def estimate_grpo(scores: Floats, groups: Ints, *, scale_by_std: bool, epsilon: 
     return centred / (np.where(is_alone, 1.0, stds) + epsilon)
 
 
-class GrpoParams(Settings):
-    type: Literal["grpo"] = "grpo"
-    scale_by_std: bool = True
-    """Divide by the group's standard deviation; false is Dr. GRPO (arXiv 2503.20783)."""
+def estimate_rloo(scores: Floats, groups: Ints) -> Floats:
+    """Each score against the mean of the others (leave one out, arXiv 2402.14740); alone, it is returned as it is."""
+    means, _, sizes = group_mean_std(scores, groups)
+    others = np.where(sizes > 1, (means * sizes - scores) / np.maximum(sizes - 1, 1), 0.0)
+    return scores - others
 
 
-class Grpo:
-    """`credit: {type: grpo}`: the sum of a trajectory's rewards against its siblings', the same for all its tokens."""
+def estimate_opmd(scores: Floats, groups: Ints, *, baseline: OpmdBaseline, tau: float) -> Floats:
+    """A score minus its group's baseline: the mean, or tau * log(mean(exp(score / tau))); alone, minus nothing."""
+    means, _, sizes = group_mean_std(scores, groups)
+    if baseline == "logavgexp":
+        top = np.full(groups.max() + 1, -np.inf)
+        np.maximum.at(top, groups, scores)
+        sums = np.bincount(groups, np.exp((scores - top[groups]) / tau))
+        means = (top + tau * np.log(sums / np.bincount(groups)))[groups]
+    return scores - np.where(sizes > 1, means, 0.0)
 
-    Params = GrpoParams
+
+class _TrajectoryRule:
+    """One number per trajectory, the same for all its tokens."""
+
     needs_values = False
     needs_groups = True
-
-    def __init__(self, params: GrpoParams) -> None:
-        self.params = params
 
     def __call__(self, experiences: Sequence[Experience], annotations: Annotations) -> list[Sample]:
         played = play_back(experiences)
         scores = played.layout.sum_turns(played.turn_rewards)
-        advantages = estimate_grpo(scores, played.group_of_trajectory, scale_by_std=self.params.scale_by_std)
-        per_token = played.layout.trajectories_to_tokens(advantages)
+        per_token = played.layout.trajectories_to_tokens(self._estimate(scores, played.group_of_trajectory))
+        per_token = self._finish(per_token)
         return make_samples(played, per_token, per_token, annotations)
+
+    def _estimate(self, scores: Floats, groups: Ints) -> Floats:
+        raise NotImplementedError
+
+    def _finish(self, per_token: Floats) -> Floats:
+        return per_token
+
+
+class GrpoParams(Settings):
+    type: Literal["grpo"] = "grpo"
+
+
+class Grpo(_TrajectoryRule):
+    """`credit: {type: grpo}`: the sum of rewards against the siblings', in units of their spread."""
+
+    Params = GrpoParams
+
+    def __init__(self, params: GrpoParams) -> None:
+        self.params = params
+
+    def _estimate(self, scores: Floats, groups: Ints) -> Floats:
+        return estimate_grpo(scores, groups, scale_by_std=True)
+
+
+class DrGrpoParams(Settings):
+    type: Literal["dr_grpo"] = "dr_grpo"
+
+
+class DrGrpo(_TrajectoryRule):
+    """`credit: {type: dr_grpo}`: GRPO without the division by the spread (arXiv 2503.20783)."""
+
+    Params = DrGrpoParams
+
+    def __init__(self, params: DrGrpoParams) -> None:
+        self.params = params
+
+    def _estimate(self, scores: Floats, groups: Ints) -> Floats:
+        return estimate_grpo(scores, groups, scale_by_std=False)
+
+
+class RlooParams(Settings):
+    type: Literal["rloo"] = "rloo"
+
+
+class Rloo(_TrajectoryRule):
+    """`credit: {type: rloo}`: the sum of rewards against the mean of the other siblings."""
+
+    Params = RlooParams
+
+    def __init__(self, params: RlooParams) -> None:
+        self.params = params
+
+    def _estimate(self, scores: Floats, groups: Ints) -> Floats:
+        return estimate_rloo(scores, groups)
+
+
+class OpmdParams(Settings):
+    type: Literal["opmd"] = "opmd"
+    baseline: OpmdBaseline = "mean"
+    """The group's mean, or its soft maximum at temperature `tau`."""
+    tau: PositiveFloat = 1.0
+    """Temperature of the soft maximum; has no effect with the mean."""
+
+
+class Opmd(_TrajectoryRule):
+    """`credit: {type: opmd}`: the sum of rewards against the group's baseline, unscaled."""
+
+    Params = OpmdParams
+
+    def __init__(self, params: OpmdParams) -> None:
+        self.params = params
+
+    def _estimate(self, scores: Floats, groups: Ints) -> Floats:
+        return estimate_opmd(scores, groups, baseline=self.params.baseline, tau=self.params.tau)
+
+
+class ReinforcePpBaselineParams(Settings):
+    type: Literal["reinforce_pp_baseline"] = "reinforce_pp_baseline"
+
+
+class ReinforcePpBaseline(_TrajectoryRule):
+    """`credit: {type: reinforce_pp_baseline}`: minus the group's mean, then whitened over the batch's tokens."""
+
+    Params = ReinforcePpBaselineParams
+
+    def __init__(self, params: ReinforcePpBaselineParams) -> None:
+        self.params = params
+
+    def _estimate(self, scores: Floats, groups: Ints) -> Floats:
+        return estimate_grpo(scores, groups, scale_by_std=False)
+
+    def _finish(self, per_token: Floats) -> Floats:
+        return whiten(per_token)

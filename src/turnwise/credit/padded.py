@@ -15,8 +15,9 @@ from torch import Tensor
 
 from turnwise.credit.bi_level import BiLevelGaeParams, estimate_bi_level_gae
 from turnwise.credit.gae import estimate_gae
-from turnwise.credit.group import estimate_grpo
+from turnwise.credit.group import estimate_grpo, estimate_rloo
 from turnwise.credit.layout import Floats, Ints, TurnLayout, layout_from_keys, whiten
+from turnwise.credit.steps import MultiStepGrpoParams, StdLevel, estimate_multi_step_grpo
 
 
 def compute_bi_level_gae_advantage_return(
@@ -68,13 +69,61 @@ def compute_grpo_advantage(
     scale_by_std: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """GRPO over `[batch, length]` tensors; rows with equal `group_ids` are siblings."""
+
+    def estimate(scores: Floats, groups: Ints) -> Floats:
+        return estimate_grpo(scores, groups, scale_by_std=scale_by_std, epsilon=epsilon)
+
+    return _spread_rows(estimate, token_level_rewards, loss_mask, group_ids)
+
+
+def compute_rloo_advantage(
+    token_level_rewards: Tensor, loss_mask: Tensor, group_ids: Sequence[object]
+) -> tuple[Tensor, Tensor]:
+    """Leave-one-out over `[batch, length]` tensors; rows with equal `group_ids` are siblings."""
+    return _spread_rows(estimate_rloo, token_level_rewards, loss_mask, group_ids)
+
+
+def compute_multi_step_grpo_advantage(
+    rewards: Tensor,
+    loss_mask: Tensor,
+    task_ids: Sequence[object],
+    run_ids: Sequence[object],
+    step_ids: Sequence[int],
+    *,
+    enable_step_norm: bool = False,
+    std_cal_level: StdLevel = "group",
+    std_threshold: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Step-wise GRPO: one row per step, `rewards` [batch] one per row; a run's last step speaks for it.
+
+    The order of the rows does not matter: steps are ordered by `step_ids` within (task, run).
+    """
+    keys = list(zip(task_ids, run_ids, strict=True))
+    runs = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    tasks = {task: number for number, task in enumerate(dict.fromkeys(task_ids))}
+    run_of_row = np.array([runs[key] for key in keys], dtype=np.int64)
+    last = np.zeros(len(runs), dtype=np.int64)
+    for row in sorted(range(len(keys)), key=lambda row: step_ids[row]):
+        last[run_of_row[row]] = row
+    groups = np.array([tasks[key[0]] for key in runs], dtype=np.int64)
+    params = MultiStepGrpoParams(step_norm=enable_step_norm, std_level=std_cal_level, std_threshold=std_threshold)
+    final = rewards.detach().double().cpu().numpy()[last]
+    per_run = estimate_multi_step_grpo(final, groups, np.bincount(run_of_row), params)
+    advantages = torch.as_tensor(per_run[run_of_row], device=loss_mask.device)[:, None] * loss_mask.bool()
+    advantages = advantages.to(rewards.dtype)
+    return advantages, advantages
+
+
+def _spread_rows(
+    estimate: Callable[[Floats, Ints], Floats], rewards: Tensor, loss_mask: Tensor, group_ids: Sequence[object]
+) -> tuple[Tensor, Tensor]:
+    """One number per row from its sum of rewards, on all its sampled tokens."""
     mask = loss_mask.bool()
-    scores = (token_level_rewards * mask).sum(dim=-1).double().cpu().numpy()
+    scores = (rewards * mask).sum(dim=-1).double().cpu().numpy()
     numbers = {group: n for n, group in enumerate(dict.fromkeys(group_ids))}
     groups = np.array([numbers[group] for group in group_ids], dtype=np.int64)
-    per_row = estimate_grpo(scores, groups, scale_by_std=scale_by_std, epsilon=epsilon)
-    advantages = torch.as_tensor(per_row, device=mask.device)[:, None] * mask
-    advantages = advantages.to(token_level_rewards.dtype)
+    advantages = torch.as_tensor(estimate(scores, groups), device=mask.device)[:, None] * mask
+    advantages = advantages.to(rewards.dtype)
     return advantages, advantages
 
 

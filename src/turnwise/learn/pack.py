@@ -57,6 +57,8 @@ class MicroBatch:
     """[N] the row of each sampled token"""
     position: Tensor
     """[N] its position in the row, at least 1"""
+    turn: Tensor
+    """[N] the turn of each sampled token, numbered from 0 within this micro-batch"""
     source: NDArray[np.int64]
     """[N] its index in the Batch's flat arrays"""
     targets: Tensor
@@ -99,6 +101,7 @@ def _micro_batch(batch: Batch, rows: NDArray[np.int64], device: torch.device) ->
         input_ids=torch.as_tensor(inputs, dtype=torch.long, device=device),
         row=torch.as_tensor(row, device=device),
         position=torch.as_tensor(position, device=device),
+        turn=torch.as_tensor(_number_turns(row, batch.turn_ids[source]), device=device),
         source=source,
         targets=flat(batch.token_ids).long(),
         behavior_logprobs=flat(batch.behavior_logprobs),
@@ -107,3 +110,10 @@ def _micro_batch(batch: Batch, rows: NDArray[np.int64], device: torch.device) ->
         returns=flat(batch.returns),
         values=flat(batch.values),
     )
+
+
+def _number_turns(row: NDArray[np.int64], turn_ids: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Dense numbers of (row, turn) pairs; the tokens of a turn lie side by side."""
+    is_new = np.ones(len(row), dtype=np.bool_)
+    is_new[1:] = (np.diff(row) != 0) | (np.diff(turn_ids) != 0)
+    return np.cumsum(is_new) - 1

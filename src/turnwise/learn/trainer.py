@@ -112,7 +112,7 @@ class Trainer:
         self._apply_gradients(meter)
 
     def _total_loss(self, micro: MicroBatch, scores: TokenScores, num_tokens: int, meter: _Meter) -> Tensor:
-        token_loss, details = self._loss(scores.logprobs, micro.behavior_logprobs, micro.advantages)
+        token_loss, details = self._loss(scores.logprobs, micro.behavior_logprobs, micro.advantages, micro.turn)
         total = token_loss.sum() - self.settings.entropy_coef * scores.entropies.sum()
         if isinstance(self.settings.kl, schema.KlLoss):
             kl = estimate_kl(scores.logprobs, micro.reference_logprobs, self.settings.kl.estimator)

@@ -246,9 +246,9 @@ def test_recipes_are_found_beside_the_user_first(tmp_path: Path, monkeypatch: py
 
 
 def test_a_choice_decides_which_keys_are_legal() -> None:
-    grpo: Any = load_settings(LAKE, ["credit.type=grpo", "credit.scale_by_std=false"])
-    assert grpo.credit.scale_by_std is False
-    assert "credit.scale_by_std: unknown setting" in problem(LAKE, "credit.scale_by_std=false")
+    opmd: Any = load_settings(LAKE, ["credit.type=opmd", "credit.tau=0.5"])
+    assert opmd.credit.tau == 0.5
+    assert "credit.tau: unknown setting" in problem(LAKE, "credit.tau=0.5")
     assert "credit.gamma: unknown setting" in problem(LAKE, "credit.type=grpo", "credit.gamma=1")
     assert "env.view: unknown setting" in problem({"env": {"type": "bandit"}}, "env.view=grid")
     assert "lr" in problem(LAKE, "learn.critic.type=value_head", "learn.critic.lr=1e-3")
@@ -336,7 +336,7 @@ def test_plug_ins_that_do_not_work_are_explained(name: str, words: str) -> None:
 
 def test_another_type_starts_its_section_anew() -> None:
     settings = load_settings("frozenlake", ["credit.type=grpo", "rollout.group_size=4", "learn.critic.type=none"])
-    assert settings.credit.model_dump() == {"type": "grpo", "scale_by_std": True}
+    assert settings.credit.model_dump() == {"type": "grpo"}
     assert settings.learn.critic.type == "none"
     # The same type given again keeps what the recipe says beside it.
     kept = load_settings("frozenlake", ["credit.type=bi_level_gae"])

@@ -7,9 +7,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turnwise.config.registry import CREDITS
 from turnwise.credit.bi_level import BiLevelGae, BiLevelGaeParams
 from turnwise.credit.gae import Gae, GaeParams
-from turnwise.credit.group import Grpo, GrpoParams
+from turnwise.credit.group import (
+    DrGrpo,
+    DrGrpoParams,
+    Grpo,
+    GrpoParams,
+    Opmd,
+    OpmdParams,
+    ReinforcePpBaseline,
+    ReinforcePpBaselineParams,
+    Rloo,
+    RlooParams,
+)
+from turnwise.credit.reinforce import Reinforce, ReinforceParams, ReinforcePp, ReinforcePpParams
+from turnwise.credit.steps import MultiStepGrpo, MultiStepGrpoParams, StepReturn, StepReturnParams
+from turnwise.credit.turn import TurnGae, TurnGaeParams
 from turnwise.types import Annotations
 
 from .rows import Play, make_rows, sampled
@@ -18,8 +33,21 @@ RULES = {
     "gae": Gae(GaeParams(gamma=0.9, lam=0.8)),
     "bi_level_first": BiLevelGae(BiLevelGaeParams(gamma=0.9, lam=0.8, high_level_lam=0.7, turn_value_at="first")),
     "bi_level_last": BiLevelGae(BiLevelGaeParams(gamma=0.9, lam=0.8, high_level_lam=0.7)),
+    "turn_gae": TurnGae(TurnGaeParams(lam=0.8)),
     "grpo": Grpo(GrpoParams()),
+    "dr_grpo": DrGrpo(DrGrpoParams()),
+    "rloo": Rloo(RlooParams()),
+    "opmd": Opmd(OpmdParams(baseline="logavgexp", tau=0.5)),
+    "reinforce": Reinforce(ReinforceParams(gamma=0.9)),
+    "reinforce_pp": ReinforcePp(ReinforcePpParams(gamma=0.9)),
+    "reinforce_pp_baseline": ReinforcePpBaseline(ReinforcePpBaselineParams()),
+    "multi_step_grpo": MultiStepGrpo(MultiStepGrpoParams(step_norm=True, std_level="batch", std_threshold=0.1)),
+    "step_return": StepReturn(StepReturnParams(gamma=0.9)),
 }
+
+
+def test_every_rule_is_held_to_this() -> None:
+    assert {type(rule) for rule in RULES.values()} == {CREDITS.get_target(name) for name in CREDITS}
 
 
 @st.composite
@@ -84,7 +112,7 @@ def test_group_statistics_count_trajectories_and_not_rows() -> None:
         new_rows, new_values = make_rows(play)
         rows += new_rows
         values += new_values
-    samples = Grpo(GrpoParams(scale_by_std=False))(rows, Annotations())
+    samples = DrGrpo(DrGrpoParams())(rows, Annotations())
     for sample, expected in zip(samples, [0.75] * 4 + [-0.25] * 3, strict=True):
         mask = sample.experience.segment.loss_mask
         np.testing.assert_allclose(sample.advantages[mask], expected, atol=1e-6)
@@ -99,5 +127,5 @@ def test_long_trajectories_do_not_weigh_more_in_a_group() -> None:
 
 def test_groups_of_different_rollouts_are_not_compared() -> None:
     rows = [row for n in (0, 1) for row in make_rows(Play([float(n)], [[0.0]]), rollout=n)[0]]
-    samples = Grpo(GrpoParams(scale_by_std=False))(rows, Annotations())
+    samples = DrGrpo(DrGrpoParams())(rows, Annotations())
     assert [float(s.advantages.sum()) for s in samples] == [0.0, 1.0]  # alone in its group, a score stays as it is

@@ -13,6 +13,8 @@ from turnwise.credit import (
     compute_bi_level_gae_advantage_return,
     compute_gae_advantage_return,
     compute_grpo_advantage,
+    compute_multi_step_grpo_advantage,
+    compute_rloo_advantage,
 )
 
 GOLDEN = Path(__file__).resolve().parents[4] / "shared" / "golden" / "advantages.json"
@@ -172,3 +174,31 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
     with pytest.raises(AttributeError, match="no_such_rule"):
         turnwise.credit.no_such_rule  # noqa: B018
+
+
+@needs_golden
+@pytest.mark.parametrize("case", CASES)
+def test_rloo_equals_verl(case: dict[str, Any]) -> None:
+    mask, rewards = torch.tensor(case["mask"]), torch.tensor(case["rewards"])
+    advantages, _ = compute_rloo_advantage(rewards, mask, case["groups"])
+    wanted = torch.tensor(case["verl_rloo"])
+    torch.testing.assert_close(advantages[mask.bool()], wanted[mask.bool()], atol=1e-5, rtol=0)
+
+
+def test_multi_step_grpo_over_rows_in_any_order() -> None:
+    rewards, mask = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0]), torch.tensor([[1, 0]] * 5)
+    runs, steps = [0, 0, 0, 1, 1], [0, 1, 2, 0, 1]
+    expected = torch.tensor([0.23570193] * 3 + [-0.35355289] * 2)
+    for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
+        advantages, _ = compute_multi_step_grpo_advantage(
+            rewards[order],
+            mask[order],
+            ["task"] * 5,
+            [runs[i] for i in order],
+            [steps[i] for i in order],
+            enable_step_norm=True,
+        )
+        torch.testing.assert_close(advantages[:, 0], expected[order])
+        assert not advantages[:, 1].any()
+    dead, _ = compute_multi_step_grpo_advantage(torch.ones(5), mask, ["task"] * 5, runs, steps, std_threshold=0.01)
+    assert not dead.any()

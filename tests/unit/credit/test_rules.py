@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from turnwise.config.settings import Settings
+from turnwise.config.registry import CREDITS
 from turnwise.credit.bi_level import BiLevelGae, BiLevelGaeParams
 from turnwise.credit.gae import Gae, GaeParams
-from turnwise.credit.group import Grpo, GrpoParams, estimate_grpo
+from turnwise.credit.group import Grpo, GrpoParams, Opmd, estimate_grpo, estimate_opmd, estimate_rloo
 from turnwise.credit.layout import TurnLayout, layout_from_keys, scan_back, shift_back, whiten
+from turnwise.credit.reinforce import Reinforce, ReinforcePp
+from turnwise.credit.steps import (
+    MultiStepGrpo,
+    MultiStepGrpoParams,
+    StepReturn,
+    StepReturnParams,
+    estimate_multi_step_grpo,
+)
+from turnwise.credit.turn import TurnGae, TurnGaeParams
 from turnwise.errors import ConfigError
 from turnwise.types import Annotations
 
@@ -36,34 +47,40 @@ BATCH = [
         (BiLevelGae, "turn_value_at", "first"),
         (BiLevelGae, "truncation", "end"),
         (BiLevelGae, "whiten", False),
-        (Grpo, "scale_by_std", False),
+        (TurnGae, "gamma", 0.5),
+        (TurnGae, "lam", 0.5),
+        (TurnGae, "truncation", "end"),
+        (TurnGae, "whiten", False),
+        (Opmd, "baseline", "logavgexp"),
+        (Opmd, "tau", 0.2),
+        (Reinforce, "gamma", 0.5),
+        (ReinforcePp, "gamma", 0.5),
+        (MultiStepGrpo, "step_norm", True),
+        (MultiStepGrpo, "std_level", "batch"),
+        (MultiStepGrpo, "std_threshold", 10.0),
+        (StepReturn, "gamma", 0.5),
+        (StepReturn, "scale_by_std", False),
     ],
 )
 def test_every_setting_changes_advantages(rule: type, key: str, other: object) -> None:
     assert rule.Params.model_fields[key].default != other
     # Lambda 1 would hide where a turn's value is read: the sum telescopes.
-    base = {"high_level_lam": 0.8} if rule is BiLevelGae and key == "turn_value_at" else {}
-    default = np.concatenate(sampled(rule(rule.Params(**base)), BATCH))
-    changed = np.concatenate(sampled(rule(rule.Params(**base, **{key: other})), BATCH))
+    base: dict[str, object] = {"high_level_lam": 0.8} if rule is BiLevelGae and key == "turn_value_at" else {}
+    base |= {"baseline": "logavgexp"} if (rule, key) == (Opmd, "tau") else {}
+    # A second group, so that a statistic over the batch differs from one over siblings.
+    batch = [*BATCH, *(Play([reward], [[0.1]], False, "lake/train/9", n) for n, reward in enumerate((3.0, -2.0)))]
+    default = np.concatenate(sampled(rule(rule.Params(**base)), batch))
+    changed = np.concatenate(sampled(rule(rule.Params(**base, **{key: other})), batch))
     assert np.abs(default - changed).max() > 1e-3
 
 
-@pytest.mark.parametrize("params", [GaeParams, BiLevelGaeParams, GrpoParams])
-def test_the_table_above_knows_every_setting(params: type[Settings]) -> None:
-    covered = {
-        GaeParams: {"gamma", "lam", "truncation", "whiten"},
-        BiLevelGaeParams: {
-            "gamma",
-            "lam",
-            "high_level_gamma",
-            "high_level_lam",
-            "turn_value_at",
-            "truncation",
-            "whiten",
-        },
-        GrpoParams: {"scale_by_std"},
-    }
-    assert set(params.model_fields) - {"type"} == covered[params]
+@pytest.mark.parametrize("name", CREDITS)
+def test_the_table_above_knows_every_setting(name: str) -> None:
+    rule: Any = CREDITS.get_target(name)
+    (marks,) = (m for m in test_every_setting_changes_advantages.pytestmark if m.name == "parametrize")  # type: ignore[attr-defined]
+    covered = {key for tested, key, _ in marks.args[1] if tested is rule}
+    assert set(rule.Params.model_fields) - {"type"} == covered
+    assert rule.Params().type == name
 
 
 @pytest.mark.parametrize("key", ["gamma", "lam"])
@@ -93,7 +110,7 @@ def test_whitening_of_little_or_nothing() -> None:
     assert whiten(np.array([2.0, 2.0, 2.0])).tolist() == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("rule", [Gae(GaeParams()), BiLevelGae(BiLevelGaeParams())])
+@pytest.mark.parametrize("rule", [Gae(GaeParams()), BiLevelGae(BiLevelGaeParams()), TurnGae(TurnGaeParams())])
 def test_a_rule_that_needs_values_says_so(rule: object) -> None:
     rows, _ = make_rows(BATCH[0])
     with pytest.raises(ConfigError, match=r"needs a critic.*learn\.critic\.type"):
@@ -133,6 +150,56 @@ def test_a_singleton_group_keeps_its_score_and_equal_scores_teach_nothing() -> N
 def test_grpo_says_nothing_of_which_group_a_score_is_in_but_its_own() -> None:
     scores, groups = np.array([1.0, 5.0, 0.0, 9.0]), np.array([0, 1, 0, 1])
     np.testing.assert_allclose(estimate_grpo(scores, groups, scale_by_std=False), [0.5, -2, -0.5, 2])
+
+
+def test_rloo_and_opmd_numbers() -> None:
+    groups = np.zeros(4, dtype=np.int64)
+    rloo = estimate_rloo(np.array([1.0, 0, 0, 1]), groups)
+    np.testing.assert_allclose(rloo, [2 / 3, -2 / 3, -2 / 3, 2 / 3], atol=1e-8)
+    soft = estimate_opmd(np.array([1.0, 0.0]), groups[:2], baseline="logavgexp", tau=1.0)
+    np.testing.assert_allclose(soft, [1 - 0.62011451, -0.62011451], atol=1e-8)
+    plain = estimate_opmd(np.array([1.0, 0.0, 5.0]), np.array([0, 0, 1]), baseline="mean", tau=1.0)
+    np.testing.assert_allclose(plain, [0.5, -0.5, 5.0])
+
+
+def test_rloo_is_each_score_against_the_mean_of_the_others() -> None:
+    rng = np.random.default_rng(0)
+    scores, groups = rng.normal(size=12), rng.integers(0, 3, size=12)
+    for i, advantage in enumerate(estimate_rloo(scores, groups)):
+        others = [scores[j] for j in range(12) if groups[j] == groups[i] and j != i]
+        assert advantage == pytest.approx(scores[i] - (np.mean(others) if others else 0.0))
+
+
+def test_multi_step_grpo_numbers() -> None:
+    final, groups, steps = np.array([1.0, 0.0]), np.zeros(2, dtype=np.int64), np.array([3, 2])
+    plain = estimate_multi_step_grpo(final, groups, steps, MultiStepGrpoParams())
+    np.testing.assert_allclose(plain, [0.70710578, -0.70710578], atol=1e-7)
+    normed = estimate_multi_step_grpo(final, groups, steps, MultiStepGrpoParams(step_norm=True))
+    np.testing.assert_allclose(normed, [0.23570193, -0.35355289], atol=1e-7)
+
+
+def test_multi_step_grpo_reads_the_last_step_and_step_return_all_of_them() -> None:
+    early, late = Play([1.0, 0.0], [[0.0], [0.0]], sibling=0), Play([0.0, 0.0], [[0.0], [0.0]], sibling=1)
+    assert not np.concatenate(sampled(MultiStepGrpo(MultiStepGrpoParams()), [early, late])).any()
+    found = sampled(StepReturn(StepReturnParams(scale_by_std=False)), [early, late])
+    # Returns to come 1, 0 and 0, 0; their mean over the group's steps is 1/4.
+    np.testing.assert_allclose(np.concatenate(found), [0.75, -0.25, -0.25, -0.25])
+
+
+def test_turn_gae_gives_every_token_of_a_turn_the_same() -> None:
+    play = Play([1.0, 2.0], [[0.5, 9.0], [0.25, 9.0, 9.0]])
+    rule = TurnGae(TurnGaeParams(gamma=0.9, lam=0.5, whiten=False))
+    ((advantages, returns),) = credited(rule, [play])
+    second = 2.0 - 0.25
+    first = 1.0 + 0.9 * 0.25 - 0.5 + 0.9 * 0.5 * second
+    np.testing.assert_allclose(advantages, [first] * 2 + [second] * 3, atol=1e-6)
+    np.testing.assert_allclose(returns, [first + 0.5] * 2 + [2.0] * 3, atol=1e-6)
+
+
+def test_reinforce_is_the_discounted_sum_of_what_comes() -> None:
+    play = Play([1.0, 2.0], [[0.0, 0.0], [0.0]])
+    ((advantages, _),) = credited(Reinforce(Reinforce.Params(gamma=0.5)), [play])
+    np.testing.assert_allclose(advantages, [0.5 * (1 + 0.5 * 2), 1 + 0.5 * 2, 2.0])
 
 
 # --- passes over runs ------------------------------------------------------------------------------------------------

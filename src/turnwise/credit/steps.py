@@ -1,0 +1,105 @@
+"""Credit for agents that are trained step by step: one number per turn, or one per run spread over its turns.
+
+A step is a turn, not a row, so nothing here depends on how runs were cut into experiences or in which order they come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from turnwise.config.settings import Settings
+from turnwise.credit.group import group_mean_std
+from turnwise.credit.layout import Floats, Ints, TurnLayout, play_back, scan_back
+from turnwise.credit.samples import make_samples
+from turnwise.types import Annotations, Experience, Sample
+
+StdLevel = Literal["group", "batch"]
+_EPSILON = 1e-6
+
+
+def estimate_multi_step_grpo(
+    final_rewards: Floats, groups: Ints, num_steps: Ints, params: MultiStepGrpoParams
+) -> Floats:
+    """One advantage per run from the reward of its last step; runs of a group without spread may count as nothing."""
+    means, group_stds, sizes = group_mean_std(final_rewards, groups)
+    is_alone = sizes == 1
+    if params.std_level == "batch":
+        stds = np.full_like(final_rewards, final_rewards.std(ddof=1) if len(final_rewards) > 1 else 1.0)
+    else:
+        stds = np.where(is_alone, 1.0, group_stds)
+    advantages = (final_rewards - np.where(is_alone, 0.0, means)) / (stds + _EPSILON)
+    if params.step_norm:
+        advantages = advantages / num_steps
+    if params.std_threshold is not None:
+        is_dead: NDArray[np.bool_] = is_alone | (group_stds <= params.std_threshold)
+        advantages = np.where(is_dead, 0.0, advantages)
+    return advantages
+
+
+class MultiStepGrpoParams(Settings):
+    type: Literal["multi_step_grpo"] = "multi_step_grpo"
+    step_norm: bool = False
+    """Divide a run's advantage by its number of steps, so that long runs do not weigh more."""
+    std_level: StdLevel = "group"
+    """Whether the spread is that of the siblings or of the whole batch; the mean is always the siblings'."""
+    std_threshold: float | None = Field(default=None, ge=0)
+    """Groups whose rewards spread no more than this, and single runs, teach nothing; null: all do."""
+
+
+class MultiStepGrpo:
+    """`credit: {type: multi_step_grpo}`: the reward of a run's last step against its siblings', for all its steps."""
+
+    Params = MultiStepGrpoParams
+    needs_values = False
+    needs_groups = True
+
+    def __init__(self, params: MultiStepGrpoParams) -> None:
+        self.params = params
+
+    def __call__(self, experiences: Sequence[Experience], annotations: Annotations) -> list[Sample]:
+        played = play_back(experiences)
+        starts = played.layout.trajectory_starts
+        final = played.turn_rewards[starts[1:] - 1]
+        advantages = estimate_multi_step_grpo(final, played.group_of_trajectory, np.diff(starts), self.params)
+        per_token = played.layout.trajectories_to_tokens(advantages)
+        return make_samples(played, per_token, per_token, annotations)
+
+
+class StepReturnParams(Settings):
+    type: Literal["step_return"] = "step_return"
+    gamma: float = Field(default=1.0, ge=0, le=1)
+    """Discount from step to step."""
+    scale_by_std: bool = True
+    """Divide by the spread of the group's returns."""
+
+
+def estimate_step_return(layout: TurnLayout, turn_rewards: Floats, groups: Ints, params: StepReturnParams) -> Floats:
+    """[turns] the rewards from each step on, against the mean over all steps of the group."""
+    returns = scan_back(turn_rewards, layout.trajectory_starts, params.gamma)
+    group_of_turn = np.repeat(groups, np.diff(layout.trajectory_starts))
+    means, stds, sizes = group_mean_std(returns, group_of_turn)
+    is_alone = sizes == 1
+    centred = returns - np.where(is_alone, 0.0, means)
+    return centred / (np.where(is_alone, 1.0, stds) + _EPSILON) if params.scale_by_std else centred
+
+
+class StepReturn:
+    """`credit: {type: step_return}`: per-step rewards count, each for the steps up to it."""
+
+    Params = StepReturnParams
+    needs_values = False
+    needs_groups = True
+
+    def __init__(self, params: StepReturnParams) -> None:
+        self.params = params
+
+    def __call__(self, experiences: Sequence[Experience], annotations: Annotations) -> list[Sample]:
+        played = play_back(experiences)
+        per_turn = estimate_step_return(played.layout, played.turn_rewards, played.group_of_trajectory, self.params)
+        per_token = played.layout.turns_to_tokens(per_turn)
+        return make_samples(played, per_token, per_token, annotations)
