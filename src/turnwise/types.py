@@ -354,6 +354,8 @@ class Batch:
     """
 
     row_starts: NDArray[np.int64]
+    trajectory_of_row: NDArray[np.int64]
+    """Rows with equal numbers are parts of one trajectory."""
     token_ids: IntArray
     loss_mask: BoolArray
     turn_ids: IntArray

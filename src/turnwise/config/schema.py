@@ -169,6 +169,9 @@ class OptimSettings(Settings):
     """Largest norm of the gradient in one optimizer step."""
 
 
+Aggregation = Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean"]
+
+
 class LearnSettings(Settings):
     steps: int = Field(default=100, ge=0)
     """Updates of the policy; each is one rollout and `epochs` passes over it."""
@@ -180,6 +183,8 @@ class LearnSettings(Settings):
     """Padded tokens per forward pass: memory against speed, never the result."""
     loss: Settings
     """The policy loss, by `type`."""
+    aggregation: Aggregation = "token_mean"
+    """Every token weighs the same; or every trajectory does, with the sum or the mean of its tokens."""
     critic: NoCritic | ValueHeadCritic | ModelCritic = Field(default=NoCritic(), discriminator="type")
     kl: NoKl | KlLoss = Field(default=NoKl(), discriminator="type")
     entropy_coef: float = Field(default=0.0, ge=0)

@@ -14,13 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnwise.types import Batch, Experience, FloatArray, Sample
+from turnwise.config.schema import Aggregation
+from turnwise.types import Batch, Experience, FloatArray, Sample, TrajectoryId
 
 
 def pack(samples: Sequence[Sample]) -> Batch:
     """Lay the rows of all samples end to end."""
     segments = [sample.experience.segment for sample in samples]
+    numbers: dict[TrajectoryId, int] = {}
+    trajectory_of_row = [numbers.setdefault(s.experience.id.trajectory, len(numbers)) for s in samples]
     return Batch(
+        trajectory_of_row=np.array(trajectory_of_row, dtype=np.int64),
         row_starts=np.cumsum([0, *(len(segment) for segment in segments)]),
         token_ids=np.concatenate([segment.token_ids for segment in segments]),
         loss_mask=np.concatenate([segment.loss_mask for segment in segments]),
@@ -45,6 +49,24 @@ def pack_without_credit(experiences: Sequence[Experience]) -> Batch:
             for e in experiences
         ]
     )
+
+
+def token_weights(batch: Batch, rows: NDArray[np.int64], aggregation: Aggregation) -> FloatArray:
+    """[tokens] how much each sampled token of these rows counts in the loss; 0 elsewhere.
+
+    Taken over all rows at once and over trajectories instead of rows, so that neither micro-batches nor cuts matter.
+    """
+    row_of_token = np.repeat(np.arange(batch.num_rows), batch.row_lengths)
+    counts = np.flatnonzero(batch.loss_mask & np.isin(row_of_token, rows))
+    weights = np.zeros(len(batch.token_ids), dtype=np.float32)
+    if aggregation == "token_mean":
+        weights[counts] = 1 / max(len(counts), 1)
+        return weights
+    trajectory = batch.trajectory_of_row[row_of_token[counts]]
+    lengths = np.bincount(trajectory)
+    share = 1.0 if aggregation == "seq_mean_token_sum" else 1 / lengths[trajectory]
+    weights[counts] = share / max(np.count_nonzero(lengths), 1)
+    return weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

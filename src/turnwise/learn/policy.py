@@ -59,7 +59,10 @@ class PolicyModel:
         return TokenScores(logprobs=logprobs, entropies=entropies, hidden=hidden)
 
     def _score_chunk(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        table = torch.log_softmax(self._logits(hidden).float() / self.temperature, dim=-1)
+        logits = self._logits(hidden)
+        # Half precision loses the tail of a softmax.
+        logits = logits.float() if logits.dtype.itemsize < 4 else logits
+        table = torch.log_softmax(logits / self.temperature, dim=-1)
         logprobs = table.gather(1, targets[:, None]).squeeze(1)
         return logprobs, -(table.exp() * table).sum(dim=-1)
 
@@ -109,7 +112,7 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.out.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.out(hidden.float()).squeeze(-1)
+        return self.out(hidden.to(self.out.weight.dtype)).squeeze(-1)
 
 
 class TrunkCritic(nn.Module):

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from turnwise.config import schema
 from turnwise.errors import LearnError
 from turnwise.learn.losses import estimate_kl, value_loss
-from turnwise.learn.pack import MicroBatch, micro_batches, pack_without_credit
+from turnwise.learn.pack import MicroBatch, micro_batches, pack_without_credit, token_weights
 from turnwise.learn.policy import Critic, ModelCritic, PolicyModel, TokenScores, TrunkCritic
 from turnwise.protocols import PolicyLoss, Weights
 from turnwise.types import Annotations, Batch, Experience, FloatArray, StepReport
@@ -99,37 +99,40 @@ class Trainer:
     # --- one optimizer step --------------------------------------------------------------------------------------
 
     def _update(self, batch: Batch, rows: NDArray[np.int64], meter: _Meter, *, is_fresh: bool) -> None:
-        num_tokens = sum(int(batch.loss_mask[batch.row_starts[r] : batch.row_starts[r + 1]].sum()) for r in rows)
+        weights = token_weights(batch, rows, self.settings.aggregation)
+        num_tokens = int(np.count_nonzero(weights))
         if num_tokens == 0:
             return
         self.optimizer.zero_grad(set_to_none=True)
         for micro in self._micro_batches(batch, rows):
             scores = self.actor.score(micro)
-            self._total_loss(micro, scores, num_tokens, meter).backward()
+            token_losses = self._token_losses(micro, scores, num_tokens, meter)
+            (token_losses * torch.as_tensor(weights[micro.source], device=self._device)).sum().backward()
             if is_fresh:
                 gap = (scores.logprobs.detach() - micro.behavior_logprobs).abs()
                 meter.add("behavior_gap", gap.sum(), num_tokens)
         self._apply_gradients(meter)
 
-    def _total_loss(self, micro: MicroBatch, scores: TokenScores, num_tokens: int, meter: _Meter) -> Tensor:
-        token_loss, details = self._loss(scores.logprobs, micro.behavior_logprobs, micro.advantages, micro.turn)
-        total = token_loss.sum() - self.settings.entropy_coef * scores.entropies.sum()
-        if isinstance(self.settings.kl, schema.KlLoss):
-            kl = estimate_kl(scores.logprobs, micro.reference_logprobs, self.settings.kl.estimator)
-            total = total + self.settings.kl.coef * kl.sum()
-            meter.add("reference_kl", kl.detach().sum(), num_tokens)
-        if self.critic is not None:
-            loss = self._value_loss(micro, scores)
-            # A critic of its own has its own learning rate, so its weight in the sum is 1.
-            total = total + getattr(self.settings.critic, "coef", 1.0) * loss.sum()
-            meter.add("value_loss", loss.detach().sum(), num_tokens)
+    def _token_losses(self, micro: MicroBatch, scores: TokenScores, num_tokens: int, meter: _Meter) -> Tensor:
+        """[N] everything that is minimised, token by token."""
+        policy_loss, details = self._loss(scores.logprobs, micro.behavior_logprobs, micro.advantages, micro.turn)
+        total = policy_loss - self.settings.entropy_coef * scores.entropies
         moved = scores.logprobs.detach() - micro.behavior_logprobs
-        meter.add("policy_loss", token_loss.detach().sum(), num_tokens)
-        meter.add("entropy", scores.entropies.detach().sum(), num_tokens)
-        meter.add("approx_kl", (moved.exp() - 1 - moved).sum(), num_tokens)
-        for name, per_token in details.items():
+        shown = details | {
+            "policy_loss": policy_loss,
+            "entropy": scores.entropies,
+            "approx_kl": moved.exp() - 1 - moved,
+        }
+        if isinstance(self.settings.kl, schema.KlLoss):
+            shown["reference_kl"] = estimate_kl(scores.logprobs, micro.reference_logprobs, self.settings.kl.estimator)
+            total = total + self.settings.kl.coef * shown["reference_kl"]
+        if self.critic is not None:
+            shown["value_loss"] = self._value_loss(micro, scores)
+            # A critic of its own has its own learning rate, so its weight in the sum is 1.
+            total = total + getattr(self.settings.critic, "coef", 1.0) * shown["value_loss"]
+        for name, per_token in shown.items():
             meter.add(name, per_token.detach().sum(), num_tokens)
-        return total / num_tokens
+        return total
 
     def _value_loss(self, micro: MicroBatch, scores: TokenScores) -> Tensor:
         assert self.critic is not None

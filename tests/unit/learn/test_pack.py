@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
-from turnwise.learn.pack import micro_batches, pack, pack_without_credit
+from turnwise.learn.pack import micro_batches, pack, pack_without_credit, token_weights
+from turnwise.types import Batch, ExperienceId, Segment, TrajectoryId
 
-from .parts import CPU, make_batch, make_samples
+from .parts import CPU, make_batch, make_experience, make_samples
 
 
 def test_rows_are_laid_end_to_end() -> None:
@@ -55,3 +59,49 @@ def test_a_larger_budget_makes_fewer_micro_batches() -> None:
     counts = [len(list(micro_batches(batch, np.arange(8), tokens, CPU))) for tokens in (1, 30, 10_000)]
     assert counts[0] == 8
     assert counts[0] > counts[1] > counts[2] == 1
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def cut_batch() -> Batch:
+    """Three rows of 4, 2 and 3 sampled tokens; the last two are parts of one trajectory."""
+    samples = []
+    for (sibling, segment_index), num_sampled in zip([(0, 0), (1, 0), (1, 1)], (4, 2, 3), strict=True):
+        turn_ids = np.array([-1] + [0] * num_sampled, dtype=np.int32)
+        segment = Segment(
+            token_ids=np.arange(num_sampled + 1, dtype=np.int32),
+            loss_mask=turn_ids >= 0,
+            behavior_logprobs=np.zeros(num_sampled + 1, dtype=np.float32),
+            turn_ids=turn_ids,
+        )
+        experience = replace(
+            make_experience(np.random.default_rng(0)),
+            id=ExperienceId(TrajectoryId(0, "lake/train/0", sibling), segment_index),
+            segment=segment,
+            turn_indices=np.array([0], dtype=np.int32),
+            raw_rewards=np.zeros(1, dtype=np.float32),
+            turn_rewards=np.zeros(1, dtype=np.float32),
+        )
+        samples.append(experience)
+    return pack_without_credit(samples)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [
+        ("token_mean", [1 / 9] * 9),
+        ("seq_mean_token_sum", [1 / 2] * 9),
+        ("seq_mean_token_mean", [1 / 8] * 4 + [1 / 10] * 5),
+    ],
+)
+def test_weights_count_trajectories_and_not_rows(aggregation: Any, expected: list[float]) -> None:
+    batch = cut_batch()
+    weights = token_weights(batch, np.arange(3), aggregation)
+    np.testing.assert_allclose(weights[batch.loss_mask], expected, rtol=1e-6)
+    assert not weights[~batch.loss_mask].any()
+
+
+def test_weights_are_taken_over_the_rows_of_the_minibatch() -> None:
+    weights = token_weights(cut_batch(), np.array([1]), "token_mean")
+    assert weights[weights > 0].tolist() == [0.5, 0.5]
