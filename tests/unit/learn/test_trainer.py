@@ -50,7 +50,7 @@ def test_gradients_do_not_depend_on_packing_or_row_order(critic: dict[str, Any],
             seed=order[0],
         )
         if trainer.critic is not None:
-            stir_head(trainer)
+            stir_head(trainer).critic.double()
         return gradients(trainer, pack([samples[i] for i in order]))
 
     whole = grads(list(range(7)), 10_000)
