@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,11 +25,13 @@ from turnwise.loop.build import build_context, build_env, resolve_model
 from turnwise.types import GenerateRequest, IntArray, Sampling
 
 NUM_TURNS = 5
-NUM_REPEATS = 5
+NUM_REPEATS = 7
+REPLY_TOKENS = (4, 8, 16)
+"""The default recipe's own budget, and longer replies."""
 
 
-def run(num_episodes: int = 64, num_new_tokens: int = 8) -> dict[str, object]:
-    """Tokens per second of both, as medians, and their ratio."""
+def run(num_episodes: int = 64) -> dict[str, object]:
+    """Tokens per second of both, as medians, and their ratio, for replies of several lengths."""
     settings = load_settings(
         "frozenlake", {"context.window": "full", "context.instructions": "full", "context.max_tokens": 1024}
     )
@@ -41,22 +42,30 @@ def run(num_episodes: int = 64, num_new_tokens: int = 8) -> dict[str, object]:
     bridge = template.encode_bridge("Pa1 Gd4 Ob2 Oc3", reply_is_closed=False)
     ours = LocalEngine(load_model(path), stop_ids=frozenset())
     theirs = load_model(path)
-    engine_s: list[float] = []
-    generate_s: list[float] = []
-    for _ in range(NUM_REPEATS):
-        engine_s.append(_time(lambda: asyncio.run(_play_engine(ours, first, bridge, num_new_tokens))))
-        generate_s.append(_time(lambda: _play_generate(theirs, first, bridge, num_new_tokens)))
-    num_tokens = num_episodes * NUM_TURNS * num_new_tokens
-    ratios = [g / e for g, e in zip(generate_s, engine_s, strict=True)]
     return {
         "benchmark": "engine_multi_turn",
         "episodes": num_episodes,
         "turns": NUM_TURNS,
-        "new_tokens_per_turn": num_new_tokens,
         "first_prompt_tokens": len(first[0]),
         "bridge_tokens": len(bridge),
-        "engine_tokens_per_s": num_tokens / statistics.median(engine_s),
-        "generate_tokens_per_s": num_tokens / statistics.median(generate_s),
+        "by_reply_tokens": {num_new: _compare(ours, theirs, first, bridge, num_new) for num_new in REPLY_TOKENS},
+    }
+
+
+def _compare(
+    ours: LocalEngine, theirs: PreTrainedModel, first: list[IntArray], bridge: IntArray, num_new: int
+) -> dict[str, float]:
+    engine_s: list[float] = []
+    generate_s: list[float] = []
+    # The first round warms both sides up and is not counted.
+    for _ in range(NUM_REPEATS + 1):
+        engine_s.append(_time(lambda: asyncio.run(_play_engine(ours, first, bridge, num_new))))
+        generate_s.append(_time(lambda: _play_generate(theirs, first, bridge, num_new)))
+    ratios = [g / e for g, e in zip(generate_s[1:], engine_s[1:], strict=True)]
+    num_tokens = len(first) * NUM_TURNS * num_new
+    return {
+        "engine_tokens_per_s": num_tokens / statistics.median(engine_s[1:]),
+        "generate_tokens_per_s": num_tokens / statistics.median(generate_s[1:]),
         "ratio_median": statistics.median(ratios),
         "ratio_min": min(ratios),
     }
@@ -114,7 +123,3 @@ def _time(work: object) -> float:
     started = time.perf_counter()
     work()  # type: ignore[operator]
     return time.perf_counter() - started
-
-
-if __name__ == "__main__":
-    print(run(), Path.cwd())

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from turnwise.engine.kv_pool import SlotPool
+from turnwise.engine.llama_pass import LlamaPass, fits
 from turnwise.engine.sampling import draw_uniforms, sample_tokens
 from turnwise.errors import EngineError, SyncError
 from turnwise.types import Completion, FinishReason, GenerateRequest, Sampling
@@ -72,7 +73,10 @@ class LocalEngine:
         self._pool = self._new_pool()
         self._longest_pooled = _attention_window(model)
         """Behind a window, layers forget and the pool does not; the probe is too short to show it."""
-        self.keeps_cache = self._is_cache_exact()
+        self._short_pass = LlamaPass(model) if fits(model) else None
+        if self._short_pass is not None and not self._is_cache_exact():
+            self._short_pass = None
+        self.keeps_cache = self._short_pass is not None or self._is_cache_exact()
         """Whether the model works with pooled key-value rows; otherwise every token is a plain forward pass."""
 
     @property
@@ -250,6 +254,10 @@ class LocalEngine:
         positions = starts[:, None] + torch.arange(input_ids.shape[1])[None]
         slots = torch.tensor([row.slot for row in rows])
         plan = self._pool.prepare(slots.to(self._device), positions.to(self._device))
+        for row in rows:
+            row.num_cached = len(row.ids)
+        if self._short_pass is not None:
+            return self._short_pass(input_ids.to(self._device), last.to(self._device), self._pool).float().cpu()
         logits = self._model(
             input_ids=input_ids.to(self._device),
             # Padding repeats its row's last position: behind it, the model may have none.
@@ -259,8 +267,6 @@ class LocalEngine:
             use_cache=True,
             logits_to_keep=0 if input_ids.shape[1] > 1 else 1,
         ).logits
-        for row in rows:
-            row.num_cached = len(row.ids)
         return logits[torch.arange(len(rows)), last.clamp(max=logits.shape[1] - 1)].float().cpu()
 
     @torch.inference_mode()

@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from turnwise.engine import local
+from turnwise.engine.kv_pool import SlotPool
 from turnwise.engine.local import LocalEngine
 from turnwise.errors import EngineError, SyncError
 from turnwise.types import Completion, FinishReason, GenerateRequest, Sampling
@@ -124,13 +125,13 @@ def test_sequences_longer_than_a_sliding_window_are_exact(family: str) -> None:
 def test_kept_rows_are_used_again(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(family)
     widths: list[int] = []
-    forward = engine._model.forward
+    prepare = SlotPool.prepare
 
-    def counting(*args: Any, **kwargs: Any) -> Any:
-        widths.append(kwargs["input_ids"].shape[1])
-        return forward(*args, **kwargs)
+    def counting(pool: SlotPool, slots: torch.Tensor, positions: torch.Tensor) -> Any:
+        widths.append(positions.shape[1])
+        return prepare(pool, slots, positions)
 
-    monkeypatch.setattr(engine._model, "forward", counting)
+    monkeypatch.setattr(SlotPool, "prepare", counting)
     prompt = random_prompt(1, 30)
     (first,) = ask_all(engine, [request(prompt, new=1, session="a")])
     ask_all(engine, [request([*prompt, *first.token_ids.tolist(), 5], new=1, session="a")])
@@ -344,20 +345,20 @@ def test_weights_may_be_replaced_after_a_running_request_was_cancelled() -> None
 def test_a_failing_pass_reaches_everyone_who_waits(failing_pass: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the first pass nobody is decoding yet; with room for two rows, others are still in the queue."""
     engine = make_engine(max_rows=2)
-    forward, passes = engine._model.forward, 0
+    forward, passes = engine._pooled_logits, 0
 
-    def failing(*args: Any, **kwargs: Any) -> Any:
+    def failing(rows: Any) -> Any:
         nonlocal passes
         passes += 1
         if passes == failing_pass:
             raise RuntimeError("out of memory")
-        return forward(*args, **kwargs)
+        return forward(rows)
 
     async def run() -> list[Any]:
         waits = [engine.generate(request(random_prompt(n, 4), seed=n, new=30, session=str(n))) for n in range(4)]
         return await asyncio.gather(*waits, return_exceptions=True)
 
-    monkeypatch.setattr(engine._model, "forward", failing)
+    monkeypatch.setattr(engine, "_pooled_logits", failing)
     outcomes = bounded(run(), 5)
     errors = [outcome for outcome in outcomes if isinstance(outcome, EngineError)]
     assert len(errors) >= 3
