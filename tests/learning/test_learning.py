@@ -1,6 +1,6 @@
 """Learning is proven, and the proof can fail: the same run with a fault must not pass.
 
-A policy that walks to the goal blind to holes solves about 40 % of these lakes, so the bar of 60 % needs holes to be
+A policy that walks to the goal blind to holes solves about 40 % of these lakes, so the bar of 65 % needs holes to be
 seen, and the gain over the warm start needs rewards to be used.
 """
 
@@ -13,7 +13,7 @@ import pytest
 from tests.learning.lake import MAX_ENV_STEPS, Outcome, play
 
 SEEDS = (1, 2, 3, 4, 5)
-MIN_SUCCESS = 0.6
+MIN_SUCCESS = 0.65
 MIN_GAIN = 0.20
 
 
