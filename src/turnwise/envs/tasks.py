@@ -48,8 +48,3 @@ class SeedTasks:
         if "next_seed" not in state:
             raise TaskError(f"the state of a task source holds {sorted(state)}; expected 'next_seed'.")
         self._next_seed = state["next_seed"]
-
-
-def eval_tasks(tags: Sequence[str], num_tasks: int, first_seed: int) -> list[Task]:
-    """The same `num_tasks` evaluation tasks for each tag, every time."""
-    return [Task(tag=tag, seed=first_seed + offset, split="eval") for tag in tags for offset in range(num_tasks)]

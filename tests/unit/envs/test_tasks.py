@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.envs.tasks import SeedTasks, eval_tasks
+from turnwise.envs.tasks import SeedTasks
 from turnwise.errors import TaskError
-from turnwise.types import Task
 
 
 def test_tags_come_in_order_and_in_proportion() -> None:
@@ -52,8 +51,3 @@ def test_counts_that_do_not_fit_are_refused(num_tasks: int) -> None:
 def test_tags_and_counts_must_fit(tags: list[str], counts: list[int]) -> None:
     with pytest.raises(TaskError):
         SeedTasks(tags, counts, 0)
-
-
-def test_eval_tasks_are_fixed() -> None:
-    tasks = eval_tasks(["a", "b"], 2, 50)
-    assert tasks == [Task(tag=tag, seed=seed, split="eval") for tag in "ab" for seed in (50, 51)]
