@@ -28,6 +28,7 @@ from turnwise.context.transcript import Transcript
 from turnwise.engine.local import LocalEngine
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.boundary import reset_env, step_env
+from turnwise.experience.build import fingerprint
 from turnwise.learn.models import load_model
 from turnwise.learn.tiny_model import tiny_model_folder
 from turnwise.protocols import Engine
@@ -158,6 +159,7 @@ def build_experience(trajectory: Trajectory) -> Experience:
         turn_indices=np.arange(len(trajectory.turns), dtype=np.int32),
         raw_rewards=raw,
         turn_rewards=raw + penalties,
+        turn_states=np.array([fingerprint(turn.observation) for turn in trajectory.turns], dtype=np.uint64),
         policy_version=trajectory.turns[0].policy_version,
         is_last=True,
         is_truncated=trajectory.stop_reason.is_truncated,

@@ -227,6 +227,10 @@ class TrajectoryId:
     def group(self) -> str:
         return f"{self.rollout}/{self.task_id}"
 
+    @property
+    def tag(self) -> str:
+        return self.task_id.rsplit("/", 2)[0]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
@@ -257,6 +261,8 @@ class Group:
 
     task: Task
     trajectories: tuple[Trajectory, ...]
+    greedy: Trajectory | None = None
+    """The same task played greedily, for credit that measures against it; never trained on."""
 
 
 # --- 5. experience --------------------------------------------------------------------------------------------------
@@ -285,17 +291,25 @@ class Experience:
     """Turns with sampled tokens in this segment, ascending, counted over the trajectory."""
     raw_rewards: FloatArray
     turn_rewards: FloatArray
-    """Raw rewards after shaping (penalties); what credit is computed from."""
+    """Raw rewards after shaping (penalties, normalisation); what credit is computed from."""
+    turn_states: NDArray[np.uint64]
+    """A fingerprint of the state each turn was played from: equal states of one task have equal numbers."""
     policy_version: int
     """The oldest version that sampled any of its tokens."""
     is_last: bool
     """Whether the trajectory ends with this segment."""
     is_truncated: bool
     """Whether a budget, not the world, ended the trajectory."""
+    greedy_return: float | None = None
+    """What the greedy play of the same task earned, shaped; None where it was not played."""
 
     def __post_init__(self) -> None:
         _check_equal_lengths(
-            self, turn_indices=self.turn_indices, raw_rewards=self.raw_rewards, turn_rewards=self.turn_rewards
+            self,
+            turn_indices=self.turn_indices,
+            raw_rewards=self.raw_rewards,
+            turn_rewards=self.turn_rewards,
+            turn_states=self.turn_states,
         )
         seen = np.unique(self.segment.turn_ids[self.segment.loss_mask])
         if not np.array_equal(seen, self.turn_indices):
@@ -309,11 +323,13 @@ class Experience:
 class Annotations:
     """What the learner knows about stored experiences, per experience and per token, beside them and never inside.
 
-    `values[i][t]` is the critic's value of the state just before token t; both arrays are 0 off the loss mask.
+    `values[i][t]` is the critic's value of the state just before token t; all arrays are 0 off the loss mask.
     """
 
     values: tuple[FloatArray, ...] | None = None
     reference_logprobs: tuple[FloatArray, ...] | None = None
+    token_penalties: tuple[FloatArray, ...] | None = None
+    """Shaping per token, zero or negative for an honest distance: the price of leaving the reference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

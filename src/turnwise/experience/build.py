@@ -6,6 +6,7 @@ No mask is made here and no token is touched; turns are matched to segments by t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2b
 
 import numpy as np
 
@@ -19,11 +20,16 @@ def build_experiences(groups: Sequence[Group]) -> list[Experience]:
         for group in groups
         for trajectory in group.trajectories
         if not trajectory.stop_reason.is_error
-        for experience in split_trajectory(trajectory)
+        for experience in split_trajectory(trajectory, greedy_return=_shaped_return(group.greedy))
     ]
 
 
-def split_trajectory(trajectory: Trajectory) -> list[Experience]:
+def fingerprint(observation: str) -> int:
+    """Equal texts have equal numbers, in every process."""
+    return int.from_bytes(blake2b(observation.encode(), digest_size=8).digest(), "big")
+
+
+def split_trajectory(trajectory: Trajectory, *, greedy_return: float | None = None) -> list[Experience]:
     """One experience per segment, with the rewards of the turns sampled in it."""
     experiences = []
     for index, segment in enumerate(trajectory.segments):
@@ -35,9 +41,18 @@ def split_trajectory(trajectory: Trajectory) -> list[Experience]:
                 turn_indices=np.array([turn.index for turn in turns], dtype=np.int32),
                 raw_rewards=np.array([turn.reward for turn in turns], dtype=np.float32),
                 turn_rewards=np.array([turn.reward + turn.penalty for turn in turns], dtype=np.float32),
+                turn_states=np.array([fingerprint(turn.observation) for turn in turns], dtype=np.uint64),
                 policy_version=min(turn.policy_version for turn in turns),
                 is_last=index == len(trajectory.segments) - 1,
                 is_truncated=trajectory.stop_reason.is_truncated,
+                greedy_return=greedy_return,
             )
         )
     return experiences
+
+
+def _shaped_return(trajectory: Trajectory | None) -> float | None:
+    """What a play earned, penalties included; None where there is none to go by."""
+    if trajectory is None or trajectory.stop_reason.is_error:
+        return None
+    return float(sum(turn.reward + turn.penalty for turn in trajectory.turns))

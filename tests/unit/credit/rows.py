@@ -54,6 +54,7 @@ def make_rows(
                 turn_indices=np.arange(start, end, dtype=np.int32),
                 raw_rewards=rewards,
                 turn_rewards=rewards,
+                turn_states=np.arange(start, end, dtype=np.uint64),
                 policy_version=0,
                 is_last=end == len(play.rewards),
                 is_truncated=play.is_truncated,

@@ -59,6 +59,7 @@ def make_experience(rng: np.random.Generator, number: int = 0, *, length: int | 
         turn_indices=indices,
         raw_rewards=rewards,
         turn_rewards=rewards,
+        turn_states=indices.astype(np.uint64),
         policy_version=0,
         is_last=True,
         is_truncated=False,

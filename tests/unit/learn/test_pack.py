@@ -82,6 +82,7 @@ def cut_batch() -> Batch:
             turn_indices=np.array([0], dtype=np.int32),
             raw_rewards=np.zeros(1, dtype=np.float32),
             turn_rewards=np.zeros(1, dtype=np.float32),
+            turn_states=np.zeros(1, dtype=np.uint64),
         )
         samples.append(experience)
     return pack_without_credit(samples)
