@@ -21,7 +21,8 @@ from turnwise.context.tokenizer import load_tokenizer
 from turnwise.engine.local import LocalEngine
 from turnwise.exchange import EnvOutput, HistoryEntry
 from turnwise.learn.models import load_model
-from turnwise.loop.build import build_context, build_env, resolve_model
+from turnwise.loop.build import build_context, resolve_model
+from turnwise.loop.worlds import main_world
 from turnwise.types import GenerateRequest, IntArray, Sampling
 
 NUM_TURNS = 5
@@ -72,8 +73,8 @@ def _compare(
 
 
 def _first_prompts(settings: object, template: LearnedTemplate, num_episodes: int) -> list[IntArray]:
-    env = build_env(settings, "eval")  # type: ignore[arg-type]
-    context = build_context(settings, template)  # type: ignore[arg-type]
+    env = main_world(settings).make("eval")  # type: ignore[arg-type]
+    context = build_context([main_world(settings)], template)  # type: ignore[arg-type]
     outputs = [
         EnvOutput(
             env_id=seed,

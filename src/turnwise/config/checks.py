@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from turnwise.config.load import env_params, params_class
 from turnwise.config.problems import describe_problems
 from turnwise.config.registry import CREDITS, ENGINES, ENVS, WORKFLOWS, Registry
-from turnwise.config.schema import ContextSettings, NoCritic, TinySettings, TurnwiseSettings
+from turnwise.config.schema import ContextSettings, EnvSettings, NoCritic, TinySettings, TurnwiseSettings
 from turnwise.errors import ConfigError
 
 
@@ -20,7 +20,7 @@ def check_settings(settings: TurnwiseSettings) -> None:
         *_size_problems(settings),
         *_name_problems("engine.type", ENGINES, settings.engine.type),
         *_name_problems("rollout.workflow", WORKFLOWS, settings.rollout.workflow),
-        *_train_env_problems(settings),
+        *_env_problems(settings),
     ]
     if problems:
         raise ConfigError(
@@ -69,13 +69,23 @@ def _name_problems(path: str, registry: Registry, name: str) -> list[str]:
     return []
 
 
-def _train_env_problems(settings: TurnwiseSettings) -> list[str]:
+def _env_problems(settings: TurnwiseSettings) -> list[str]:
+    mixed = settings.mix.by_tag()
+    problems = [*_train_env_problems("env", settings.env)]
+    if settings.env.type in mixed:
+        problems.append(f"mix.{settings.env.type}: a tag must differ from env.type; give it another name.")
+    for tag, other in mixed.items():
+        problems += _train_env_problems(f"mix.{tag}.env", other.env)
+    return problems
+
+
+def _train_env_problems(path: str, env: EnvSettings) -> list[str]:
     """`env.train` holds the environment's own settings, so it must fit them as `env` does."""
-    params = params_class(ENVS, settings.env.type, "env")
+    params = params_class(ENVS, env.type, path)
     try:
-        params.model_validate(env_params(settings, "train"))
+        params.model_validate(env_params(env, "train"))
     except ValidationError as error:
-        return [f"env.train: {describe_problems(error, params)}"]
+        return [f"{path}.train: {describe_problems(error, params)}"]
     return []
 
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError, create_model
 
 from turnwise.config.problems import describe_problems
 from turnwise.config.registry import CREDITS, ENVS, LOSSES, Registry
-from turnwise.config.schema import EnvSettings, LearnSettings, TurnwiseSettings
+from turnwise.config.schema import EnvSettings, LearnSettings, MixedEnv, MixSettings, TurnwiseSettings
 from turnwise.config.settings import Settings
 from turnwise.errors import ConfigError, did_you_mean
 
@@ -174,16 +174,17 @@ def _class_for(raw: dict[str, Any]) -> type[TurnwiseSettings]:
     return create_model(
         "TurnwiseSettings",
         __base__=TurnwiseSettings,
-        env=(_env_class(raw), ...),
+        env=(_env_class(raw, "env"), ...),
+        mix=(_mix_class(raw), ...),
         credit=_chosen(raw, "credit", CREDITS, "credit"),
         learn=(loss, ...),
     )
 
 
-def _section(raw: dict[str, Any], key: str) -> dict[str, Any]:
+def _section(raw: dict[str, Any], key: str, path: str | None = None) -> dict[str, Any]:
     section = raw.setdefault(key, {})
     if not isinstance(section, dict):
-        raise ConfigError(f"{key}: {section!r} given; expected a section of settings.")
+        raise ConfigError(f"{path or key}: {section!r} given; expected a section of settings.")
     return section
 
 
@@ -193,11 +194,20 @@ def _chosen(raw: dict[str, Any], key: str, registry: Registry, path: str) -> Any
     return (params_class(registry, chosen, path), ...)
 
 
-def _env_class(raw: dict[str, Any]) -> type[EnvSettings]:
-    section = _section(raw, "env")
+def _mix_class(raw: dict[str, Any]) -> type[MixSettings]:
+    """One field for each tag, typed by the environment chosen there."""
+    fields: dict[str, Any] = {}
+    for tag in _section(raw, "mix"):
+        env_class = _env_class(_section(raw["mix"], tag, f"mix.{tag}"), f"mix.{tag}.env")
+        fields[tag] = (create_model("MixedEnv", __base__=MixedEnv, env=(env_class, ...)), ...)
+    return create_model("MixSettings", __base__=MixSettings, **fields)
+
+
+def _env_class(raw: dict[str, Any], path: str) -> type[EnvSettings]:
+    section = _section(raw, "env", path)
     if "type" not in section:
-        raise ConfigError(f"env.type is missing. Choose an environment: {', '.join(sorted(ENVS))}.")
-    params = params_class(ENVS, section["type"], "env")
+        raise ConfigError(f"{path}.type is missing. Choose an environment: {', '.join(sorted(ENVS))}.")
+    params = params_class(ENVS, section["type"], path)
     return create_model(
         "EnvSettings",
         __base__=EnvSettings if params is Settings else (params, EnvSettings),
@@ -219,7 +229,7 @@ def params_class(registry: Registry, name: object, path: str) -> type[Settings]:
     return params
 
 
-def env_params(settings: TurnwiseSettings, split: str) -> dict[str, Any]:
+def env_params(env: EnvSettings, split: str) -> dict[str, Any]:
     """The chosen environment's own settings for a split: `env.train` applies to the training split alone."""
-    own = settings.env.model_dump(exclude={"type", "train"})
-    return {**own, **settings.env.train} if split == "train" else own
+    own = env.model_dump(exclude={"type", "train"})
+    return {**own, **env.train} if split == "train" else own

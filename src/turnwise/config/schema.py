@@ -108,6 +108,61 @@ class RolloutSettings(Settings):
     """Task seeds count up from here, shifted by run.seed."""
 
 
+class NormalisationSettings(Settings):
+    method: Literal["identity", "mean", "mean_std", "asym_clip"] = "identity"
+    """What is done to an episode's sum of rewards: nothing; minus the mean; also divided by the spread; also clipped
+    to -1 and 3."""
+    grouping: Literal["state", "inductive", "batch"] = "state"
+    """Whose mean and spread: the siblings' of the same task, the same environment's, or the whole batch's."""
+
+
+FilterScore = Literal["reward_std", "reward_mean", "length"]
+
+
+class NoFilter(Settings):
+    type: Literal["none"] = "none"
+    """Every group is learnt from."""
+
+
+class _GroupFilter(Settings):
+    by: FilterScore = "reward_std"
+    """What a group is judged by: the spread or the mean of its episodes' raw rewards, or their mean number of turns."""
+    max_rounds: PositiveInt = 4
+    """Rollouts per update, at most, until `rollout.groups` groups have passed; 1: a filtered batch stays small."""
+
+
+class TopKFilter(_GroupFilter):
+    type: Literal["top_k"]
+    """Learn from the best share of the groups of each rollout."""
+    share: float = Field(default=0.25, gt=0, le=1)
+    """How many of them: a quarter is StarPO-S."""
+    order: Literal["largest", "smallest"] = "largest"
+    """Whether large or small scores are best."""
+
+
+class TopPFilter(_GroupFilter):
+    type: Literal["top_p"]
+    """Learn from the groups with the largest scores that together hold `share` of the sum of scores."""
+    share: float = Field(default=0.9, gt=0, le=1)
+    """Of the sum of all scores; groups with a score of 0 never pass."""
+
+
+class ThresholdFilter(_GroupFilter):
+    type: Literal["threshold"]
+    """Learn from groups whose score lies between two bounds."""
+    above: float | None = 0.0
+    """Scores must be larger; null: no bound."""
+    below: float | None = None
+    """Scores must be smaller; null: no bound."""
+
+
+class RewardSettings(Settings):
+    normalisation: NormalisationSettings = NormalisationSettings()
+    """Rewards on one scale, before credit; raw rewards stay as they are."""
+    filter: NoFilter | TopKFilter | TopPFilter | ThresholdFilter = Field(default=NoFilter(), discriminator="type")
+    """Which groups are learnt from."""
+
+
 class BufferSettings(Settings):
     train_batch_size: PositiveInt | None = None
     """Most experiences in one update; the rest is kept for the next. Null: everything there is."""
@@ -125,6 +180,8 @@ class ValueHeadCritic(Settings):
     """Weight of the value loss in the total."""
     clip: PositiveFloat | None = None
     """How far a value may move from its old one before the loss stops rewarding it."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Updates at the start in which the critic learns alone and the policy stays as it is."""
 
 
 class ModelCritic(Settings):
@@ -134,6 +191,11 @@ class ModelCritic(Settings):
     """The critic's own learning rate; follows the same schedule."""
     clip: PositiveFloat | None = None
     """How far a value may move from its old one before the loss stops rewarding it."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Updates at the start in which the critic learns alone and the policy stays as it is."""
+
+
+KlEstimator = Literal["k1", "k2", "k3", "abs"]
 
 
 class NoKl(Settings):
@@ -146,8 +208,50 @@ class KlLoss(Settings):
     """A penalty on the distance to the frozen starting policy, inside the loss."""
     coef: PositiveFloat = 0.01
     """Weight of the penalty."""
-    estimator: Literal["k1", "k2", "k3", "abs"] = "k3"
+    estimator: KlEstimator = "k3"
     """How the distance is estimated from the sampled tokens (Schulman's k1, k2, k3, or the absolute difference)."""
+
+
+class KlReward(Settings):
+    type: Literal["reward"]
+    """A price on the distance to the frozen starting policy, paid token by token out of the reward."""
+    coef: PositiveFloat = 0.02
+    """The price; with a target, the price at the start."""
+    estimator: KlEstimator = "k1"
+    """How the distance is estimated from the sampled tokens."""
+    target: PositiveFloat | None = None
+    """Mean distance per token that an adaptive price holds the policy at; null keeps the price."""
+    horizon: PositiveInt = 10_000
+    """Episodes over which an adaptive price may change by a fifth."""
+
+
+class NoCorrection(Settings):
+    type: Literal["none"] = "none"
+    """Samples count as drawn from the policy that is updated."""
+
+
+class ImportanceCorrection(Settings):
+    type: Literal["truncated", "masked"]
+    """Weigh each token by how much likelier it was before this update than when it was sampled: up to `cap`, or not at
+    all where that ratio leaves 1/cap to cap."""
+    cap: float = Field(default=2.0, gt=1)
+    """Largest weight."""
+
+
+class NoPtx(Settings):
+    type: Literal["none"] = "none"
+    """The policy learns from rewards alone."""
+
+
+class OraclePtx(Settings):
+    type: Literal["oracle"]
+    """A supervised loss on the oracle's demonstrations, mixed into every optimizer step."""
+    coef: PositiveFloat = 0.1
+    """Its weight beside the policy loss."""
+    episodes: PositiveInt = 300
+    """Demonstrations, on training layouts that no rollout uses."""
+    batch_rows: PositiveInt = 64
+    """Rows (segments) drawn for each optimizer step."""
 
 
 class OptimSettings(Settings):
@@ -186,7 +290,9 @@ class LearnSettings(Settings):
     aggregation: Aggregation = "token_mean"
     """Every token weighs the same; or every trajectory does, with the sum or the mean of its tokens."""
     critic: NoCritic | ValueHeadCritic | ModelCritic = Field(default=NoCritic(), discriminator="type")
-    kl: NoKl | KlLoss = Field(default=NoKl(), discriminator="type")
+    kl: NoKl | KlLoss | KlReward = Field(default=NoKl(), discriminator="type")
+    correction: NoCorrection | ImportanceCorrection = Field(default=NoCorrection(), discriminator="type")
+    ptx: NoPtx | OraclePtx = Field(default=NoPtx(), discriminator="type")
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
     optim: OptimSettings = OptimSettings()
@@ -239,6 +345,28 @@ class ReportSettings(Settings):
     """Write TensorBoard event files."""
 
 
+class MixedEnv(Settings):
+    """A further environment whose groups play in the same rollout and are learnt from in the same batch."""
+
+    groups: PositiveInt = 4
+    """Its tasks per rollout, beside rollout.groups."""
+    max_turns: PositiveInt = 1
+    """Most replies of the model in one of its episodes."""
+    max_actions: PositiveInt | None = None
+    """Most environment actions in one of its episodes."""
+    env: EnvSettings
+    """Which world, with its own settings."""
+    context: ContextSettings = ContextSettings()
+    """How the model is talked to there."""
+
+
+class MixSettings(Settings):
+    """Environments beside `env`, each under a tag of its own: `mix: {questions: {groups: 4, env: {…}}}`."""
+
+    def by_tag(self) -> dict[str, MixedEnv]:
+        return {tag: getattr(self, tag) for tag in type(self).model_fields}
+
+
 class TurnwiseSettings(Settings):
     """The whole configuration of a run."""
 
@@ -247,9 +375,11 @@ class TurnwiseSettings(Settings):
     run: RunSettings = RunSettings()
     model: ModelSettings = ModelSettings()
     env: EnvSettings
+    mix: MixSettings = MixSettings()
     context: ContextSettings = ContextSettings()
     engine: EngineSettings = EngineSettings()
     rollout: RolloutSettings = RolloutSettings()
+    reward: RewardSettings = RewardSettings()
     buffer: BufferSettings = BufferSettings()
     credit: Settings
     learn: LearnSettings

@@ -6,13 +6,13 @@ tokens that went through the engine. Windows change what the model sees next; th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from turnwise.config.schema import ContextSettings
-from turnwise.context.answer import ParsedAnswer, format_instructions, parse_answer
+from turnwise.context.answer import format_instructions, parse_answer
 from turnwise.context.transcript import Transcript
 from turnwise.errors import ContextOverflow
 from turnwise.exchange import EnvDescription, EnvInput, EnvOutput, HistoryEntry, LmInput, LmOutput, RolloutState
@@ -43,6 +43,7 @@ class _Reply:
 
 @dataclass(slots=True)
 class _Conversation:
+    settings: ContextSettings
     transcript: Transcript = field(default_factory=Transcript)
     replies: list[_Reply] = field(default_factory=list)
 
@@ -50,7 +51,8 @@ class _Conversation:
 class ContextManager:
     """The conversations of one rollout, by env id. A first state (a history of one entry) begins a new one."""
 
-    def __init__(self, template: ChatTemplate, settings: ContextSettings) -> None:
+    def __init__(self, template: ChatTemplate, settings: ContextSettings | Mapping[str, ContextSettings]) -> None:
+        """`settings` are for all environments, or for each tag its own."""
         self._template = template
         self._settings = settings
         self._conversations: dict[int, _Conversation] = {}
@@ -71,9 +73,9 @@ class ContextManager:
 
     def _lm_input(self, output: EnvOutput) -> LmInput:
         if len(output.history) == 1:
-            self._conversations[output.env_id] = _Conversation()
+            self._conversations[output.env_id] = _Conversation(self._settings_of(output.tag))
         conversation = self._conversations[output.env_id]
-        transcript, settings = conversation.transcript, self._settings
+        transcript, settings = conversation.transcript, conversation.settings
         goes_on = bool(conversation.replies) and settings.window == "full" and not self._template.rewrites_history
         context = self._context_ids(conversation, output, goes_on=goes_on)
         # Checked before anything is written: a segment holds only what an engine saw, and never outgrows max_tokens.
@@ -100,29 +102,24 @@ class ContextManager:
             ids = self._template.encode_bridge(output.history[-1].state, reply_is_closed=is_closed)
         else:
             ids = self._template.encode_prompt(self._messages(output, conversation))
-        prefix = self._settings.answer.forced_prefix
+        prefix = conversation.settings.answer.forced_prefix
         return np.concatenate([ids, self._template.encode_text(prefix)]) if prefix else ids
 
     def _messages(self, output: EnvOutput, conversation: _Conversation) -> list[Message]:
         """The part of the history that the window shows, as a conversation."""
-        shown = self._shown(output.history)
+        settings = conversation.settings
+        shown = _shown(output.history, settings)
         replies = conversation.replies[len(output.history) - len(shown) :]
-        messages = [Message("system", self._settings.system_prompt)] if self._settings.system_prompt else []
+        messages = [Message("system", settings.system_prompt)] if settings.system_prompt else []
         for number, entry in enumerate(shown):
-            preamble = write_preamble(output.about, self._settings) if number == 0 else ""
+            preamble = write_preamble(output.about, settings) if number == 0 else ""
             messages.append(Message("user", preamble + entry.state))
             if number < len(replies):
-                messages.append(Message("assistant", self._settings.answer.forced_prefix + replies[number].text))
+                messages.append(Message("assistant", settings.answer.forced_prefix + replies[number].text))
         return messages
 
-    def _shown(self, history: Sequence[HistoryEntry]) -> Sequence[HistoryEntry]:
-        match self._settings.window:
-            case "full":
-                return history
-            case "sliding":
-                return history[-self._settings.window_turns :]
-            case "single_turn":
-                return history[-1:]
+    def _settings_of(self, tag: str) -> ContextSettings:
+        return self._settings[tag] if isinstance(self._settings, Mapping) else self._settings
 
     # --- back from the model -------------------------------------------------------------------------------------
 
@@ -137,11 +134,12 @@ class ContextManager:
         )
         conversation.transcript.add_sampled(completion, turn_index=len(conversation.replies))
         conversation.replies.append(reply)
-        parsed = self.parse(text)
+        answer = conversation.settings.answer
+        parsed = parse_answer(answer.forced_prefix + text, answer)
         return EnvInput(
             env_id=output.env_id,
             actions=parsed.actions,
-            llm_response=self._settings.answer.forced_prefix + text,
+            llm_response=answer.forced_prefix + text,
             is_well_formed=parsed.is_well_formed,
         )
 
@@ -151,12 +149,8 @@ class ContextManager:
             return completion.finish_reason is FinishReason.STOP
         return len(completion.token_ids) > 0 and int(completion.token_ids[-1]) == self._template.end_of_turn_id
 
-    def parse(self, reply_text: str) -> ParsedAnswer:
-        """The actions in a reply (without its forced prefix)."""
-        return parse_answer(self._settings.answer.forced_prefix + reply_text, self._settings.answer)
-
     def _trajectory(self, state: RolloutState) -> Trajectory:
-        conversation = self._conversations.pop(state.env_id, _Conversation())
+        conversation = self._conversations.pop(state.env_id, None) or _Conversation(self._settings_of(state.tag))
         played = zip(state.history, conversation.replies, strict=False)
         return Trajectory(
             id=state.id,
@@ -168,6 +162,16 @@ class ContextManager:
             final_observation=state.history[-1].state,
             failure=state.failure,
         )
+
+
+def _shown(history: Sequence[HistoryEntry], settings: ContextSettings) -> Sequence[HistoryEntry]:
+    match settings.window:
+        case "full":
+            return history
+        case "sliding":
+            return history[-settings.window_turns :]
+        case "single_turn":
+            return history[-1:]
 
 
 def _turn(index: int, entry: HistoryEntry, reply: _Reply) -> Turn:

@@ -45,6 +45,7 @@ def save_checkpoint(
     state = {
         "policy_version": trainer.policy_version,
         "rng": trainer.rng.bit_generator.state,
+        "kl_coef": trainer.kl_price.coef if trainer.kl_price is not None else None,
         "progress": dict(progress),
     }
     (unfinished / "state.json").write_text(json.dumps(state, indent=2))
@@ -58,6 +59,8 @@ def load_checkpoint(folder: Path, trainer: Trainer) -> dict[str, Any]:
         state: dict[str, Any] = json.loads((folder / "state.json").read_text())
         trainer.policy_version = state["policy_version"]
         trainer.rng.bit_generator.state = state["rng"]
+        if trainer.kl_price is not None:
+            trainer.kl_price.coef = state["kl_coef"]
         trainer.optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
         if trainer.critic is not None:
             trainer.critic.load_state_dict(load_file(folder / "critic.safetensors"))

@@ -11,6 +11,7 @@ import torch
 from pydantic import Field, PositiveFloat
 from torch import Tensor
 
+from turnwise.config.schema import KlEstimator
 from turnwise.config.settings import Settings
 
 
@@ -207,9 +208,6 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float 
         near = old_values + (values - old_values).clamp(-clip, clip)
         loss = torch.maximum(loss, (near - returns).square())
     return 0.5 * loss
-
-
-KlEstimator = Literal["k1", "k2", "k3", "abs"]
 
 
 def estimate_kl(policy_logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEstimator) -> Tensor:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,9 +20,12 @@ from transformers import PreTrainedModel
 
 from turnwise.config import schema
 from turnwise.errors import LearnError
+from turnwise.learn.correction import importance_weights
+from turnwise.learn.kl import KlPrice
 from turnwise.learn.losses import estimate_kl, value_loss
 from turnwise.learn.pack import MicroBatch, micro_batches, pack_without_credit, token_weights
 from turnwise.learn.policy import Critic, ModelCritic, PolicyModel, TokenScores, TrunkCritic
+from turnwise.learn.warm_start import add_imitation_gradient
 from turnwise.protocols import PolicyLoss, Weights
 from turnwise.types import Annotations, Batch, Experience, FloatArray, StepReport
 
@@ -44,9 +47,12 @@ class Trainer:
         self.actor = PolicyModel(model.eval(), temperature)
         self.critic = _make_critic(settings.critic, model)
         self.reference = _make_reference(settings.kl, self.actor)
+        self.kl_price = KlPrice(settings.kl) if isinstance(settings.kl, schema.KlReward) else None
         self.policy_version = 0
         self.rng = np.random.default_rng(seed)
         self._loss = loss
+        self._supervised: Batch | None = None
+        self._charged: dict[str, float] = {}
         self._device = model.device
         self.optimizer = self._make_optimizer()
 
@@ -61,17 +67,13 @@ class Trainer:
         if self.critic is None and self.reference is None:
             return Annotations()
         batch = pack_without_credit(experiences)
-        values = np.zeros(len(batch.token_ids), dtype=np.float32)
-        reference = np.zeros(len(batch.token_ids), dtype=np.float32)
-        for micro in self._micro_batches(batch, np.arange(batch.num_rows)):
-            if self.critic is not None:
-                hidden = self.actor.states(micro)
-                values[micro.source] = self.critic.values(micro, hidden).cpu().numpy()
-            if self.reference is not None:
-                reference[micro.source] = self.reference.score(micro).logprobs.cpu().numpy()
+        values = self._values(batch) if self.critic is not None else None
+        reference = self._logprobs(self.reference, batch) if self.reference is not None else None
+        penalties = self._price_distance(batch, reference) if reference is not None else None
         return Annotations(
-            values=_split(values, batch) if self.critic is not None else None,
-            reference_logprobs=_split(reference, batch) if self.reference is not None else None,
+            values=_split(values, batch),
+            reference_logprobs=_split(reference, batch),
+            token_penalties=_split(penalties, batch),
         )
 
     def step(self, batch: Batch) -> StepReport:
@@ -80,42 +82,109 @@ class Trainer:
             raise LearnError("the batch has no sampled tokens; nothing can be learnt from it.")
         meter = _Meter()
         self._set_learning_rate()
+        batch, importance = self._correct(batch, meter)
         for epoch in range(self.settings.epochs):
             order = self.rng.permutation(batch.num_rows)
             for number, rows in enumerate(np.array_split(order, min(self.settings.minibatches, len(order)))):
                 # Before the first optimizer step the policy is the one that sampled: the gap should be rounding only.
                 is_fresh = epoch == 0 and number == 0
-                self._update(batch, rows, meter, is_fresh=is_fresh)
+                self._update(batch, importance, rows, meter, is_fresh=is_fresh)
         self.policy_version += 1
-        metrics = meter.means() | _batch_metrics(batch) | {"lr": self.optimizer.param_groups[0]["lr"]}
+        metrics = self._charged | meter.means() | _batch_metrics(batch) | {"lr": self.optimizer.param_groups[0]["lr"]}
         return StepReport(
             policy_version=self.policy_version, metrics={f"learn/{name}": value for name, value in metrics.items()}
         )
+
+    def supervise(self, demonstrations: Sequence[Experience]) -> None:
+        """Mix these into every optimizer step (`learn.ptx`)."""
+        self._supervised = pack_without_credit(demonstrations)
 
     def refresh_reference(self) -> None:
         """Freeze the policy of this moment as the reference (after a warm start)."""
         self.reference = _make_reference(self.settings.kl, self.actor)
 
+    # --- before an update ----------------------------------------------------------------------------------------
+
+    def _values(self, batch: Batch) -> FloatArray:
+        assert self.critic is not None
+        values = np.zeros(len(batch.token_ids), dtype=np.float32)
+        for micro in self._micro_batches(batch, np.arange(batch.num_rows)):
+            values[micro.source] = self.critic.values(micro, self.actor.states(micro)).float().cpu().numpy()
+        return values
+
+    def _logprobs(self, model: PolicyModel, batch: Batch) -> FloatArray:
+        logprobs = np.zeros(len(batch.token_ids), dtype=np.float32)
+        for micro in self._micro_batches(batch, np.arange(batch.num_rows)):
+            logprobs[micro.source] = model.score(micro).logprobs.cpu().numpy()
+        return logprobs
+
+    def _price_distance(self, batch: Batch, reference_logprobs: FloatArray) -> FloatArray | None:
+        if self.kl_price is None:
+            return None
+        coef = self.kl_price.coef
+        num_trajectories = int(batch.trajectory_of_row.max()) + 1
+        penalties, distance = self.kl_price.charge(
+            batch.behavior_logprobs, reference_logprobs, batch.loss_mask, num_trajectories=num_trajectories
+        )
+        self._charged = {"kl_coef": coef, "reference_kl": distance}
+        return penalties
+
+    @torch.no_grad()
+    def _correct(self, batch: Batch, meter: _Meter) -> tuple[Batch, FloatArray]:
+        """The batch with ratios taken against the policy of this moment, and what each token then weighs."""
+        if isinstance(self.settings.correction, schema.NoCorrection):
+            return batch, np.ones(len(batch.token_ids), dtype=np.float32)
+        proximal = self._logprobs(self.actor, batch)
+        weights = importance_weights(proximal, batch.behavior_logprobs, self.settings.correction)
+        gaps = np.abs(proximal - batch.behavior_logprobs)[batch.loss_mask]
+        meter.note("behavior_gap", float(gaps.mean()))
+        meter.note("importance", float(weights[batch.loss_mask].mean()))
+        return replace(batch, behavior_logprobs=proximal), weights
+
     # --- one optimizer step --------------------------------------------------------------------------------------
 
-    def _update(self, batch: Batch, rows: NDArray[np.int64], meter: _Meter, *, is_fresh: bool) -> None:
+    def _update(
+        self, batch: Batch, importance: FloatArray, rows: NDArray[np.int64], meter: _Meter, *, is_fresh: bool
+    ) -> None:
         weights = token_weights(batch, rows, self.settings.aggregation)
         num_tokens = int(np.count_nonzero(weights))
         if num_tokens == 0:
             return
         self.optimizer.zero_grad(set_to_none=True)
         for micro in self._micro_batches(batch, rows):
-            scores = self.actor.score(micro)
-            token_losses = self._token_losses(micro, scores, num_tokens, meter)
+            with torch.set_grad_enabled(not self._is_critic_alone):
+                scores = self.actor.score(micro)
+            token_importance = torch.as_tensor(importance[micro.source], device=self._device)
+            token_losses = self._token_losses(micro, scores, token_importance, num_tokens, meter)
             (token_losses * torch.as_tensor(weights[micro.source], device=self._device)).sum().backward()
-            if is_fresh:
+            if is_fresh and isinstance(self.settings.correction, schema.NoCorrection):
                 gap = (scores.logprobs.detach() - micro.behavior_logprobs).abs()
-                meter.add("behavior_gap", gap.sum(), num_tokens)
+                meter.note("behavior_gap", float(gap.sum()) / num_tokens)
+        self._add_supervised_gradient(meter)
         self._apply_gradients(meter)
 
-    def _token_losses(self, micro: MicroBatch, scores: TokenScores, num_tokens: int, meter: _Meter) -> Tensor:
+    @property
+    def _is_critic_alone(self) -> bool:
+        critic = self.settings.critic
+        return not isinstance(critic, schema.NoCritic) and self.policy_version < critic.warmup_steps
+
+    def _add_supervised_gradient(self, meter: _Meter) -> None:
+        ptx = self.settings.ptx
+        if self._supervised is None or isinstance(ptx, schema.NoPtx) or self._is_critic_alone:
+            return
+        num_rows = self._supervised.num_rows
+        rows = self.rng.choice(num_rows, size=min(ptx.batch_rows, num_rows), replace=False)
+        loss = add_imitation_gradient(
+            self.actor, self._supervised, rows, coef=ptx.coef, micro_batch_tokens=self.settings.micro_batch_tokens
+        )
+        meter.add("ptx_loss", torch.tensor(loss), 1)
+
+    def _token_losses(
+        self, micro: MicroBatch, scores: TokenScores, importance: Tensor, num_tokens: int, meter: _Meter
+    ) -> Tensor:
         """[N] everything that is minimised, token by token."""
         policy_loss, details = self._loss(scores.logprobs, micro.behavior_logprobs, micro.advantages, micro.turn)
+        policy_loss = policy_loss * importance
         total = policy_loss - self.settings.entropy_coef * scores.entropies
         moved = scores.logprobs.detach() - micro.behavior_logprobs
         shown = details | {
@@ -154,7 +223,7 @@ class Trainer:
 
     # --- parts ---------------------------------------------------------------------------------------------------
 
-    def _micro_batches(self, batch: Batch, rows: NDArray[np.int64]) -> Any:
+    def _micro_batches(self, batch: Batch, rows: NDArray[np.int64]) -> Iterator[MicroBatch]:
         return micro_batches(batch, rows, self.settings.micro_batch_tokens, self._device)
 
     def _make_optimizer(self) -> torch.optim.AdamW:
@@ -183,11 +252,15 @@ def learning_rate_share(optim: schema.OptimSettings, step: int, num_steps: int) 
 
 
 class _Meter:
-    """Sums over micro-batches, averaged over optimizer steps."""
+    """Sums over micro-batches, averaged over optimizer steps; notes are summed once per update."""
 
     def __init__(self) -> None:
         self._sums: defaultdict[str, float] = defaultdict(float)
+        self._notes: defaultdict[str, float] = defaultdict(float)
         self._num_steps = 0
+
+    def note(self, name: str, value: float) -> None:
+        self._notes[name] += value
 
     def add(self, name: str, total: Tensor, count: int) -> None:
         self._sums[name] += float(total) / count
@@ -196,11 +269,8 @@ class _Meter:
         self._num_steps += 1
 
     def means(self) -> dict[str, float]:
-        # The gap is measured in the first optimizer step alone.
-        return {
-            name: total if name == "behavior_gap" else total / max(self._num_steps, 1)
-            for name, total in self._sums.items()
-        }
+        steps = max(self._num_steps, 1)
+        return {name: total / steps for name, total in self._sums.items()} | dict(self._notes)
 
 
 def _make_critic(
@@ -215,7 +285,7 @@ def _make_critic(
             return ModelCritic(actor).to(actor.device)
 
 
-def _make_reference(settings: schema.NoKl | schema.KlLoss, actor: PolicyModel) -> PolicyModel | None:
+def _make_reference(settings: schema.NoKl | schema.KlLoss | schema.KlReward, actor: PolicyModel) -> PolicyModel | None:
     if isinstance(settings, schema.NoKl):
         return None
     frozen = copy.deepcopy(actor.model).eval().requires_grad_(False)
@@ -236,5 +306,5 @@ def _batch_metrics(batch: Batch) -> dict[str, float]:
     }
 
 
-def _split(flat: FloatArray, batch: Batch) -> tuple[FloatArray, ...]:
-    return tuple(np.split(flat, batch.row_starts[1:-1]))
+def _split(flat: FloatArray | None, batch: Batch) -> tuple[FloatArray, ...] | None:
+    return None if flat is None else tuple(np.split(flat, batch.row_starts[1:-1]))

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from turnwise.learn.pack import micro_batches, pack_without_credit
 from turnwise.learn.policy import PolicyModel
-from turnwise.types import Experience
+from turnwise.types import Batch, Experience
 
 
 def imitate(
@@ -32,15 +33,23 @@ def imitate(
     for step in range(steps):
         rows = rng.choice(batch.num_rows, size=min(batch_rows, batch.num_rows), replace=False)
         optimizer.zero_grad(set_to_none=True)
-        parts = list(micro_batches(batch, rows, micro_batch_tokens, actor.model.device))
-        num_tokens = sum(micro.num_action_tokens for micro in parts)
-        loss = 0.0
-        for micro in parts:
-            part = -actor.score(micro).logprobs.sum() / num_tokens
-            part.backward()
-            loss += float(part.detach())
+        loss = add_imitation_gradient(actor, batch, rows, coef=1.0, micro_batch_tokens=micro_batch_tokens)
         nn.utils.clip_grad_norm_(actor.model.parameters(), 1.0)
         optimizer.step()
         if on_step is not None:
             on_step(step + 1, loss)
+    return loss
+
+
+def add_imitation_gradient(
+    actor: PolicyModel, batch: Batch, rows: NDArray[np.int64], *, coef: float, micro_batch_tokens: int
+) -> float:
+    """Add the gradient of `coef` times the mean loss per token of these rows; returns the bare mean loss."""
+    parts = list(micro_batches(batch, rows, micro_batch_tokens, actor.model.device))
+    num_tokens = sum(micro.num_action_tokens for micro in parts)
+    loss = 0.0
+    for micro in parts:
+        part = -actor.score(micro).logprobs.sum() / num_tokens
+        (coef * part).backward()
+        loss += float(part.detach())
     return loss

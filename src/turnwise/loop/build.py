@@ -8,20 +8,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
-from turnwise.config.load import env_params
 from turnwise.config.registry import CREDITS, ENGINES, LOSSES, WORKFLOWS
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.context.manager import ContextManager
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
 from turnwise.engine.local import LocalEngine
-from turnwise.envs.base import BaseEnv
-from turnwise.envs.make import make_env
 from turnwise.envs.tasks import SeedTasks
 from turnwise.errors import ConfigError
 from turnwise.experience.buffer import MemoryBuffer
@@ -29,10 +27,10 @@ from turnwise.learn.models import load_model
 from turnwise.learn.tiny_model import tiny_model_folder
 from turnwise.learn.trainer import Trainer
 from turnwise.loop.sample_texts import draw_sample_texts
+from turnwise.loop.worlds import World, main_world, worlds_of
 from turnwise.protocols import CreditRule, PolicyLoss
 from turnwise.rollout.agent_proxy import AgentProxy, WorkflowFactory
 from turnwise.rollout.env_manager import EnvConfigs, EnvStateManager
-from turnwise.rollout.limits import Limits
 from turnwise.sync.memory import MemoryChannel
 from turnwise.types import Sampling, Task
 
@@ -58,11 +56,17 @@ class TrainParts(PlayParts):
 
     tasks: SeedTasks
     proxy: AgentProxy
+    greedy_proxy: AgentProxy | None
+    """Plays each task once more, greedily, for credit that measures against it."""
     context: ContextManager
     buffer: MemoryBuffer
     credit: CreditRule
     learner: Trainer
     channel: MemoryChannel
+
+    @property
+    def groups_per_rollout(self) -> int:
+        return sum(self.tasks.num_groups)
 
 
 def build_play(settings: TurnwiseSettings, model_path: str | Path, *, split: str = "eval") -> PlayParts:
@@ -79,7 +83,16 @@ def build_play(settings: TurnwiseSettings, model_path: str | Path, *, split: str
         tokenizer=cast(PreTrainedTokenizerBase, tokenizer),
         template=template,
         engine=engine,
-        eval_proxy=_build_proxy(settings, template, engine, is_training=False),
+        # Each task once, greedily by default.
+        eval_proxy=_build_proxy(
+            settings,
+            [replace(main_world(settings), groups=settings.eval.episodes)],
+            template,
+            engine,
+            split="eval",
+            group_size=1,
+            temperature=settings.eval.temperature,
+        ),
         eval_tasks=held_out_tasks(settings, split),
     )
 
@@ -88,8 +101,11 @@ def build_train(settings: TurnwiseSettings, model_path: str | Path | None = None
     """All parts of a training run."""
     path = model_path or resolve_model(settings)
     play = build_play(settings, path)
+    worlds = worlds_of(settings)
     loss_class = cast(Callable[[Any], PolicyLoss], LOSSES.get_target(cast(Any, settings.learn.loss).type))
     credit_class = cast(Callable[[Any], CreditRule], CREDITS.get_target(cast(Any, settings.credit).type))
+    credit = credit_class(settings.credit)
+    rollout = partial(_build_proxy, settings, worlds, play.template, play.engine, split="train")
     learner = Trainer(
         load_model(path),
         settings.learn,
@@ -104,11 +120,12 @@ def build_train(settings: TurnwiseSettings, model_path: str | Path | None = None
         engine=play.engine,
         eval_proxy=play.eval_proxy,
         eval_tasks=play.eval_tasks,
-        tasks=SeedTasks([tag_of(settings)], [settings.rollout.groups], first_train_seed(settings), "train"),
-        proxy=_build_proxy(settings, play.template, play.engine, is_training=True),
-        context=build_context(settings, play.template),
+        tasks=SeedTasks([w.tag for w in worlds], [w.groups for w in worlds], first_train_seed(settings), "train"),
+        proxy=rollout(group_size=settings.rollout.group_size, temperature=settings.rollout.temperature),
+        greedy_proxy=rollout(group_size=1, temperature=0.0) if credit.needs_greedy else None,
+        context=build_context(worlds, play.template),
         buffer=MemoryBuffer(),
-        credit=credit_class(settings.credit),
+        credit=credit,
         learner=learner,
         channel=MemoryChannel([play.engine]),
     )
@@ -117,36 +134,27 @@ def build_train(settings: TurnwiseSettings, model_path: str | Path | None = None
 def held_out_tasks(settings: TurnwiseSettings, split: str = "eval") -> list[Task]:
     """The tasks of an evaluation: always the same for the same settings, whatever the run's seed."""
     first = settings.eval.first_seed
-    return [Task(tag=tag_of(settings), seed=first + n, split=split) for n in range(settings.eval.episodes)]
-
-
-def tag_of(settings: TurnwiseSettings) -> str:
-    return settings.env.type
+    return [Task(tag=settings.env.type, seed=first + n, split=split) for n in range(settings.eval.episodes)]
 
 
 def first_train_seed(settings: TurnwiseSettings) -> int:
     return settings.rollout.first_seed + settings.run.seed * _SEEDS_PER_RUN
 
 
-def build_env(settings: TurnwiseSettings, split: str) -> BaseEnv:
-    return make_env(settings.env.type, **env_params(settings, split))
+def build_context(worlds: Sequence[World], template: LearnedTemplate) -> ContextManager:
+    return ContextManager(template, {world.tag: world.context for world in worlds})
 
 
-def build_context(settings: TurnwiseSettings, template: LearnedTemplate) -> ContextManager:
-    return ContextManager(template, settings.context)
-
-
-def build_states(settings: TurnwiseSettings, split: str, *, num_groups: int, group_size: int) -> EnvStateManager:
+def build_states(
+    settings: TurnwiseSettings, worlds: Sequence[World], split: str, *, group_size: int
+) -> EnvStateManager:
+    by_tag = {world.tag: world for world in worlds}
     return EnvStateManager(
-        lambda _tag, of_split: build_env(settings, of_split),
-        env_groups=num_groups,
+        lambda tag, of_split: by_tag[tag].make(of_split),
+        env_groups=sum(world.groups for world in worlds),
         group_size=group_size,
-        env_configs=EnvConfigs(tags=(tag_of(settings),), n_groups=(num_groups,)),
-        limits=Limits(
-            max_turns=settings.rollout.max_turns,
-            max_actions=settings.rollout.max_actions,
-            max_actions_per_turn=settings.context.answer.max_actions_per_turn,
-        ),
+        env_configs=EnvConfigs(tags=tuple(by_tag), n_groups=tuple(world.groups for world in worlds)),
+        limits={world.tag: world.limits for world in worlds},
         split=split,
         invalid_penalty=settings.rollout.invalid_penalty,
         first_seed=first_train_seed(settings),
@@ -154,16 +162,18 @@ def build_states(settings: TurnwiseSettings, split: str, *, num_groups: int, gro
 
 
 def _build_proxy(
-    settings: TurnwiseSettings, template: LearnedTemplate, engine: LocalEngine, *, is_training: bool
+    settings: TurnwiseSettings,
+    worlds: Sequence[World],
+    template: LearnedTemplate,
+    engine: LocalEngine,
+    *,
+    split: str,
+    group_size: int,
+    temperature: float,
 ) -> AgentProxy:
-    """Training plays groups at the rollout's temperature; evaluation plays each task once, greedily by default."""
-    num_groups = settings.rollout.groups if is_training else settings.eval.episodes
-    group_size = settings.rollout.group_size if is_training else 1
-    temperature = settings.rollout.temperature if is_training else settings.eval.temperature
-    split = "train" if is_training else "eval"
     return AgentProxy(
-        build_states(settings, split, num_groups=num_groups, group_size=group_size),
-        build_context(settings, template),
+        build_states(settings, worlds, split, group_size=group_size),
+        build_context(worlds, template),
         engine,
         cast(WorkflowFactory, WORKFLOWS.get_target(settings.rollout.workflow)),
         sampling=replace(Sampling(), temperature=temperature),
@@ -180,7 +190,7 @@ def resolve_model(settings: TurnwiseSettings) -> str:
     """The model's folder or hub name; the built-in model is made on first use."""
     if settings.model.path != "tiny":
         return settings.model.path
-    texts = draw_sample_texts(settings)
+    texts = [text for world in worlds_of(settings) for text in draw_sample_texts(world)]
     folder = tiny_model_folder(
         cache_folder() / "models",
         settings=settings.model.tiny,

@@ -9,7 +9,8 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import reset_env
 from turnwise.errors import ConfigError, did_you_mean
-from turnwise.loop.build import PlayParts, build_env
+from turnwise.loop.build import PlayParts
+from turnwise.loop.worlds import main_world
 from turnwise.rollout.rules import Rule, measure_rule, rules_of
 from turnwise.types import Task, Trajectory
 
@@ -64,7 +65,7 @@ def measure_baselines(settings: TurnwiseSettings, tasks: Sequence[Task]) -> dict
 
 
 def _env_and_rules(settings: TurnwiseSettings, split: str) -> tuple[BaseEnv, dict[str, Rule]]:
-    env = build_env(settings, "eval")
+    env = main_world(settings).make("eval")
     reset_env(env, seed=0, split=split)
     return env, rules_of(env)
 

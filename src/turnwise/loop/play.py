@@ -40,7 +40,9 @@ def _play_policy(
     if parts.settings.env.type != env_name:
         raise ConfigError(f"run {run} plays '{parts.settings.env.type}', not '{env_name}'.")
     if params:
-        raise ConfigError(f"run {run} brings its own settings: {env_params(parts.settings, split)}; give none here.")
+        raise ConfigError(
+            f"run {run} brings its own settings: {env_params(parts.settings.env, split)}; give none here."
+        )
     print_trajectory(console, run_async(evaluate_policy(parts)).trajectories[0])
 
 

@@ -16,9 +16,10 @@ from turnwise.config.load import dump_settings, load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.boundary import reset_env
 from turnwise.errors import RunError
-from turnwise.loop.build import PlayParts, build_env, build_play
+from turnwise.loop.build import PlayParts, build_play
 from turnwise.loop.evaluate import Evaluation, evaluate_policy
 from turnwise.loop.session import Session
+from turnwise.loop.worlds import main_world
 from turnwise.report.console import phase
 from turnwise.report.manifest import collect_manifest
 from turnwise.report.run_dir import RunDirectory, new_run_path
@@ -108,7 +109,7 @@ def load_policy(
     is_run = (path / "config.yaml").is_file()
     settings = load_settings(str(path / "config.yaml") if is_run else recipe or "frozenlake", overrides)
     # A split that does not exist would fail every episode and look like a policy that never succeeds.
-    reset_env(build_env(settings, split), seed=settings.eval.first_seed, split=split)
+    reset_env(main_world(settings).make(split), seed=settings.eval.first_seed, split=split)
     return build_play(settings, Run(path).policy if is_run else str(target), split=split)
 
 

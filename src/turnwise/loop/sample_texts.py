@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from turnwise.config.load import env_params
-from turnwise.config.schema import TurnwiseSettings
 from turnwise.context.answer import render_answer
 from turnwise.context.manager import write_preamble
 from turnwise.envs.boundary import describe_env, reset_env
-from turnwise.envs.make import make_env
+from turnwise.loop.worlds import World
 
 _NUM_EPISODES = 400
 _PREAMBLE_WEIGHT = 50
 """The instructions stand in every first prompt; counted once, their words would stay in single bytes."""
 
 
-def draw_sample_texts(settings: TurnwiseSettings) -> list[str]:
-    """First observations and rendered answers of training tasks; the same for the same settings."""
-    env = make_env(settings.env.type, **env_params(settings, "train"))
+def draw_sample_texts(world: World) -> list[str]:
+    """First observations and rendered answers of training tasks; the same for the same world."""
+    env = world.make("train")
     texts: list[str] = []
     for seed in range(_NUM_EPISODES):
         observation = reset_env(env, seed=seed, split="train")
         # Observations stand behind a role token or behind a line break; words look different there.
         texts += [observation, f"\n{observation}", f" {observation}"]
-        texts += [render_answer([action], settings.context.answer) for action in env.action_names or ()]
+        texts += [render_answer([action], world.context.answer) for action in env.action_names or ()]
         texts += env.action_names or ()
-    texts += [write_preamble(describe_env(env), settings.context)] * _PREAMBLE_WEIGHT
+    texts += [write_preamble(describe_env(env), world.context)] * _PREAMBLE_WEIGHT
     return texts

@@ -8,12 +8,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from turnwise.credit.shaping import normalise_rewards
 from turnwise.errors import LearnError
 from turnwise.experience.build import build_experiences
 from turnwise.learn.pack import pack
 from turnwise.loop.build import TrainParts
+from turnwise.loop.explore import Explored, explore
 from turnwise.report.metrics import Stopwatch, group_metrics
-from turnwise.types import Group, Metrics
+from turnwise.types import Experience, Group, Metrics, StepReport
+
+_MAX_STARVED = 5
+"""Steps in a row without anything to learn from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,35 +38,63 @@ async def train_serial(
 ) -> None:
     """Run from `start_step` steps done to `learn.steps`."""
     settings = parts.settings
+    num_starved = 0
     for step in range(start_step + 1, settings.learn.steps + 1):
-        env_s = parts.proxy.states.env_seconds
+        env_s = env_seconds(parts)
         with watch.section("rollout"):
-            groups = await parts.proxy.collect(parts.tasks.take(settings.rollout.groups), rollout=step)
-            parts.buffer.add(build_experiences(groups))
-        watch.move("rollout", "env", parts.proxy.states.env_seconds - env_s)
+            explored = await explore(parts, step)
+            parts.buffer.add(build_experiences(explored.kept))
+        watch.move("rollout", "env", env_seconds(parts) - env_s)
         with watch.section("learn"):
             experiences = parts.buffer.take(settings.buffer.train_batch_size)
-            if not experiences:
-                raise LearnError(f"no episode of step {step} can be learnt from. {first_failure(groups)}")
-            samples = parts.credit(experiences, parts.learner.annotate(experiences))
-            report = parts.learner.step(pack(samples))
+            num_starved = 0 if experiences else num_starved + 1
+            refuse_to_starve(explored, step, num_starved)
+            report = learn_from(parts, experiences)
         if step % settings.sync.interval == 0:
             with watch.section("sync"):
                 await parts.channel.publish(parts.learner.weights(), report.policy_version)
-        tokens_sampled = count_sampled(groups)
         await on_step(
             LoopStep(
                 step=step,
-                groups=groups,
+                groups=explored.played,
                 metrics={
-                    **group_metrics(groups),
+                    **group_metrics(explored.played),
+                    **explored.metrics,
                     **report.metrics,
                     "buffer/experiences_left": float(len(parts.buffer)),
                 },
-                tokens_sampled=tokens_sampled,
-                tokens_trained=sum(s.experience.segment.num_action_tokens for s in samples) * settings.learn.epochs,
+                tokens_sampled=count_sampled(explored.played),
+                tokens_trained=sum(e.segment.num_action_tokens for e in experiences) * settings.learn.epochs,
             )
         )
+
+
+def learn_from(parts: TrainParts, experiences: list[Experience]) -> StepReport:
+    """Shape, credit, pack, update; with nothing to learn from, the policy stays as it is."""
+    if not experiences:
+        return StepReport(policy_version=parts.learner.policy_version, metrics={})
+    scale = parts.settings.reward.normalisation
+    shaped = normalise_rewards(experiences, grouping=scale.grouping, method=scale.method)
+    samples = parts.credit(shaped, parts.learner.annotate(shaped))
+    return parts.learner.step(pack(samples))
+
+
+def refuse_to_starve(explored: Explored, step: int, num_starved: int) -> None:
+    """Nothing to learn from is an error: at once where episodes failed, after a while where a filter dropped them."""
+    if not num_starved:
+        return
+    if explored.kept or all(t.stop_reason.is_error for group in explored.played for t in group.trajectories):
+        raise LearnError(f"no episode of step {step} can be learnt from. {first_failure(explored.played)}")
+    if num_starved >= _MAX_STARVED:
+        raise LearnError(
+            f"no group has passed reward.filter in {num_starved} steps in a row, up to step {step}. Its siblings earn "
+            "the same. Loosen the filter, make tasks easier or harder, or raise rollout.group_size or temperature."
+        )
+
+
+def env_seconds(parts: TrainParts) -> float:
+    proxies = [parts.proxy] if parts.greedy_proxy is None else [parts.proxy, parts.greedy_proxy]
+    return sum(proxy.states.env_seconds for proxy in proxies)
 
 
 def first_failure(groups: list[Group]) -> str:
@@ -71,4 +104,5 @@ def first_failure(groups: list[Group]) -> str:
 
 
 def count_sampled(groups: list[Group]) -> int:
-    return sum(s.num_action_tokens for group in groups for t in group.trajectories for s in t.segments)
+    plays = [t for group in groups for t in (*group.trajectories, group.greedy) if t is not None]
+    return sum(segment.num_action_tokens for t in plays for segment in t.segments)

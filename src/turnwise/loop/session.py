@@ -16,12 +16,12 @@ from rich.console import Console
 
 from turnwise.config.checks import find_no_effect
 from turnwise.config.load import list_recipes
-from turnwise.config.schema import OracleWarmStart, TurnwiseSettings
+from turnwise.config.schema import OraclePtx, OracleWarmStart, TurnwiseSettings
 from turnwise.learn.checkpoint import load_checkpoint, save_checkpoint
 from turnwise.loop.build import TrainParts, build_train
 from turnwise.loop.evaluate import Evaluation, evaluate_policy, measure_baselines
 from turnwise.loop.serial import LoopStep, train_serial
-from turnwise.loop.warm_start import warm_start
+from turnwise.loop.warm_start import mix_in_demonstrations, warm_start
 from turnwise.protocols import Sink
 from turnwise.report.console import ProgressDisplay, phase, print_notice, print_outcome, print_trajectory
 from turnwise.report.metrics import JsonlSink, Sinks, Stopwatch
@@ -94,6 +94,8 @@ class Session:
             with phase(self._console, "warm start from the oracle") as advance:
                 done = warm_start(parts, self._settings.warm_start, advance)
             self._progress = replace(self._progress, warm_start=done)
+        if isinstance(self._settings.learn.ptx, OraclePtx):
+            mix_in_demonstrations(parts, self._settings.learn.ptx.episodes)
         await parts.channel.publish(parts.learner.weights(), parts.learner.policy_version)
 
     def _recorded_start(self) -> Evaluation | None:

@@ -1,35 +1,30 @@
-"""Before reinforcement learning: demonstrations by the oracle, imitated over the same tokens."""
+"""Demonstrations by the oracle, imitated over the same tokens: before reinforcement learning, or mixed into it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from turnwise.config.schema import OracleWarmStart
 from turnwise.envs.tasks import SeedTasks
 from turnwise.errors import ConfigError, LearnError
 from turnwise.experience.build import split_trajectory
 from turnwise.learn.warm_start import imitate
-from turnwise.loop.build import TrainParts, build_env, build_states, first_train_seed, tag_of
+from turnwise.loop.build import TrainParts, build_states, first_train_seed
+from turnwise.loop.worlds import World, main_world, worlds_of
 from turnwise.rollout.demonstrations import demonstrate
+from turnwise.types import Experience, Trajectory
 
-_SEED_OFFSET = 5_000_000
+_WARM_START_OFFSET = 5_000_000
 """Demonstrations use training layouts that the run's own rollouts do not reach."""
+_PTX_OFFSET = 7_000_000
+"""And what is mixed in later is not what the policy started from."""
 
 
 def warm_start(parts: TrainParts, settings: OracleWarmStart, advance: Callable[[int, int], None]) -> dict[str, float]:
     """Play demonstrations, imitate them, freeze the result as the reference; says what was done."""
     run = parts.settings
-    if not build_env(run, "train").has_oracle:
-        raise ConfigError(
-            f"warm_start.type is 'oracle' and '{run.env.type}' has no oracle. Set warm_start.type to 'none'."
-        )
-    tasks = SeedTasks([tag_of(run)], [settings.episodes], first_train_seed(run) + _SEED_OFFSET)
-    states = build_states(run, "train", num_groups=settings.episodes, group_size=1)
-    trajectories = demonstrate(states, parts.context, parts.template, run.context.answer, tasks.take(settings.episodes))
-    experiences = [e for trajectory in trajectories for e in split_trajectory(trajectory)]
-    if not experiences:
-        failure = next((t.failure for t in trajectories if t.failure), "")
-        raise LearnError(f"no demonstration of the oracle can be imitated. {failure}")
+    experiences = _demonstrations(parts, settings.episodes, _WARM_START_OFFSET, asked_by="warm_start.type")
     loss = imitate(
         parts.learner.actor,
         experiences,
@@ -42,3 +37,32 @@ def warm_start(parts: TrainParts, settings: OracleWarmStart, advance: Callable[[
     )
     parts.learner.refresh_reference()
     return {"demonstrations": settings.episodes, "rows": len(experiences), "steps": settings.steps, "loss": loss}
+
+
+def mix_in_demonstrations(parts: TrainParts, num_episodes: int) -> None:
+    """Give the learner the demonstrations that `learn.ptx` mixes into its updates."""
+    parts.learner.supervise(_demonstrations(parts, num_episodes, _PTX_OFFSET, asked_by="learn.ptx.type"))
+
+
+def _demonstrations(parts: TrainParts, num_episodes: int, seed_offset: int, *, asked_by: str) -> list[Experience]:
+    """Of every world that has an oracle; the main one must."""
+    run = parts.settings
+    if not main_world(run).make("train").has_oracle:
+        raise ConfigError(f"{asked_by} is 'oracle' and '{run.env.type}' has no oracle. Set {asked_by} to 'none'.")
+    trajectories = [
+        trajectory
+        for world in worlds_of(run)
+        if world.make("train").has_oracle
+        for trajectory in _play_demonstrations(parts, replace(world, groups=num_episodes), seed_offset)
+    ]
+    experiences = [e for trajectory in trajectories for e in split_trajectory(trajectory)]
+    if not experiences:
+        failure = next((t.failure for t in trajectories if t.failure), "")
+        raise LearnError(f"no demonstration of the oracle can be imitated. {failure}")
+    return experiences
+
+
+def _play_demonstrations(parts: TrainParts, world: World, seed_offset: int) -> list[Trajectory]:
+    tasks = SeedTasks([world.tag], [world.groups], first_train_seed(parts.settings) + seed_offset)
+    states = build_states(parts.settings, [world], "train", group_size=1)
+    return demonstrate(states, parts.context, parts.template, world.context.answer, tasks.take(world.groups))

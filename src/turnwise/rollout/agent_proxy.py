@@ -13,7 +13,7 @@ from typing import TypeAlias
 from turnwise.context.manager import ContextManager
 from turnwise.exchange import EnvOutput
 from turnwise.protocols import Engine, Workflow
-from turnwise.rollout.env_manager import EnvStateManager
+from turnwise.rollout.env_manager import EnvStateManager, derive_seed
 from turnwise.rollout.workflow import WorkflowParts
 from turnwise.types import Group, Sampling, Task, Trajectory
 
@@ -41,15 +41,23 @@ class AgentProxy:
         self._seed = seed
 
     async def collect(
-        self, tasks: Sequence[Task], *, rollout: int, on_done: Callable[[Trajectory], None] | None = None
+        self,
+        tasks: Sequence[Task],
+        *,
+        rollout: int,
+        round_number: int = 0,
+        on_done: Callable[[Trajectory], None] | None = None,
     ) -> list[Group]:
-        """Play `group_size` siblings of every task; `rollout` numbers the trajectories and chooses the dice."""
+        """Play `group_size` siblings of every task; `rollout` numbers the trajectories and chooses the dice.
+
+        Further rounds of one rollout, with other tasks, throw dice of their own.
+        """
         parts = WorkflowParts(
             states=self.states,
             context=self._context,
             engine=self._engine,
             sampling=self._sampling,
-            seed=self._seed,
+            seed=derive_seed(self._seed, "round", round_number) if round_number else self._seed,
             rollout=rollout,
         )
 

@@ -125,9 +125,9 @@ def test_params_of_an_environment_from_words() -> None:
 
 def test_env_train_applies_to_the_training_split_alone() -> None:
     settings = load_settings(LAKE, ["env.size=5", "env.train.size=3"])
-    assert env_params(settings, "train")["size"] == 3
-    assert env_params(settings, "eval")["size"] == 5
-    assert not {"type", "train"} & env_params(settings, "train").keys()
+    assert env_params(settings.env, "train")["size"] == 3
+    assert env_params(settings.env, "eval")["size"] == 5
+    assert not {"type", "train"} & env_params(settings.env, "train").keys()
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

@@ -1,0 +1,45 @@
+"""One step's rollouts: play, judge which groups are worth learning from, and play more until the batch is full."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from turnwise.config.schema import NoFilter
+from turnwise.loop.build import TrainParts
+from turnwise.rollout.filters import filter_groups
+from turnwise.types import Group, Metrics, Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explored:
+    """All that was played, and what of it is learnt from."""
+
+    played: list[Group]
+    kept: list[Group]
+
+    @property
+    def metrics(self) -> Metrics:
+        return {"rollout/groups_played": float(len(self.played)), "rollout/groups_kept": float(len(self.kept))}
+
+
+async def explore(parts: TrainParts, step: int) -> Explored:
+    """Play `rollout.groups` tasks; with a filter, again until as many groups have passed or its rounds are used up."""
+    wanted, chosen = parts.groups_per_rollout, parts.settings.reward.filter
+    max_rounds = 1 if isinstance(chosen, NoFilter) else chosen.max_rounds
+    played: list[Group] = []
+    kept: list[Group] = []
+    for number in range(max_rounds):
+        groups = await _play(parts, parts.tasks.take(wanted), step, number)
+        played += groups
+        kept += filter_groups(groups, chosen)
+        if len(kept) >= wanted:
+            break
+    return Explored(played=played, kept=kept[:wanted])
+
+
+async def _play(parts: TrainParts, tasks: list[Task], step: int, round_number: int) -> list[Group]:
+    groups = await parts.proxy.collect(tasks, rollout=step, round_number=round_number)
+    if parts.greedy_proxy is None:
+        return groups
+    greedy = await parts.greedy_proxy.collect(tasks, rollout=step)
+    return [replace(group, greedy=once.trajectories[0]) for group, once in zip(groups, greedy, strict=True)]

@@ -1,0 +1,58 @@
+"""The environments of a run: the one of `env`, and those mixed in, each with its own conversation and budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turnwise.config.load import env_params
+from turnwise.config.schema import ContextSettings, EnvSettings, TurnwiseSettings
+from turnwise.envs.base import BaseEnv
+from turnwise.envs.make import make_env
+from turnwise.rollout.limits import Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """One environment: how it is made, talked to and limited, and its share of a rollout."""
+
+    tag: str
+    groups: int
+    env: EnvSettings
+    context: ContextSettings
+    limits: Limits
+
+    def make(self, split: str) -> BaseEnv:
+        return make_env(self.env.type, **env_params(self.env, split))
+
+
+def main_world(settings: TurnwiseSettings) -> World:
+    """The environment that evaluation is about."""
+    rollout, context = settings.rollout, settings.context
+    return World(
+        tag=settings.env.type,
+        groups=rollout.groups,
+        env=settings.env,
+        context=context,
+        limits=_limits(rollout.max_turns, rollout.max_actions, context),
+    )
+
+
+def worlds_of(settings: TurnwiseSettings) -> tuple[World, ...]:
+    """Everything that training plays, the main environment first."""
+    mixed = (
+        World(
+            tag=tag,
+            groups=other.groups,
+            env=other.env,
+            context=other.context,
+            limits=_limits(other.max_turns, other.max_actions, other.context),
+        )
+        for tag, other in settings.mix.by_tag().items()
+    )
+    return main_world(settings), *mixed
+
+
+def _limits(max_turns: int, max_actions: int | None, context: ContextSettings) -> Limits:
+    return Limits(
+        max_turns=max_turns, max_actions=max_actions, max_actions_per_turn=context.answer.max_actions_per_turn
+    )
