@@ -105,6 +105,8 @@ CREDITS = Registry(
         "reinforce_pp_baseline": "turnwise.credit.group:ReinforcePpBaseline",
         "multi_step_grpo": "turnwise.credit.steps:MultiStepGrpo",
         "step_return": "turnwise.credit.steps:StepReturn",
+        "gigpo": "turnwise.credit.gigpo:Gigpo",
+        "remax": "turnwise.credit.remax:Remax",
     },
 )
 LOSSES = Registry(

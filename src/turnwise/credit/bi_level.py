@@ -3,6 +3,11 @@
 A turn pass spreads the environment's rewards over turns; the return it gives a turn becomes the reward of the turn's
 last token, and a token pass that starts anew in every turn spreads it inside. Turns are given, never guessed from
 rewards, so a turn that earned nothing is still a turn.
+
+Penalties of single tokens count on both levels and once. For the turn pass they are part of the turn's reward. In the
+token pass each is a reward where it was paid, and the last token gets the turn's return less what the tokens before it
+paid. With gamma and lambda 1 the first token then still sees exactly the turn's return, and a later token is not charged
+for what an earlier one cost.
 """
 
 from __future__ import annotations
@@ -41,15 +46,17 @@ class BiLevelGaeParams(Settings):
 def estimate_bi_level_gae(
     layout: TurnLayout, token_rewards: Floats, values: Floats, bootstrap: Floats, params: BiLevelGaeParams
 ) -> tuple[Floats, Floats]:
-    """Advantages and returns per sampled token. A turn's reward is the one on its last token."""
+    """Advantages and returns per sampled token. A turn's reward is the sum over its tokens."""
+    turn_rewards = layout.sum_tokens(token_rewards)
     turn_values = values[layout.turn_last if params.turn_value_at == "last" else layout.turn_first]
     following = shift_back(turn_values, layout.trajectory_starts, bootstrap)
-    turn_deltas = token_rewards[layout.turn_last] + params.high_level_gamma * following - turn_values
+    turn_deltas = turn_rewards + params.high_level_gamma * following - turn_values
     decay = params.high_level_gamma * params.high_level_lam
     turn_returns = scan_back(turn_deltas, layout.trajectory_starts, decay) + turn_values
 
     rewards = token_rewards.copy()
-    rewards[layout.turn_last] = turn_returns
+    paid_before_last = turn_rewards - token_rewards[layout.turn_last]
+    rewards[layout.turn_last] = turn_returns - paid_before_last
     nothing = np.zeros(len(turn_returns))
     deltas = rewards + params.gamma * shift_back(values, layout.turn_starts, nothing) - values
     advantages = scan_back(deltas, layout.turn_starts, params.gamma * params.lam)
@@ -62,17 +69,15 @@ class BiLevelGae:
     Params = BiLevelGaeParams
     needs_values = True
     needs_groups = False
+    needs_greedy = False
 
     def __init__(self, params: BiLevelGaeParams) -> None:
         self.params = params
 
     def __call__(self, experiences: Sequence[Experience], annotations: Annotations) -> list[Sample]:
-        played = play_back(experiences)
+        played = play_back(experiences, annotations)
         values = played.gather(require_values(annotations, "bi_level_gae"))
-        token_rewards = np.zeros_like(values)
-        token_rewards[played.layout.turn_last] = played.turn_rewards
-        advantages, returns = estimate_bi_level_gae(
-            played.layout, token_rewards, values, values_behind(played, values, self.params.truncation), self.params
-        )
+        behind = values_behind(played, values, self.params.truncation)
+        advantages, returns = estimate_bi_level_gae(played.layout, played.token_rewards, values, behind, self.params)
         advantages = whiten(advantages) if self.params.whiten else advantages
         return make_samples(played, advantages, returns, annotations)

@@ -58,18 +58,17 @@ class Gae:
     Params = GaeParams
     needs_values = True
     needs_groups = False
+    needs_greedy = False
 
     def __init__(self, params: GaeParams) -> None:
         self.params = params
 
     def __call__(self, experiences: Sequence[Experience], annotations: Annotations) -> list[Sample]:
-        played = play_back(experiences)
+        played = play_back(experiences, annotations)
         values = played.gather(require_values(annotations, "gae"))
-        token_rewards = np.zeros_like(values)
-        token_rewards[played.layout.turn_last] = played.turn_rewards
         advantages, returns = estimate_gae(
             played.layout,
-            token_rewards,
+            played.token_rewards,
             values,
             values_behind(played, values, self.params.truncation),
             gamma=self.params.gamma,

@@ -64,9 +64,10 @@ class _TrajectoryRule:
 
     needs_values = False
     needs_groups = True
+    needs_greedy = False
 
     def __call__(self, experiences: Sequence[Experience], annotations: Annotations) -> list[Sample]:
-        played = play_back(experiences)
+        played = play_back(experiences, annotations)
         scores = played.layout.sum_turns(played.turn_rewards)
         per_token = played.layout.trajectories_to_tokens(self._estimate(scores, played.group_of_trajectory))
         per_token = self._finish(per_token)

@@ -7,13 +7,13 @@ cut into rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.types import Experience, FloatArray
+from turnwise.types import Annotations, Experience, FloatArray, TrajectoryId
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -55,6 +55,10 @@ class TurnLayout:
     def trajectories_to_tokens(self, per_trajectory: Floats) -> Floats:
         return np.repeat(per_trajectory, np.diff(self.trajectory_token_starts))
 
+    def sum_tokens(self, per_token: Floats) -> Floats:
+        """[turns] sums over the tokens of each."""
+        return np.add.reduceat(per_token, self.turn_starts[:-1])
+
     def sum_turns(self, per_turn: Floats) -> Floats:
         """[trajectories] sums over the turns of each."""
         return np.add.reduceat(per_turn, self.trajectory_starts[:-1])
@@ -73,23 +77,48 @@ def layout_from_keys(trajectory_of_token: Ints, turn_of_token: Ints) -> TurnLayo
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlayedTokens:
-    """The sampled tokens of many experiences in playing order, and the way back to the rows they came from."""
+    """The sampled tokens of many experiences in playing order, and the way back to the rows they came from.
+
+    Rewards come in two views with equal sums: per turn and per token. A rule reads one of them and has the penalties
+    of its tokens in it.
+    """
 
     layout: TurnLayout
-    turn_rewards: Floats
+    bare_rewards: Floats
+    """[turns] the rewards of the experiences, without the penalties of tokens."""
+    token_penalties: Floats
+    """[tokens] zeros where the learner set none."""
+    turn_states: NDArray[np.uint64]
+    """[turns]"""
+    trajectory_ids: Sequence[TrajectoryId]
     is_truncated: NDArray[np.bool_]
     """[trajectories]"""
-    group_of_trajectory: Ints
-    """[trajectories] dense numbers"""
+    greedy_returns: Floats
+    """[trajectories] NaN where the task was not played greedily."""
     order: Ints
     """The experience indices in playing order."""
     experiences: Sequence[Experience]
 
+    @property
+    def group_of_trajectory(self) -> Ints:
+        """[trajectories] dense numbers"""
+        return number_densely(trajectory.group for trajectory in self.trajectory_ids)
+
+    @property
+    def turn_rewards(self) -> Floats:
+        """[turns] what each turn earned, less what its tokens cost."""
+        return self.bare_rewards + self.layout.sum_tokens(self.token_penalties)
+
+    @property
+    def token_rewards(self) -> Floats:
+        """[tokens] each token's penalty, and the reward of a turn on its last token."""
+        rewards = self.token_penalties.copy()
+        rewards[self.layout.turn_last] += self.bare_rewards
+        return rewards
+
     def gather(self, per_experience: Sequence[FloatArray]) -> Floats:
         """Per-token arrays of the rows -> one value per sampled token, in playing order."""
-        return np.concatenate([per_experience[i][self.experiences[i].segment.loss_mask] for i in self.order]).astype(
-            np.float64
-        )
+        return _gather(per_experience, self.experiences, self.order)
 
     def scatter(self, per_token: Floats) -> list[FloatArray]:
         """One value per sampled token -> per-token arrays of the rows, zero off the mask, in the given row order."""
@@ -103,27 +132,36 @@ class PlayedTokens:
         return rows
 
 
-def play_back(experiences: Sequence[Experience]) -> PlayedTokens:
+def play_back(experiences: Sequence[Experience], annotations: Annotations) -> PlayedTokens:
     """Put rows back into trajectories, whatever order they come in."""
-    order = sorted(range(len(experiences)), key=lambda i: experiences[i].id)
+    order = np.array(sorted(range(len(experiences)), key=lambda i: experiences[i].id), dtype=np.int64)
     ordered = [experiences[i] for i in order]
-    trajectory_ids = list(dict.fromkeys(e.id.trajectory for e in ordered))
-    number = {trajectory: n for n, trajectory in enumerate(trajectory_ids)}
-    groups = {group: n for n, group in enumerate(dict.fromkeys(t.group for t in trajectory_ids))}
+    last_rows = {e.id.trajectory: e for e in ordered}
     counts = [e.segment.num_action_tokens for e in ordered]
-    trajectory_of_token = np.repeat([number[e.id.trajectory] for e in ordered], counts)
-    turn_of_token = np.concatenate([e.segment.turn_ids[e.segment.loss_mask] for e in ordered])
-    is_truncated = np.zeros(len(trajectory_ids), dtype=np.bool_)
-    for e in ordered:
-        is_truncated[number[e.id.trajectory]] |= e.is_truncated
+    trajectory_of_token = np.repeat(number_densely(e.id.trajectory for e in ordered), counts)
+    turn_of_token = np.concatenate([e.segment.turn_ids[e.segment.loss_mask] for e in ordered]).astype(np.int64)
+    penalties = annotations.token_penalties
     return PlayedTokens(
-        layout=layout_from_keys(trajectory_of_token.astype(np.int64), turn_of_token.astype(np.int64)),
-        turn_rewards=np.concatenate([e.turn_rewards for e in ordered]).astype(np.float64),
-        is_truncated=is_truncated,
-        group_of_trajectory=np.array([groups[t.group] for t in trajectory_ids], dtype=np.int64),
-        order=np.array(order, dtype=np.int64),
+        layout=layout_from_keys(trajectory_of_token, turn_of_token),
+        bare_rewards=np.concatenate([e.turn_rewards for e in ordered]).astype(np.float64),
+        token_penalties=np.zeros(sum(counts)) if penalties is None else _gather(penalties, experiences, order),
+        turn_states=np.concatenate([e.turn_states for e in ordered]),
+        trajectory_ids=tuple(last_rows),
+        is_truncated=np.array([e.is_truncated for e in last_rows.values()], dtype=np.bool_),
+        greedy_returns=np.array([e.greedy_return for e in last_rows.values()], dtype=np.float64),
+        order=order,
         experiences=experiences,
     )
+
+
+def number_densely(keys: Iterable[Hashable]) -> Ints:
+    """Equal keys get equal numbers: 0, 1, 2, ... in the order in which keys are first met."""
+    numbers: dict[Hashable, int] = {}
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
+
+
+def _gather(per_experience: Sequence[FloatArray], experiences: Sequence[Experience], order: Ints) -> Floats:
+    return np.concatenate([per_experience[i][experiences[i].segment.loss_mask] for i in order]).astype(np.float64)
 
 
 def scan_back(values: Floats, starts: Ints, decay: float) -> Floats:

@@ -6,7 +6,7 @@ mask. The arithmetic is that of the flat estimators; nothing is computed twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from turnwise.credit.bi_level import BiLevelGaeParams, estimate_bi_level_gae
 from turnwise.credit.gae import estimate_gae
 from turnwise.credit.group import estimate_grpo, estimate_rloo
-from turnwise.credit.layout import Floats, Ints, TurnLayout, layout_from_keys, whiten
+from turnwise.credit.layout import Floats, Ints, TurnLayout, layout_from_keys, number_densely, whiten
 from turnwise.credit.steps import MultiStepGrpoParams, StdLevel, estimate_multi_step_grpo
 
 
@@ -33,7 +33,7 @@ def compute_bi_level_gae_advantage_return(
     """Bi-level GAE over `[batch, length]` tensors.
 
     `turn_ids` holds the turn of every sampled token and -1 elsewhere; without it, each unbroken stretch of `loss_mask`
-    is a turn. `lam` serves both levels.
+    is a turn. A turn's reward is the sum over its tokens. `lam` serves both levels.
     """
     params = BiLevelGaeParams(gamma=gamma, lam=lam, high_level_gamma=high_level_gamma, high_level_lam=lam)
 
@@ -64,7 +64,7 @@ def compute_gae_advantage_return(
 def compute_grpo_advantage(
     token_level_rewards: Tensor,
     loss_mask: Tensor,
-    group_ids: Sequence[object],
+    group_ids: Sequence[Hashable],
     epsilon: float = 1e-6,
     scale_by_std: bool = True,
 ) -> tuple[Tensor, Tensor]:
@@ -77,7 +77,7 @@ def compute_grpo_advantage(
 
 
 def compute_rloo_advantage(
-    token_level_rewards: Tensor, loss_mask: Tensor, group_ids: Sequence[object]
+    token_level_rewards: Tensor, loss_mask: Tensor, group_ids: Sequence[Hashable]
 ) -> tuple[Tensor, Tensor]:
     """Leave-one-out over `[batch, length]` tensors; rows with equal `group_ids` are siblings."""
     return _spread_rows(estimate_rloo, token_level_rewards, loss_mask, group_ids)
@@ -86,8 +86,8 @@ def compute_rloo_advantage(
 def compute_multi_step_grpo_advantage(
     rewards: Tensor,
     loss_mask: Tensor,
-    task_ids: Sequence[object],
-    run_ids: Sequence[object],
+    task_ids: Sequence[Hashable],
+    run_ids: Sequence[Hashable],
     step_ids: Sequence[int],
     *,
     enable_step_norm: bool = False,
@@ -99,13 +99,11 @@ def compute_multi_step_grpo_advantage(
     The order of the rows does not matter: steps are ordered by `step_ids` within (task, run).
     """
     keys = list(zip(task_ids, run_ids, strict=True))
-    runs = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    tasks = {task: number for number, task in enumerate(dict.fromkeys(task_ids))}
-    run_of_row = np.array([runs[key] for key in keys], dtype=np.int64)
-    last = np.zeros(len(runs), dtype=np.int64)
+    run_of_row = number_densely(keys)
+    last = np.zeros(len(set(keys)), dtype=np.int64)
     for row in sorted(range(len(keys)), key=lambda row: step_ids[row]):
         last[run_of_row[row]] = row
-    groups = np.array([tasks[key[0]] for key in runs], dtype=np.int64)
+    groups = number_densely(task_ids)[last]
     params = MultiStepGrpoParams(step_norm=enable_step_norm, std_level=std_cal_level, std_threshold=std_threshold)
     final = rewards.detach().double().cpu().numpy()[last]
     per_run = estimate_multi_step_grpo(final, groups, np.bincount(run_of_row), params)
@@ -115,14 +113,12 @@ def compute_multi_step_grpo_advantage(
 
 
 def _spread_rows(
-    estimate: Callable[[Floats, Ints], Floats], rewards: Tensor, loss_mask: Tensor, group_ids: Sequence[object]
+    estimate: Callable[[Floats, Ints], Floats], rewards: Tensor, loss_mask: Tensor, group_ids: Sequence[Hashable]
 ) -> tuple[Tensor, Tensor]:
     """One number per row from its sum of rewards, on all its sampled tokens."""
     mask = loss_mask.bool()
     scores = (rewards * mask).sum(dim=-1).double().cpu().numpy()
-    numbers = {group: n for n, group in enumerate(dict.fromkeys(group_ids))}
-    groups = np.array([numbers[group] for group in group_ids], dtype=np.int64)
-    advantages = torch.as_tensor(estimate(scores, groups), device=mask.device)[:, None] * mask
+    advantages = torch.as_tensor(estimate(scores, number_densely(group_ids)), device=mask.device)[:, None] * mask
     advantages = advantages.to(rewards.dtype)
     return advantages, advantages
 

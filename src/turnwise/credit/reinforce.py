@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
 from pydantic import Field
 
 from turnwise.config.settings import Settings
@@ -24,16 +23,15 @@ class _ReturnRule:
 
     needs_values = False
     needs_groups = False
+    needs_greedy = False
 
     def __init__(self, gamma: float, *, should_whiten: bool) -> None:
         self._gamma = gamma
         self._should_whiten = should_whiten
 
     def __call__(self, experiences: Sequence[Experience], annotations: Annotations) -> list[Sample]:
-        played = play_back(experiences)
-        token_rewards = np.zeros(played.layout.num_tokens)
-        token_rewards[played.layout.turn_last] = played.turn_rewards
-        returns = estimate_returns(played.layout, token_rewards, self._gamma)
+        played = play_back(experiences, annotations)
+        returns = estimate_returns(played.layout, played.token_rewards, self._gamma)
         return make_samples(played, whiten(returns) if self._should_whiten else returns, returns, annotations)
 
 

@@ -57,15 +57,18 @@ class MultiStepGrpo:
     Params = MultiStepGrpoParams
     needs_values = False
     needs_groups = True
+    needs_greedy = False
 
     def __init__(self, params: MultiStepGrpoParams) -> None:
         self.params = params
 
     def __call__(self, experiences: Sequence[Experience], annotations: Annotations) -> list[Sample]:
-        played = play_back(experiences)
+        played = play_back(experiences, annotations)
         starts = played.layout.trajectory_starts
-        final = played.turn_rewards[starts[1:] - 1]
-        advantages = estimate_multi_step_grpo(final, played.group_of_trajectory, np.diff(starts), self.params)
+        # Only the last step's reward counts, but every token of the run has its price.
+        scores = played.bare_rewards[starts[1:] - 1]
+        scores = scores + played.layout.sum_turns(played.layout.sum_tokens(played.token_penalties))
+        advantages = estimate_multi_step_grpo(scores, played.group_of_trajectory, np.diff(starts), self.params)
         per_token = played.layout.trajectories_to_tokens(advantages)
         return make_samples(played, per_token, per_token, annotations)
 
@@ -94,12 +97,13 @@ class StepReturn:
     Params = StepReturnParams
     needs_values = False
     needs_groups = True
+    needs_greedy = False
 
     def __init__(self, params: StepReturnParams) -> None:
         self.params = params
 
     def __call__(self, experiences: Sequence[Experience], annotations: Annotations) -> list[Sample]:
-        played = play_back(experiences)
+        played = play_back(experiences, annotations)
         per_turn = estimate_step_return(played.layout, played.turn_rewards, played.group_of_trajectory, self.params)
         per_token = played.layout.turns_to_tokens(per_turn)
         return make_samples(played, per_token, per_token, annotations)

@@ -44,12 +44,13 @@ class TurnGae:
     Params = TurnGaeParams
     needs_values = True
     needs_groups = False
+    needs_greedy = False
 
     def __init__(self, params: TurnGaeParams) -> None:
         self.params = params
 
     def __call__(self, experiences: Sequence[Experience], annotations: Annotations) -> list[Sample]:
-        played = play_back(experiences)
+        played = play_back(experiences, annotations)
         values = played.gather(require_values(annotations, "turn_gae"))
         advantages, returns = estimate_turn_gae(
             played.layout,

@@ -20,6 +20,15 @@ class Play:
     is_truncated: bool = False
     group: str = "lake/train/1"
     sibling: int = 0
+    penalties: Sequence[Sequence[float]] | None = None
+    """Per turn, the penalty of each of its tokens; None: no token has one."""
+    states: Sequence[int] | None = None
+    """Per turn, the state it was played from; None: turn k of every play is in state k."""
+    greedy_return: float | None = None
+
+    @property
+    def token_penalties(self) -> Sequence[Sequence[float]]:
+        return self.penalties or [[0.0] * len(turn) for turn in self.values]
 
 
 def make_rows(
@@ -29,18 +38,14 @@ def make_rows(
 
     `padding` tokens that nobody sampled stand before every turn and after the last.
     """
-    starts = [0, *cuts, len(play.rewards)]
     trajectory = TrajectoryId(rollout, play.group, play.sibling)
-    rows, values = [], []
-    for index, (start, end) in enumerate(pairwise(starts)):
+    states = np.array(range(len(play.rewards)) if play.states is None else play.states, dtype=np.uint64)
+    rows = []
+    for index, (start, end) in enumerate(pairwise([0, *cuts, len(play.rewards)])):
         turn_ids: list[int] = []
-        row_values: list[float] = []
         for turn in range(start, end):
             turn_ids += [-1] * padding + [turn] * len(play.values[turn])
-            row_values += [9.0] * padding + list(play.values[turn])
-        turn_ids += [-1] * padding
-        row_values += [9.0] * padding
-        ids = np.array(turn_ids, dtype=np.int32)
+        ids = np.array(turn_ids + [-1] * padding, dtype=np.int32)
         rewards = np.array(play.rewards[start:end], dtype=np.float32)
         rows.append(
             Experience(
@@ -54,14 +59,37 @@ def make_rows(
                 turn_indices=np.arange(start, end, dtype=np.int32),
                 raw_rewards=rewards,
                 turn_rewards=rewards,
-                turn_states=np.arange(start, end, dtype=np.uint64),
+                turn_states=states[start:end],
                 policy_version=0,
                 is_last=end == len(play.rewards),
                 is_truncated=play.is_truncated,
+                greedy_return=play.greedy_return,
             )
         )
-        values.append(np.array(row_values, dtype=np.float32))
-    return rows, values
+    return rows, spread_over(rows, play.values)
+
+
+def spread_over(rows: Sequence[Experience], per_turn: Sequence[Sequence[float]]) -> list[FloatArray]:
+    """The numbers of each turn's tokens on the rows of one trajectory; off the mask stands what must never be read."""
+    arrays = []
+    for row in rows:
+        array = np.full(len(row.segment), 9.0, dtype=np.float32)
+        array[row.segment.loss_mask] = [number for turn in row.turn_indices for number in per_turn[turn]]
+        arrays.append(array)
+    return arrays
+
+
+def make_batch(plays: Sequence[Play], **layout: object) -> tuple[list[Experience], Annotations]:
+    """The rows of many trajectories, and what the learner knows of their tokens."""
+    rows: list[Experience] = []
+    values: list[FloatArray] = []
+    penalties: list[FloatArray] = []
+    for play in plays:
+        new_rows, new_values = make_rows(play, **layout)  # type: ignore[arg-type]
+        rows += new_rows
+        values += new_values
+        penalties += spread_over(new_rows, play.token_penalties)
+    return rows, Annotations(values=tuple(values), token_penalties=tuple(penalties))
 
 
 def sampled(rule: object, plays: Sequence[Play], **layout: object) -> list[np.ndarray]:
@@ -71,16 +99,11 @@ def sampled(rule: object, plays: Sequence[Play], **layout: object) -> list[np.nd
 
 def credited(rule: object, plays: Sequence[Play], **layout: object) -> list[tuple[np.ndarray, np.ndarray]]:
     """Advantages and returns of each trajectory's sampled tokens, in playing order; zero off the mask is asserted."""
-    rows, values, owners = [], [], []
-    for number, play in enumerate(plays):
-        new_rows, new_values = make_rows(play, **layout)  # type: ignore[arg-type]
-        rows += new_rows
-        values += new_values
-        owners += [number] * len(new_rows)
-    samples = rule(rows, Annotations(values=tuple(values)))  # type: ignore[operator]
+    rows, annotations = make_batch(plays, **layout)
+    samples = rule(rows, annotations)  # type: ignore[operator]
     result = []
-    for number in range(len(plays)):
-        own = [s for s, owner in zip(samples, owners, strict=True) if owner == number]
+    for play in plays:
+        own = [s for s in samples if _is_of(s.experience, play)]
         for s in own:
             off = ~s.experience.segment.loss_mask
             assert not s.advantages[off].any()
@@ -93,3 +116,7 @@ def credited(rule: object, plays: Sequence[Play], **layout: object) -> list[tupl
             )
         )
     return result
+
+
+def _is_of(row: Experience, play: Play) -> bool:
+    return (row.id.trajectory.task_id, row.id.trajectory.sibling) == (play.group, play.sibling)
