@@ -90,7 +90,7 @@ class EnvStateManager:
         self.env_seconds = 0.0
         """Time spent inside environments so far."""
         self._make_env = make_env
-        self._limits = limits if isinstance(limits, Mapping) else dict.fromkeys(env_configs.tags, limits)
+        self._limits = limits
         self._split = split
         self._invalid_penalty = invalid_penalty
         self._tasks = SeedTasks(env_configs.tags, env_configs.n_groups, first_seed, split)
@@ -184,14 +184,14 @@ class EnvStateManager:
         )
         if episode.stop_reason is None:
             num_turns = len(episode.history)
-            limits = self._limits[episode.task.tag]
+            limits = self._limits_of(episode)
             episode.stop_reason = limits.find_stop(last, num_actions=episode.num_actions, num_turns=num_turns)
             episode.is_success = last is not None and bool(last.info.get("success", False))
         state = last.text if last is not None else before.state
         episode.history.append(HistoryEntry(state=state, actions_left=self._actions_left(episode)))
 
     def _play_actions(self, episode: _Episode, actions: Sequence[str]) -> list[StepResult]:
-        left = self._limits[episode.task.tag].max_actions
+        left = self._limits_of(episode).max_actions
         results: list[StepResult] = []
         for action in actions[: None if left is None else left - episode.num_actions]:
             results.append(step_env(episode.env, action))
@@ -200,8 +200,11 @@ class EnvStateManager:
                 break
         return results
 
+    def _limits_of(self, episode: _Episode) -> Limits:
+        return self._limits[episode.task.tag] if isinstance(self._limits, Mapping) else self._limits
+
     def _actions_left(self, episode: _Episode) -> int:
-        return self._limits[episode.task.tag].actions_left(episode.num_actions, len(episode.history))
+        return self._limits_of(episode).actions_left(episode.num_actions, len(episode.history))
 
     def _episode(self, env_id: int) -> _Episode:
         if env_id not in self._episodes:

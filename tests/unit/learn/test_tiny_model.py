@@ -15,6 +15,7 @@ from turnwise.learn.tiny_model import tiny_model_folder
 from turnwise.loop.build import resolve_model
 from turnwise.loop.plan import count_parameters
 from turnwise.loop.sample_texts import draw_sample_texts
+from turnwise.loop.worlds import main_world
 
 SMALL = TinySettings(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32)
 TEXTS = ["Pa1 Ob2 Gc3", "<answer>Right</answer>", "Right", "Left"]
@@ -94,7 +95,7 @@ def test_the_seed_decides_the_weights_and_does_not_disturb_torch(tmp_path: Path)
 def test_every_word_of_the_default_recipe_is_one_token() -> None:
     settings = load_settings("frozenlake", ["model.tiny.hidden_size=16", "model.tiny.num_layers=1"])
     tokenizer = AutoTokenizer.from_pretrained(resolve_model(settings))
-    texts = draw_sample_texts(settings)
+    texts = draw_sample_texts(main_world(settings))
     actions = {"Left", "Down", "Right", "Up"}
     words = {f" {word}" for text in texts for word in text.split() if "answer" not in word} - {f" {a}" for a in actions}
     assert len(words) > 30
