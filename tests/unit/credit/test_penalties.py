@@ -181,9 +181,9 @@ def test_both_views_of_rewards_hold_the_same_and_none_means_no_penalty() -> None
     play = Play([1.0, 2.0], [[0.0, 0.0], [0.0]], penalties=[[-0.5, -0.25], [-0.125]])
     rows, annotations = make_batch([play], cuts=(1,))
     played = play_back(rows, annotations)
-    assert played.token_penalties.tolist() == [-0.5, -0.25, -0.125]
-    assert played.turn_rewards.tolist() == [0.25, 1.875]
     assert played.token_rewards.tolist() == [-0.5, 0.75, 1.875]
+    assert played.turn_rewards.tolist() == [0.25, 1.875]
+    assert played.token_penalties.tolist() == [-0.5, -0.25, -0.125]
     bare = play_back(rows, Annotations())
     assert bare.turn_rewards.tolist() == [1.0, 2.0]
     assert bare.token_rewards.tolist() == [0.0, 1.0, 2.0]

@@ -75,8 +75,10 @@ def test_who_is_compared_with_whom(grouping: Grouping, expected: list[float]) ->
 @pytest.mark.parametrize("method", METHODS)
 def test_alone_a_trajectory_keeps_its_rewards_bit_for_bit(method: Method) -> None:
     rewards = [0.1, -0.7, 5.3]
-    plays = [Play(rewards, [[0.0]] * 3), *make_plays(1, 0, group="lake/train/2")]
-    assert normalised(plays, "state", method)[:3] == [float(np.float32(r)) for r in rewards]
+    plays = [Play(rewards, [[0.0]] * 3, greedy_return=0.4), *make_plays(1, 0, group="lake/train/2")]
+    alone, *_ = normalise_rewards(make_batch(plays)[0], grouping="state", method=method)
+    assert alone.turn_rewards.tolist() == [float(np.float32(r)) for r in rewards]
+    assert alone.greedy_return == 0.4
 
 
 @pytest.mark.parametrize("method", ["mean", "mean_std", "asym_clip"])
