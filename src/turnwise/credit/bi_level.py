@@ -6,8 +6,8 @@ rewards, so a turn that earned nothing is still a turn.
 
 Penalties of single tokens count on both levels and once. For the turn pass they are part of the turn's reward. In the
 token pass each is a reward where it was paid, and the last token gets the turn's return less what the tokens before it
-paid. With gamma and lambda 1 the first token then still sees exactly the turn's return, and a later token is not charged
-for what an earlier one cost.
+paid. With gamma and lambda 1 the first token then still sees exactly the turn's return, and a later token is not
+charged for what an earlier one cost.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,18 +22,20 @@ shares = st.sampled_from([0.0, 0.3, 0.9, 1.0])
 def plays(draw: st.DrawFn) -> Play:
     values = draw(st.lists(st.lists(numbers, min_size=1, max_size=4), min_size=1, max_size=4))
     rewards = [draw(st.sampled_from([0.0, 0.0, 1.0, -0.5])) for _ in values]
-    return Play(rewards, values, is_truncated=draw(st.booleans()))
+    penalties = [[draw(st.sampled_from([0.0, -0.25, 0.125])) for _ in turn] for turn in values]
+    return Play(rewards, values, is_truncated=draw(st.booleans()), penalties=penalties)
 
 
 def numbered(batch: list[Play]) -> list[Play]:
-    return [Play(p.rewards, p.values, p.is_truncated, sibling=n) for n, p in enumerate(batch)]
+    return [replace(play, sibling=n) for n, play in enumerate(batch)]
 
 
 def naive_gae(play: Play, gamma: float, lam: float) -> tuple[list[float], list[float]]:
     values = [v for turn in play.values for v in turn]
-    rewards = []
-    for reward, turn in zip(play.rewards, play.values, strict=True):
-        rewards += [0.0] * (len(turn) - 1) + [reward]
+    rewards: list[float] = []
+    for reward, penalties in zip(play.rewards, play.token_penalties, strict=True):
+        rewards += penalties
+        rewards[-1] += reward
     advantages = [0.0] * len(values)
     following_value, following_advantage = (values[-1] if play.is_truncated else 0.0), 0.0
     for t in reversed(range(len(values))):
@@ -48,16 +52,19 @@ def naive_bi_level(play: Play, p: BiLevelGaeParams) -> tuple[list[float], list[f
     following_advantage = 0.0
     turn_returns = [0.0] * len(turn_values)
     for k in reversed(range(len(turn_values))):
-        delta = play.rewards[k] + p.high_level_gamma * following_value - turn_values[k]
+        earned = play.rewards[k] + sum(play.token_penalties[k])
+        delta = earned + p.high_level_gamma * following_value - turn_values[k]
         advantage = delta + p.high_level_gamma * p.high_level_lam * following_advantage
         turn_returns[k] = advantage + turn_values[k]
         following_value, following_advantage = turn_values[k], advantage
     advantages: list[float] = []
-    for turn, turn_return in zip(play.values, turn_returns, strict=True):
+    for turn, penalties, turn_return in zip(play.values, play.token_penalties, turn_returns, strict=True):
         inside = [0.0] * len(turn)
         next_value = next_advantage = 0.0
         for t in reversed(range(len(turn))):
-            reward = turn_return if t == len(turn) - 1 else 0.0
+            reward = penalties[t]
+            if t == len(turn) - 1:
+                reward += turn_return - sum(penalties)
             inside[t] = reward + p.gamma * next_value - turn[t] + p.gamma * p.lam * next_advantage
             next_value, next_advantage = turn[t], inside[t]
         advantages += inside
@@ -112,3 +119,11 @@ def test_an_action_before_a_turn_of_zero_reward_gets_credit_for_what_follows() -
     rule = BiLevelGae(BiLevelGaeParams(high_level_gamma=0.5, whiten=False))
     ((advantages, _),) = credited(rule, [Play([0.0, 0.0, 1.0], [[0.0], [0.0], [0.0]])])
     np.testing.assert_allclose(advantages, [0.25, 0.5, 1.0], atol=1e-6)
+
+
+def test_bi_level_charges_a_penalty_to_the_tokens_up_to_it_and_to_no_later_one() -> None:
+    play = Play([1.0, 2.0], [[0.5, -1.0, 0.25], [0.75, 0.0]], penalties=[[-0.5, -0.25, -0.125], [0.0, -1.0]])
+    rule = BiLevelGae(BiLevelGaeParams(high_level_gamma=0.5, whiten=False))
+    ((_, returns),) = credited(rule, [play])
+    # Turn returns: 2 - 1, and 1 - 0.875 + 0.5 * 1. The first token of a turn sees exactly that.
+    np.testing.assert_allclose(returns, [0.625, 0.625 + 0.5, 0.625 + 0.75, 1.0, 1.0], atol=1e-6)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from turnwise.config.registry import CREDITS
 from turnwise.credit.bi_level import BiLevelGae, BiLevelGaeParams
 from turnwise.credit.gae import Gae, GaeParams
+from turnwise.credit.gigpo import Gigpo, GigpoParams
 from turnwise.credit.group import (
     DrGrpo,
     DrGrpoParams,
@@ -23,11 +24,12 @@ from turnwise.credit.group import (
     RlooParams,
 )
 from turnwise.credit.reinforce import Reinforce, ReinforceParams, ReinforcePp, ReinforcePpParams
+from turnwise.credit.remax import Remax, RemaxParams
 from turnwise.credit.steps import MultiStepGrpo, MultiStepGrpoParams, StepReturn, StepReturnParams
 from turnwise.credit.turn import TurnGae, TurnGaeParams
 from turnwise.types import Annotations
 
-from .rows import Play, make_rows, sampled
+from .rows import Play, make_batch, make_rows, sampled
 
 RULES = {
     "gae": Gae(GaeParams(gamma=0.9, lam=0.8)),
@@ -43,6 +45,8 @@ RULES = {
     "reinforce_pp_baseline": ReinforcePpBaseline(ReinforcePpBaselineParams()),
     "multi_step_grpo": MultiStepGrpo(MultiStepGrpoParams(step_norm=True, std_level="batch", std_threshold=0.1)),
     "step_return": StepReturn(StepReturnParams(gamma=0.9)),
+    "gigpo": Gigpo(GigpoParams(scale_by_std=True)),
+    "remax": Remax(RemaxParams()),
 }
 
 
@@ -52,14 +56,25 @@ def test_every_rule_is_held_to_this() -> None:
 
 @st.composite
 def batches(draw: st.DrawFn) -> list[Play]:
-    """Trajectories of four turns each, two groups."""
+    """Trajectories of four turns each, two groups, one of them played greedily; every token has a penalty."""
     seed = draw(st.integers(0, 2**32 - 1))
     rng = np.random.default_rng(seed)
     batch = []
     for number in range(draw(st.integers(2, 5))):
         values = [list(rng.normal(size=rng.integers(1, 4))) for _ in range(4)]
         rewards = list(rng.choice([0.0, 1.0, -0.1], size=4))
-        batch.append(Play(rewards, values, bool(rng.random() < 0.5), f"lake/train/{number % 2}", number))
+        batch.append(
+            Play(
+                rewards,
+                values,
+                is_truncated=bool(rng.random() < 0.5),
+                group=f"lake/train/{number % 2}",
+                sibling=number,
+                penalties=[list(rng.normal(scale=0.3, size=len(turn))) for turn in values],
+                states=list(rng.integers(0, 3, size=4)),
+                greedy_return=None if number % 2 else 0.5,
+            )
+        )
     return batch
 
 
@@ -89,14 +104,12 @@ def test_tokens_that_nobody_sampled_change_no_advantage(name: str, batch: list[P
 @settings(max_examples=25, deadline=None)
 @given(batch=batches(), data=st.data())
 def test_the_order_of_rows_changes_no_advantage(name: str, batch: list[Play], data: st.DataObject) -> None:
-    rows, values = [], []
-    for play in batch:
-        new_rows, new_values = make_rows(play, cuts=(2,))
-        rows += new_rows
-        values += new_values
-    straight = RULES[name](rows, Annotations(values=tuple(values)))
+    rows, annotations = make_batch(batch, cuts=(2,))
+    values, penalties = annotations.values or (), annotations.token_penalties or ()
+    straight = RULES[name](rows, annotations)
     order = data.draw(st.permutations(range(len(rows))))
-    shuffled = RULES[name]([rows[i] for i in order], Annotations(values=tuple(values[i] for i in order)))
+    reordered = Annotations(values=tuple(values[i] for i in order), token_penalties=tuple(penalties[i] for i in order))
+    shuffled = RULES[name]([rows[i] for i in order], reordered)
     for place, i in enumerate(order):
         assert shuffled[place].experience is rows[i]
         np.testing.assert_allclose(shuffled[place].advantages, straight[i].advantages, atol=1e-6)
@@ -107,11 +120,7 @@ def test_group_statistics_count_trajectories_and_not_rows() -> None:
     """One sibling in four rows, three in one row each: over rows the mean would be 4/7, over trajectories it is 1/4."""
     batch = [Play([0, 0, 0, 1.0], [[0.0]] * 4, sibling=0)]
     batch += [Play([0, 0, 0, 0.0], [[0.0]] * 4, sibling=n) for n in (1, 2, 3)]
-    rows, values = make_rows(batch[0], cuts=(1, 2, 3))
-    for play in batch[1:]:
-        new_rows, new_values = make_rows(play)
-        rows += new_rows
-        values += new_values
+    rows = make_rows(batch[0], cuts=(1, 2, 3))[0] + make_batch(batch[1:])[0]
     samples = DrGrpo(DrGrpoParams())(rows, Annotations())
     for sample, expected in zip(samples, [0.75] * 4 + [-0.25] * 3, strict=True):
         mask = sample.experience.segment.loss_mask

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from turnwise.config.registry import CREDITS
 from turnwise.credit.bi_level import BiLevelGae, BiLevelGaeParams
 from turnwise.credit.gae import Gae, GaeParams
+from turnwise.credit.gigpo import Gigpo
 from turnwise.credit.group import Grpo, GrpoParams, Opmd, estimate_grpo, estimate_opmd, estimate_rloo
 from turnwise.credit.layout import TurnLayout, layout_from_keys, scan_back, shift_back, whiten
 from turnwise.credit.reinforce import Reinforce, ReinforcePp
@@ -60,6 +62,9 @@ BATCH = [
         (MultiStepGrpo, "std_threshold", 10.0),
         (StepReturn, "gamma", 0.5),
         (StepReturn, "scale_by_std", False),
+        (Gigpo, "gamma", 0.5),
+        (Gigpo, "step_weight", 0.5),
+        (Gigpo, "scale_by_std", True),
     ],
 )
 def test_every_setting_changes_advantages(rule: type, key: str, other: object) -> None:
@@ -81,6 +86,18 @@ def test_the_table_above_knows_every_setting(name: str) -> None:
     covered = {key for tested, key, _ in marks.args[1] if tested is rule}
     assert set(rule.Params.model_fields) - {"type"} == covered
     assert rule.Params().type == name
+
+
+@pytest.mark.parametrize("name", CREDITS)
+def test_a_rule_reads_what_it_says_it_needs_and_nothing_more(name: str) -> None:
+    rule: Any = CREDITS.get_target(name)
+    shifted = [replace(play, values=[[v + i for i, v in enumerate(t, 1)] for t in play.values]) for play in BATCH]
+    with_greedy = [replace(play, greedy_return=0.3) for play in BATCH]
+    parted = [replace(play, group=f"lake/train/{play.sibling // 2}") for play in BATCH]
+    credit = rule(rule.Params())
+    plain = np.concatenate(sampled(credit, BATCH))
+    found = [not np.allclose(np.concatenate(sampled(credit, other)), plain) for other in (shifted, parted, with_greedy)]
+    assert found == [rule.needs_values, rule.needs_groups, rule.needs_greedy]
 
 
 @pytest.mark.parametrize("key", ["gamma", "lam"])
