@@ -125,6 +125,8 @@ class _ZeroAdvantages:
     """The credit that knows no difference between good and bad."""
 
     needs_values = True
+    needs_groups = False
+    needs_greedy = False
 
     def __init__(self, credit: CreditRule) -> None:
         self._credit = credit

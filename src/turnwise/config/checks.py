@@ -31,6 +31,11 @@ def check_settings(settings: TurnwiseSettings) -> None:
 def _credit_problems(settings: TurnwiseSettings) -> list[str]:
     name = _type_of(settings.credit)
     rule: Any = CREDITS.get_target(name)
+    missing = [need for need in ("needs_values", "needs_groups", "needs_greedy") if not hasattr(rule, need)]
+    if missing:
+        return [
+            f"credit.type '{name}' does not say what it needs; set {', '.join(missing)} = True or False on the class."
+        ]
     problems = []
     if rule.needs_values and isinstance(settings.learn.critic, NoCritic):
         problems.append(

@@ -108,11 +108,15 @@ class RolloutSettings(Settings):
     """Task seeds count up from here, shifted by run.seed."""
 
 
+NormaliseMethod = Literal["identity", "mean", "mean_std", "asym_clip"]
+NormaliseGrouping = Literal["state", "inductive", "batch"]
+
+
 class NormalisationSettings(Settings):
-    method: Literal["identity", "mean", "mean_std", "asym_clip"] = "identity"
+    method: NormaliseMethod = "identity"
     """What is done to an episode's sum of rewards: nothing; minus the mean; also divided by the spread; also clipped
     to -1 and 3."""
-    grouping: Literal["state", "inductive", "batch"] = "state"
+    grouping: NormaliseGrouping = "state"
     """Whose mean and spread: the siblings' of the same task, the same environment's, or the whole batch's."""
 
 

@@ -14,12 +14,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from turnwise.config.settings import Settings
-from turnwise.credit.group import estimate_grpo, group_mean_std
+from turnwise.credit.group import EPSILON, estimate_grpo, group_mean_std
 from turnwise.credit.layout import Floats, Ints, TurnLayout, number_densely, play_back, scan_back
 from turnwise.credit.samples import make_samples
 from turnwise.types import Annotations, Experience, Sample
-
-_EPSILON = 1e-6
 
 
 class GigpoParams(Settings):
@@ -47,7 +45,7 @@ def _compare(returns: Floats, places: Ints, scale_by_std: bool) -> Floats:
     """Against the mean of the same place. Met once, a place says nothing; its mean makes that 0 by itself."""
     means, stds, _ = group_mean_std(returns, places)
     centred = returns - means
-    return centred / (stds + _EPSILON) if scale_by_std else centred
+    return centred / (stds + EPSILON) if scale_by_std else centred
 
 
 class Gigpo:

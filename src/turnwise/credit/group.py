@@ -17,6 +17,8 @@ from turnwise.credit.samples import make_samples
 from turnwise.types import Annotations, Experience, Sample
 
 OpmdBaseline = Literal["mean", "logavgexp"]
+EPSILON = 1e-6
+"""Added to a spread before dividing by it, as verl and Trinity-RFT do."""
 
 
 def group_mean_std(scores: Floats, groups: Ints) -> tuple[Floats, Floats, Ints]:
@@ -28,7 +30,7 @@ def group_mean_std(scores: Floats, groups: Ints) -> tuple[Floats, Floats, Ints]:
     return means[groups], stds[groups], sizes[groups].astype(np.int64)
 
 
-def estimate_grpo(scores: Floats, groups: Ints, *, scale_by_std: bool, epsilon: float = 1e-6) -> Floats:
+def estimate_grpo(scores: Floats, groups: Ints, *, scale_by_std: bool, epsilon: float = EPSILON) -> Floats:
     """One advantage per trajectory (arXiv 2402.03300); alone in its group, a score has nothing to be compared with.
 
     Such a score is returned as it is, as verl does, so that singleton groups give plain REINFORCE.

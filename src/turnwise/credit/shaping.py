@@ -9,22 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 
-from turnwise.credit.group import group_mean_std
+from turnwise.config.schema import NormaliseGrouping, NormaliseMethod
+from turnwise.credit.group import EPSILON, group_mean_std
 from turnwise.credit.layout import Floats, Ints, PlayedTokens, number_densely, play_back
 from turnwise.types import Annotations, Experience
 
-Grouping = Literal["state", "inductive", "batch"]
-"""Which plays are comparable: those of the same task, of the same tag, or all."""
-Method = Literal["identity", "mean", "mean_std", "asym_clip"]
-"""What becomes of a sum of rewards x: x, x - mean, (x - mean) / std, or the last one clamped to [-1, 3]."""
-_EPSILON = 1e-6
 
-
-def normalise_rewards(experiences: Sequence[Experience], *, grouping: Grouping, method: Method) -> list[Experience]:
+def normalise_rewards(
+    experiences: Sequence[Experience], *, grouping: NormaliseGrouping, method: NormaliseMethod
+) -> list[Experience]:
     """Each trajectory's sum of rewards is normalised, and with it the return of the greedy play it is measured by.
 
     Turn rewards are scaled where the method divides. What is then missing to the normalised sum goes to the last turn,
@@ -45,7 +41,7 @@ def normalise_rewards(experiences: Sequence[Experience], *, grouping: Grouping, 
     return normalised
 
 
-def _number_comparable(played: PlayedTokens, grouping: Grouping) -> Ints:
+def _number_comparable(played: PlayedTokens, grouping: NormaliseGrouping) -> Ints:
     """[trajectories] equal numbers for plays that are compared."""
     if grouping == "state":
         return played.group_of_trajectory
@@ -54,13 +50,13 @@ def _number_comparable(played: PlayedTokens, grouping: Grouping) -> Ints:
     return np.zeros(len(played.trajectory_ids), dtype=np.int64)
 
 
-def _normalise_plays(played: PlayedTokens, comparable: Ints, method: Method) -> tuple[Floats, Floats]:
+def _normalise_plays(played: PlayedTokens, comparable: Ints, method: NormaliseMethod) -> tuple[Floats, Floats]:
     """[turns] rewards whose sum per trajectory is normalised, and [trajectories] greedy returns on the same scale."""
     starts = played.layout.trajectory_starts
     sums = played.layout.sum_turns(played.bare_rewards)
     means, stds, sizes = group_mean_std(sums, comparable)
     is_alone = sizes == 1
-    scales = np.where((method == "mean") | (stds <= _EPSILON), 1.0, 1 / (stds + _EPSILON))
+    scales = np.where((method == "mean") | (stds <= EPSILON), 1.0, 1 / (stds + EPSILON))
     turn_rewards = played.bare_rewards * np.repeat(scales, np.diff(starts))
     targets = np.where(is_alone, sums, _normalise(sums, means, stds, method))
     turn_rewards[starts[1:] - 1] += targets - played.layout.sum_turns(turn_rewards)
@@ -68,8 +64,8 @@ def _normalise_plays(played: PlayedTokens, comparable: Ints, method: Method) -> 
     return turn_rewards, np.where(is_alone, greedy, _normalise(greedy, means, stds, method))
 
 
-def _normalise(sums: Floats, means: Floats, stds: Floats, method: Method) -> Floats:
+def _normalise(sums: Floats, means: Floats, stds: Floats, method: NormaliseMethod) -> Floats:
     if method == "mean":
         return sums - means
-    normalised = np.where(stds <= _EPSILON, 0.0, (sums - means) / (stds + _EPSILON))
+    normalised = np.where(stds <= EPSILON, 0.0, (sums - means) / (stds + EPSILON))
     return np.clip(normalised, -1.0, 3.0) if method == "asym_clip" else normalised

@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from turnwise.config.settings import Settings
-from turnwise.credit.group import group_mean_std
+from turnwise.credit.group import EPSILON, group_mean_std
 from turnwise.credit.layout import Floats, Ints, TurnLayout, play_back, scan_back
 from turnwise.credit.samples import make_samples
 from turnwise.types import Annotations, Experience, Sample
 
 StdLevel = Literal["group", "batch"]
-_EPSILON = 1e-6
 
 
 def estimate_multi_step_grpo(
@@ -32,7 +31,7 @@ def estimate_multi_step_grpo(
         stds = np.full_like(final_rewards, final_rewards.std(ddof=1) if len(final_rewards) > 1 else 1.0)
     else:
         stds = np.where(is_alone, 1.0, group_stds)
-    advantages = (final_rewards - np.where(is_alone, 0.0, means)) / (stds + _EPSILON)
+    advantages = (final_rewards - np.where(is_alone, 0.0, means)) / (stds + EPSILON)
     if params.step_norm:
         advantages = advantages / num_steps
     if params.std_threshold is not None:
@@ -88,7 +87,7 @@ def estimate_step_return(layout: TurnLayout, turn_rewards: Floats, groups: Ints,
     means, stds, sizes = group_mean_std(returns, group_of_turn)
     is_alone = sizes == 1
     centred = returns - np.where(is_alone, 0.0, means)
-    return centred / (np.where(is_alone, 1.0, stds) + _EPSILON) if params.scale_by_std else centred
+    return centred / (np.where(is_alone, 1.0, stds) + EPSILON) if params.scale_by_std else centred
 
 
 class StepReturn:

@@ -12,15 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turnwise.config.schema import NormaliseGrouping, NormaliseMethod
 from turnwise.credit.group import DrGrpo, DrGrpoParams
 from turnwise.credit.remax import Remax, RemaxParams
-from turnwise.credit.shaping import Grouping, Method, normalise_rewards
+from turnwise.credit.shaping import normalise_rewards
 from turnwise.types import Experience
 
 from .rows import Play, make_batch
 
-METHODS: tuple[Method, ...] = get_args(Method)
-GROUPINGS: tuple[Grouping, ...] = get_args(Grouping)
+METHODS: tuple[NormaliseMethod, ...] = get_args(NormaliseMethod)
+GROUPINGS: tuple[NormaliseGrouping, ...] = get_args(NormaliseGrouping)
 
 
 def make_plays(*scores: float, group: str = "lake/train/1") -> list[Play]:
@@ -33,7 +34,9 @@ def rewards_of(rows: Sequence[Experience]) -> list[float]:
     return [float(r) for row in sorted(rows, key=lambda row: row.id) for r in row.turn_rewards]
 
 
-def normalised(plays: Sequence[Play], grouping: Grouping, method: Method, **layout: object) -> list[float]:
+def normalised(
+    plays: Sequence[Play], grouping: NormaliseGrouping, method: NormaliseMethod, **layout: object
+) -> list[float]:
     return rewards_of(normalise_rewards(make_batch(plays, **layout)[0], grouping=grouping, method=method))
 
 
@@ -46,7 +49,7 @@ def normalised(plays: Sequence[Play], grouping: Grouping, method: Method, **layo
         ("asym_clip", [1.5, -0.5, -0.5, -0.5]),
     ],
 )
-def test_one_success_among_four(method: Method, expected: list[float]) -> None:
+def test_one_success_among_four(method: NormaliseMethod, expected: list[float]) -> None:
     np.testing.assert_allclose(normalised(make_plays(1, 0, 0, 0), "state", method), expected, atol=1e-5)
 
 
@@ -66,14 +69,14 @@ def test_asym_clip_bounds_failures_at_minus_one_and_successes_at_three() -> None
         ("batch", [-13 / 6, -19 / 6, 5 / 6, -7 / 6, 29 / 6, 5 / 6]),
     ],
 )
-def test_who_is_compared_with_whom(grouping: Grouping, expected: list[float]) -> None:
+def test_who_is_compared_with_whom(grouping: NormaliseGrouping, expected: list[float]) -> None:
     """Two tasks of one tag, one of another."""
     plays = make_plays(1, 0) + make_plays(4, 2, group="lake/train/2") + make_plays(8, 4, group="shop/train/1")
     np.testing.assert_allclose(normalised(plays, grouping, "mean"), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_alone_a_trajectory_keeps_its_rewards_bit_for_bit(method: Method) -> None:
+def test_alone_a_trajectory_keeps_its_rewards_bit_for_bit(method: NormaliseMethod) -> None:
     rewards = [0.1, -0.7, 5.3]
     plays = [Play(rewards, [[0.0]] * 3, greedy_return=0.4), *make_plays(1, 0, group="lake/train/2")]
     alone, *_ = normalise_rewards(make_batch(plays)[0], grouping="state", method=method)
@@ -82,7 +85,7 @@ def test_alone_a_trajectory_keeps_its_rewards_bit_for_bit(method: Method) -> Non
 
 
 @pytest.mark.parametrize("method", ["mean", "mean_std", "asym_clip"])
-def test_plays_that_earned_the_same_sum_to_zero_and_are_not_blown_up(method: Method) -> None:
+def test_plays_that_earned_the_same_sum_to_zero_and_are_not_blown_up(method: NormaliseMethod) -> None:
     plays = [Play(rewards, [[0.0]] * 2, sibling=n) for n, rewards in enumerate(([0.75, 0.25], [0.25, 0.75]))]
     assert normalised(plays, "state", method) == [0.75, -0.75, 0.25, -0.25]
 
@@ -98,7 +101,7 @@ def test_turns_are_scaled_and_the_last_one_makes_up_the_sum() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("grouping", GROUPINGS)
-def test_nothing_that_was_given_is_changed(grouping: Grouping, method: Method) -> None:
+def test_nothing_that_was_given_is_changed(grouping: NormaliseGrouping, method: NormaliseMethod) -> None:
     """Raw and shaped rewards of these rows are one array, as they are where nothing was shaped."""
     rows, _ = make_batch([Play([1.0, 2.0], [[0.0]] * 2, sibling=n) for n in range(2)] + make_plays(5, group="a/b/1"))
     assert all(row.raw_rewards is row.turn_rewards for row in rows)
@@ -112,7 +115,7 @@ def test_nothing_that_was_given_is_changed(grouping: Grouping, method: Method) -
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_nothing_in_nothing_out(method: Method) -> None:
+def test_nothing_in_nothing_out(method: NormaliseMethod) -> None:
     assert normalise_rewards([], grouping="batch", method=method) == []
 
 
@@ -126,7 +129,7 @@ def test_the_mean_alone_is_the_baseline_of_dr_grpo() -> None:
 
 
 @pytest.mark.parametrize("method", ["mean", "mean_std"])
-def test_a_greedy_return_stays_comparable_with_the_rewards_beside_it(method: Method) -> None:
+def test_a_greedy_return_stays_comparable_with_the_rewards_beside_it(method: NormaliseMethod) -> None:
     plays = [Play([1.0, 2.0], [[0.0]] * 2, sibling=0), Play([0.5, 0.0], [[0.0]] * 2, sibling=1)]
     rows, _ = make_batch([replace(play, greedy_return=0.75) for play in plays])
     rows += make_batch(make_plays(1, 0, group="lake/train/2"))[0]
@@ -155,7 +158,9 @@ groupings, methods = st.sampled_from(GROUPINGS), st.sampled_from(METHODS)
 
 @settings(max_examples=80, deadline=None)
 @given(batches(), groupings, methods)
-def test_the_sums_are_those_of_a_loop_over_plays(batch: list[Play], grouping: Grouping, method: Method) -> None:
+def test_the_sums_are_those_of_a_loop_over_plays(
+    batch: list[Play], grouping: NormaliseGrouping, method: NormaliseMethod
+) -> None:
     def key(play: Play) -> str:
         return {"state": play.group, "inductive": play.group.split("/")[0], "batch": ""}[grouping]
 
@@ -176,7 +181,7 @@ def test_the_sums_are_those_of_a_loop_over_plays(batch: list[Play], grouping: Gr
 @settings(max_examples=80, deadline=None)
 @given(batches(), groupings, methods, st.sets(st.integers(1, 3)), st.data())
 def test_cuts_and_the_order_of_rows_change_no_reward(
-    batch: list[Play], grouping: Grouping, method: Method, cuts: set[int], data: st.DataObject
+    batch: list[Play], grouping: NormaliseGrouping, method: NormaliseMethod, cuts: set[int], data: st.DataObject
 ) -> None:
     rows, _ = make_batch(batch, cuts=sorted(cuts))
     order = data.draw(st.permutations(range(len(rows))))

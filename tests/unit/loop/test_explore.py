@@ -164,7 +164,7 @@ def test_a_wrong_mix_is_named_with_its_path(override: str, words: list[str]) -> 
         assert word in str(raised.value)
 
 
-# --- shaping and the supervised mix reach the update --------------------------------------------------------------------
+# --- shaping and the supervised mix reach the update ----------------------------------------------------------------
 
 
 def losses(tmp_path: Path, name: str, *overrides: str) -> dict[str, float]:
