@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test check format bench clean
+.PHONY: help install train test check format bench results clean
 
 help: ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
@@ -39,6 +39,9 @@ format: install ## put the code into the house format
 
 bench: install ## run the benchmarks; writes benchmarks/results/*.json
 	$(BIN)/python -m benchmarks.run
+
+results: install ## train every FrozenLake preset over three seeds; writes docs/results/presets.md
+	$(BIN)/python -m benchmarks.presets
 
 clean: ## remove the environment and all caches; runs/ stays
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage

@@ -86,7 +86,7 @@ def plot_learning_curve(metrics: Sequence[Metrics], summary: Summary | None, pat
         below = figure.add_gridspec(1, max(1, len(small)), left=0.065, right=0.975, top=0.235, bottom=0.06, wspace=0.2)
         for column, (name, title) in enumerate(small.items()):
             _draw_panel(figure.add_subplot(below[column]), _series(metrics, name), title)
-        _save(figure, path)
+        save_figure(figure, path)
 
 
 def plot_training_health(metrics: Sequence[Metrics], path: Path) -> None:
@@ -108,7 +108,7 @@ def plot_training_health(metrics: Sequence[Metrics], path: Path) -> None:
             _draw_time(panels[-1], sections)
         elif not shown:
             _say_empty(panels[0])
-        _save(figure, path)
+        save_figure(figure, path)
 
 
 # --- series ---------------------------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ def _say_empty(axes: Axes) -> None:
     axes.text(0.5, 0.5, "nothing recorded yet", transform=axes.transAxes, ha="center", va="center", color=_FAINT)
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
     image = io.BytesIO()
     FigureCanvasAgg(figure).print_png(image)
     atomic_write(path, image.getvalue())
