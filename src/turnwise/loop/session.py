@@ -17,7 +17,7 @@ from rich.console import Console
 from turnwise.config.checks import find_no_effect
 from turnwise.config.load import list_recipes
 from turnwise.config.schema import OracleWarmStart, TurnwiseSettings
-from turnwise.learn.checkpoint import load_checkpoint, save_checkpoint
+from turnwise.learn.checkpoint import load_checkpoint, resumed_model, save_checkpoint
 from turnwise.loop.build import TrainParts, build_train
 from turnwise.loop.evaluate import Evaluation, evaluate_policy, measure_baselines
 from turnwise.loop.serial import LoopStep, train_serial
@@ -68,7 +68,7 @@ class Session:
             torch.set_num_threads(self._settings.learn.num_threads)
         torch.manual_seed(self._settings.run.seed)
         with phase(self._console, "setting up the model"):
-            parts = build_train(self._settings, self._checkpoint / "policy" if self._checkpoint else None)
+            parts = build_train(self._settings, resumed_model(self._checkpoint) if self._checkpoint else None)
         await self._prepare(parts)
         baselines = measure_baselines(self._settings, parts.eval_tasks)
         before = self._recorded_start() or await self._evaluate(parts)
