@@ -199,6 +199,24 @@ def test_greedy_repeats_the_models_likeliest_tokens() -> None:
     assert not completion.behavior_logprobs.any()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "error", "keeps_cache"),
+    [
+        (torch.float32, 1e-6, True),
+        (torch.float32, 0.01, False),
+        (torch.bfloat16, 0.01, True),
+        (torch.bfloat16, 0.15, False),
+    ],
+)
+def test_pooled_rows_may_differ_by_the_rounding_of_the_weights_alone(
+    dtype: torch.dtype, error: float, keeps_cache: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = LocalEngine._plain_logits
+    monkeypatch.setattr(LocalEngine, "_plain_logits", lambda engine, ids: plain(engine, ids) * (1 + error))
+    engine = LocalEngine(make_model("gpt2").to(dtype), stop_ids=frozenset({STOP}))
+    assert engine.keeps_cache == keeps_cache
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_in_bfloat16_keeps_its_cache_and_its_logprobs(family: str) -> None:
     """Within the rounding of logits of up to 8; families without a pooled cache are found out as in float32."""
