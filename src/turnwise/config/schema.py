@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from turnwise.config.settings import Settings
 
@@ -36,11 +36,40 @@ class TinySettings(Settings):
     """Longest sequence the network can read."""
 
 
+class NoLora(Settings):
+    type: Literal["none"] = "none"
+    """All weights are trained."""
+
+
+class Lora(Settings):
+    type: Literal["lora"]
+    """Train low-rank matrices beside the frozen weights, of the actor and of a critic that is a model."""
+    rank: PositiveInt = 8
+    """Inner width of the matrices."""
+    alpha: PositiveFloat = 16.0
+    """Their product is scaled by alpha / rank."""
+    target_modules: Literal["all-linear"] | list[str] = "all-linear"
+    """Names of the linear layers that are adapted, such as [q_proj, v_proj]; all: every one but the output layer."""
+
+    @field_validator("target_modules", mode="before")
+    @classmethod
+    def _check_target_modules(cls, given: object) -> object:
+        is_list = isinstance(given, list) and bool(given) and all(isinstance(name, str) and name for name in given)
+        if given != "all-linear" and not is_list:
+            raise ValueError(f"{given!r} given; expected 'all-linear' or a list of names, such as [q_proj, v_proj]")
+        return given
+
+
 class ModelSettings(Settings):
     path: str = "tiny"
     """A Hugging Face folder or hub name, or 'tiny' for the built-in small model, made on first use."""
     tiny: TinySettings = TinySettings()
     """Sizes of the built-in model."""
+    lora: NoLora | Lora = Field(default=NoLora(), discriminator="type")
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """With bfloat16 the learner keeps float32 weights and computes in bfloat16; engine and reference are held in it."""
+    gradient_checkpointing: bool = False
+    """Keep only the inputs of each layer for the backward pass and compute the rest again: less memory, more time."""
 
 
 class EnvSettings(Settings):

@@ -1,7 +1,9 @@
 """Everything a learner needs to go on: a Hugging Face folder in `policy/`, and the rest of the state beside it.
 
-Written to a temporary name and renamed, so that a checkpoint is either whole or not there. Nothing is unpickled:
-tensors as safetensors, optimizer state through `torch.load(weights_only=True)`, numbers as JSON.
+`policy/` is a plain model in any case. Where adapters are trained they are merged there, and a run goes on from
+`model.path` and the adapters beside it, for what was merged cannot be taken apart again. Written to a temporary name
+and renamed, so that a checkpoint is either whole or not there. Nothing is unpickled: tensors as safetensors, optimizer
+state through `torch.load(weights_only=True)`, numbers as JSON.
 """
 
 from __future__ import annotations
@@ -17,13 +19,17 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from turnwise.errors import RunError
+from turnwise.learn.adapters import has_adapter
+from turnwise.learn.policy import PolicyModel
 from turnwise.learn.trainer import Trainer
 
 _DAMAGED = (OSError, EOFError, LookupError, TypeError, ValueError, RuntimeError, UnpicklingError, SafetensorError)
 """What reading a file that is missing, cut off or something else can raise."""
+_ADAPTER, _BASE, _CRITIC = "adapter.safetensors", "base.safetensors", "critic.safetensors"
 
 
 def save_checkpoint(
@@ -32,14 +38,16 @@ def save_checkpoint(
     """`progress` is the loop's own state: steps done, seed counters, token counts."""
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(unfinished, ignore_errors=True)
-    trainer.actor.model.save_pretrained(unfinished / "policy")
+    model = trainer.actor.model
+    model.save_pretrained(unfinished / "policy", state_dict=dict(trainer.weights()))
     tokenizer.save_pretrained(unfinished / "policy")
+    if has_adapter(model):
+        _save(unfinished / _ADAPTER, model, is_trained=True)
+    if trainer.is_base_folded:
+        _save(unfinished / _BASE, model, is_trained=False)
     if trainer.critic is not None:
-        save_file(
-            {k: v.contiguous().clone() for k, v in trainer.critic.state_dict().items()},
-            unfinished / "critic.safetensors",
-        )
-    if trainer.reference is not None:
+        _save(unfinished / _CRITIC, trainer.critic, is_trained=True)
+    if isinstance(trainer.reference, PolicyModel):
         trainer.reference.model.save_pretrained(unfinished / "reference")
     torch.save(trainer.optimizer.state_dict(), unfinished / "optimizer.pt")
     state = {
@@ -53,8 +61,13 @@ def save_checkpoint(
     unfinished.rename(folder)
 
 
+def resumed_model(folder: Path) -> Path | None:
+    """The model folder a learner is built from before `load_checkpoint`; None: `model.path`, as at the start."""
+    return None if (folder / _ADAPTER).is_file() else folder / "policy"
+
+
 def load_checkpoint(folder: Path, trainer: Trainer) -> dict[str, Any]:
-    """Put the learner back to where it was; returns the loop's own state. The policy is loaded with the model."""
+    """Put the learner back to where it was; returns the loop's own state. Its model is that of `resumed_model`."""
     try:
         state: dict[str, Any] = json.loads((folder / "state.json").read_text())
         trainer.policy_version = state["policy_version"]
@@ -62,11 +75,32 @@ def load_checkpoint(folder: Path, trainer: Trainer) -> dict[str, Any]:
         if trainer.kl_price is not None:
             trainer.kl_price.coef = state["kl_coef"]
         trainer.optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
+        if has_adapter(trainer.actor.model):
+            _load(folder / _ADAPTER, trainer.actor.model, is_trained=True)
+            trainer.is_base_folded = (folder / _BASE).is_file()
+        if trainer.is_base_folded:
+            _load(folder / _BASE, trainer.actor.model, is_trained=False)
         if trainer.critic is not None:
-            trainer.critic.load_state_dict(load_file(folder / "critic.safetensors"))
-        if trainer.reference is not None:
+            _load(folder / _CRITIC, trainer.critic, is_trained=True)
+        if isinstance(trainer.reference, PolicyModel):
             trainer.reference.model.load_state_dict(load_file(folder / "reference" / "model.safetensors"), strict=False)
         progress: dict[str, Any] = state["progress"]
     except _DAMAGED as error:
         raise RunError(f"checkpoint {folder} cannot be resumed: {type(error).__name__}: {error}") from error
     return progress
+
+
+def _parameters(module: nn.Module, *, is_trained: bool) -> dict[str, Tensor]:
+    return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad == is_trained}
+
+
+def _save(file: Path, module: nn.Module, *, is_trained: bool) -> None:
+    save_file({k: v.contiguous() for k, v in _parameters(module, is_trained=is_trained).items()}, file)
+
+
+def _load(file: Path, module: nn.Module, *, is_trained: bool) -> None:
+    own, stored = _parameters(module, is_trained=is_trained), load_file(file)
+    if {k: v.shape for k, v in own.items()} != {k: v.shape for k, v in stored.items()}:
+        raise ValueError(f"{file.name} holds other parameters than the learner has; were the settings changed?")
+    for name, parameter in own.items():
+        parameter.copy_(stored[name])

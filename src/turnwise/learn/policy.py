@@ -1,7 +1,8 @@
 """The models as the learner sees them: scores of sampled tokens, never a full table of logits.
 
 In: a micro-batch. Out: log-probs, entropies and values at the sampled tokens. Rows are padded on the right, so causal
-attention alone keeps real tokens from seeing padding and no mask is needed.
+attention alone keeps real tokens from seeing padding and no mask is needed. Trunk and output layer may compute in
+bfloat16; softmax and values are float32.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from turnwise.errors import ModelError
+from turnwise.learn.adapters import adapter_off
 from turnwise.learn.pack import MicroBatch
 
 _MAX_LOGITS = 1 << 25
@@ -35,14 +37,15 @@ class TokenScores:
 class PolicyModel:
     """A causal language model split into trunk and head, so that the head runs at sampled tokens only."""
 
-    def __init__(self, model: PreTrainedModel, temperature: float) -> None:
+    def __init__(self, model: PreTrainedModel, temperature: float, dtype: torch.dtype = torch.float32) -> None:
         self.model = model
         self.temperature = temperature
+        self.dtype = dtype
         self._is_head_plain = _is_head_plain(model)
 
     def states(self, micro: MicroBatch) -> Tensor:
         """[N, hidden] the trunk's states from which the sampled tokens were predicted."""
-        return predicting_states(self.model, micro)
+        return predicting_states(self.model, micro, self.dtype)
 
     def score(self, micro: MicroBatch) -> TokenScores:
         hidden = self.states(micro)
@@ -67,7 +70,8 @@ class PolicyModel:
         return logprobs, -(table.exp() * table).sum(dim=-1)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        logits = _head(self.model)(hidden)
+        with _computing_in(self.dtype, hidden.device):
+            logits = _head(self.model)(hidden)
         if self._is_head_plain:
             return logits
         config = self.model.config.get_text_config()
@@ -75,11 +79,32 @@ class PolicyModel:
         return cap * torch.tanh(logits / cap)
 
 
-def predicting_states(model: PreTrainedModel, micro: MicroBatch) -> Tensor:
+class AdapterOffPolicy:
+    """The reference of an actor with adapters: the actor itself with its adapters switched off, so no second model."""
+
+    def __init__(self, actor: PolicyModel) -> None:
+        self._actor = actor
+
+    @torch.no_grad()
+    def score(self, micro: MicroBatch) -> TokenScores:
+        with adapter_off(self._actor.model):
+            return self._actor.score(micro)
+
+
+Reference = PolicyModel | AdapterOffPolicy
+
+
+def predicting_states(model: PreTrainedModel, micro: MicroBatch, dtype: torch.dtype = torch.float32) -> Tensor:
     """[N, hidden] the trunk's last state one position before each sampled token."""
     trunk = cast(nn.Module, model.base_model)
-    states = trunk(input_ids=micro.input_ids, use_cache=False).last_hidden_state
+    with _computing_in(dtype, micro.input_ids.device):
+        states = trunk(input_ids=micro.input_ids, use_cache=False).last_hidden_state
     return states[micro.row, micro.position - 1]
+
+
+def _computing_in(dtype: torch.dtype, device: torch.device) -> torch.autocast:
+    """Matrix products in bfloat16 over float32 weights; with float32 everything is as the weights are."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
 
 
 def _head(model: PreTrainedModel) -> nn.Module:
@@ -129,13 +154,14 @@ class TrunkCritic(nn.Module):
 class ModelCritic(nn.Module):
     """`learn.critic: {type: model}`: a model of its own, starting from the actor's weights."""
 
-    def __init__(self, actor: PreTrainedModel) -> None:
+    def __init__(self, actor: PreTrainedModel, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
+        self.dtype = dtype
         self.trunk = copy.deepcopy(actor)
         self.head = ValueHead(actor.config.get_text_config().hidden_size)
 
     def values(self, micro: MicroBatch, actor_hidden: Tensor) -> Tensor:
-        return self.head(predicting_states(self.trunk, micro))
+        return self.head(predicting_states(self.trunk, micro, self.dtype))
 
 
 Critic = TrunkCritic | ModelCritic

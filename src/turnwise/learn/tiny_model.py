@@ -52,8 +52,18 @@ def tiny_model_folder(cache: Path, *, settings: TinySettings, seed: int, sample_
 def _create(folder: Path, settings: TinySettings, seed: int, sample_texts: Sequence[str]) -> None:
     transformers_logging.disable_progress_bar()
     tokenizer = _fit_tokenizer(sample_texts, settings.vocab_size)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
+    config = tiny_config(settings, vocab_size=len(tokenizer))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def tiny_config(settings: TinySettings, *, vocab_size: int) -> LlamaConfig:
+    """The network's shape; the size of its vocabulary is known once the tokenizer is made."""
+    return LlamaConfig(
+        vocab_size=vocab_size,
         hidden_size=settings.hidden_size,
         intermediate_size=settings.intermediate_size,
         num_hidden_layers=settings.num_layers,
@@ -67,11 +77,6 @@ def _create(folder: Path, settings: TinySettings, seed: int, sample_texts: Seque
         eos_token_id=_SPECIAL.index(END),
         pad_token_id=_SPECIAL.index(PAD),
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def _fit_tokenizer(sample_texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:

@@ -20,14 +20,27 @@ from transformers import PreTrainedModel
 
 from turnwise.config import schema
 from turnwise.errors import LearnError
+from turnwise.learn.adapters import add_adapter, fold_adapter, has_adapter, merged_weights
 from turnwise.learn.correction import importance_weights
 from turnwise.learn.kl import KlPrice
 from turnwise.learn.losses import estimate_kl, value_loss
+from turnwise.learn.models import cast_parameters, checkpoint_gradients, torch_dtype
 from turnwise.learn.pack import MicroBatch, micro_batches, pack_without_credit, token_weights
-from turnwise.learn.policy import Critic, ModelCritic, PolicyModel, TokenScores, TrunkCritic
+from turnwise.learn.policy import (
+    AdapterOffPolicy,
+    Critic,
+    ModelCritic,
+    PolicyModel,
+    Reference,
+    TokenScores,
+    TrunkCritic,
+)
 from turnwise.learn.warm_start import add_imitation_gradient
 from turnwise.protocols import PolicyLoss, Weights
 from turnwise.types import Annotations, Batch, Experience, FloatArray, StepReport
+
+_PLAIN = schema.ModelSettings()
+"""Every weight trained, in float32."""
 
 
 class Trainer:
@@ -41,12 +54,22 @@ class Trainer:
         *,
         temperature: float,
         seed: int,
+        model_settings: schema.ModelSettings = _PLAIN,
     ) -> None:
         self.settings = settings
+        self.seed = seed
+        if isinstance(model_settings.lora, schema.Lora):
+            add_adapter(model, model_settings.lora, seed=seed)
         # Without dropout: the policy that is trained must be the one that sampled.
-        self.actor = PolicyModel(model.eval(), temperature)
-        self.critic = _make_critic(settings.critic, model)
+        self.actor = PolicyModel(model.eval(), temperature, torch_dtype(model_settings.dtype))
+        self.critic = _make_critic(settings.critic, self.actor)
         self.reference = _make_reference(settings.kl, self.actor)
+        self.is_base_folded = False
+        """Whether the frozen weights beside the adapters are no longer those of `model.path`."""
+        if model_settings.gradient_checkpointing:
+            checkpoint_gradients(model)
+            if isinstance(self.critic, ModelCritic):
+                checkpoint_gradients(self.critic.trunk)
         self.kl_price = KlPrice(settings.kl) if isinstance(settings.kl, schema.KlReward) else None
         self.policy_version = 0
         self.rng = np.random.default_rng(seed)
@@ -59,7 +82,8 @@ class Trainer:
     # --- what others ask of it -----------------------------------------------------------------------------------
 
     def weights(self) -> Weights:
-        return self.actor.model.state_dict()
+        """The policy's weights under the names of the plain model, adapters merged."""
+        return merged_weights(self.actor.model) if has_adapter(self.actor.model) else self.actor.model.state_dict()
 
     @torch.no_grad()
     def annotate(self, experiences: Sequence[Experience]) -> Annotations:
@@ -101,7 +125,13 @@ class Trainer:
 
     def refresh_reference(self) -> None:
         """Freeze the policy of this moment as the reference (after a warm start)."""
-        self.reference = _make_reference(self.settings.kl, self.actor)
+        if isinstance(self.reference, AdapterOffPolicy):
+            fold_adapter(self.actor.model, seed=self.seed)
+            self.is_base_folded = True
+            # The moments it has kept belong to the adapters that were folded away.
+            self.optimizer = self._make_optimizer()
+        else:
+            self.reference = _make_reference(self.settings.kl, self.actor)
 
     # --- before an update ----------------------------------------------------------------------------------------
 
@@ -112,7 +142,7 @@ class Trainer:
             values[micro.source] = self.critic.values(micro, self.actor.states(micro)).float().cpu().numpy()
         return values
 
-    def _logprobs(self, model: PolicyModel, batch: Batch) -> FloatArray:
+    def _logprobs(self, model: Reference, batch: Batch) -> FloatArray:
         logprobs = np.zeros(len(batch.token_ids), dtype=np.float32)
         for micro in self._micro_batches(batch, np.arange(batch.num_rows)):
             logprobs[micro.source] = model.score(micro).logprobs.cpu().numpy()
@@ -227,13 +257,14 @@ class Trainer:
         return micro_batches(batch, rows, self.settings.micro_batch_tokens, self._device)
 
     def _make_optimizer(self) -> torch.optim.AdamW:
-        optim, groups = self.settings.optim, [{"params": list(self.actor.model.parameters()), "share": 1.0}]
-        if isinstance(self.settings.critic, schema.ModelCritic) and self.critic is not None:
+        actor = [p for p in self.actor.model.parameters() if p.requires_grad]
+        critic = [p for p in self.critic.parameters() if p.requires_grad] if self.critic is not None else []
+        optim = self.settings.optim
+        if isinstance(self.settings.critic, schema.ModelCritic):
             share = self.settings.critic.lr / optim.lr
-            trained = [p for p in self.critic.parameters() if p.requires_grad]
-            groups.append({"params": trained, "share": share})
-        elif self.critic is not None:
-            groups[0]["params"] = [*self.actor.model.parameters(), *self.critic.parameters()]
+            groups = [{"params": actor, "share": 1.0}, {"params": critic, "share": share}]
+        else:
+            groups = [{"params": [*actor, *critic], "share": 1.0}]
         return torch.optim.AdamW(groups, lr=optim.lr, betas=(optim.beta1, optim.beta2), weight_decay=optim.weight_decay)
 
     def _set_learning_rate(self) -> None:
@@ -274,21 +305,25 @@ class _Meter:
 
 
 def _make_critic(
-    settings: schema.NoCritic | schema.ValueHeadCritic | schema.ModelCritic, actor: PreTrainedModel
+    settings: schema.NoCritic | schema.ValueHeadCritic | schema.ModelCritic, actor: PolicyModel
 ) -> Critic | None:
     match settings:
         case schema.NoCritic():
             return None
         case schema.ValueHeadCritic():
-            return TrunkCritic(actor).to(actor.device)
+            return TrunkCritic(actor.model).to(actor.model.device)
         case schema.ModelCritic():
-            return ModelCritic(actor).to(actor.device)
+            return ModelCritic(actor.model, actor.dtype).to(actor.model.device)
 
 
-def _make_reference(settings: schema.NoKl | schema.KlLoss | schema.KlReward, actor: PolicyModel) -> PolicyModel | None:
+def _make_reference(settings: schema.NoKl | schema.KlLoss | schema.KlReward, actor: PolicyModel) -> Reference | None:
     if isinstance(settings, schema.NoKl):
         return None
+    if has_adapter(actor.model):
+        return AdapterOffPolicy(actor)
     frozen = copy.deepcopy(actor.model).eval().requires_grad_(False)
+    if actor.dtype == torch.bfloat16:
+        cast_parameters(frozen, actor.dtype)
     return PolicyModel(frozen, actor.temperature)
 
 

@@ -28,13 +28,14 @@ def imitate(
     """Maximise the likelihood of the demonstrated tokens; returns the last step's mean loss per token."""
     batch = pack_without_credit(demonstrations)
     rng = np.random.default_rng(seed)
-    optimizer = torch.optim.AdamW(actor.model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
+    trained = [p for p in actor.model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
     loss = 0.0
     for step in range(steps):
         rows = rng.choice(batch.num_rows, size=min(batch_rows, batch.num_rows), replace=False)
         optimizer.zero_grad(set_to_none=True)
         loss = add_imitation_gradient(actor, batch, rows, coef=1.0, micro_batch_tokens=micro_batch_tokens)
-        nn.utils.clip_grad_norm_(actor.model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         if on_step is not None:
             on_step(step + 1, loss)

@@ -23,7 +23,7 @@ from turnwise.engine.local import LocalEngine
 from turnwise.envs.tasks import SeedTasks
 from turnwise.errors import ConfigError
 from turnwise.experience.buffer import MemoryBuffer
-from turnwise.learn.models import load_model
+from turnwise.learn.models import load_model, torch_dtype
 from turnwise.learn.tiny_model import tiny_model_folder
 from turnwise.learn.trainer import Trainer
 from turnwise.loop.sample_texts import draw_sample_texts
@@ -77,7 +77,8 @@ def build_play(settings: TurnwiseSettings, model_path: str | Path, *, split: str
     if settings.context.system_prompt and not template.accepts_system:
         raise ConfigError(f"context.system_prompt is set and the chat template of '{path}' has no system role.")
     engine_class = cast(Callable[..., LocalEngine], ENGINES.get_target(settings.engine.type))
-    engine = engine_class(load_model(path), stop_ids=template.stop_ids, max_rows=settings.engine.max_rows)
+    model = load_model(path, torch_dtype(settings.model.dtype))
+    engine = engine_class(model, stop_ids=template.stop_ids, max_rows=settings.engine.max_rows)
     return PlayParts(
         settings=settings,
         tokenizer=cast(PreTrainedTokenizerBase, tokenizer),
@@ -112,6 +113,7 @@ def build_train(settings: TurnwiseSettings, model_path: str | Path | None = None
         loss_class(settings.learn.loss),
         temperature=settings.rollout.temperature,
         seed=settings.run.seed,
+        model_settings=settings.model,
     )
     return TrainParts(
         settings=settings,

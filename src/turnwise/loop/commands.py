@@ -159,7 +159,7 @@ def _plan(options: argparse.Namespace, overrides: list[str], console: Console) -
     if options.json:
         console.print_json(json.dumps(plan.to_dict()))
     else:
-        console.print(describe_plan(plan), markup=False, highlight=False)
+        console.print(describe_plan(plan), markup=False, highlight=False, soft_wrap=True)
     return 0
 
 

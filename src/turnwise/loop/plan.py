@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from turnwise.config.checks import find_no_effect
-from turnwise.config.schema import KlLoss, ModelCritic, OracleWarmStart, TinySettings, TurnwiseSettings
-
-_BYTES_PER_PARAMETER = 4
+from turnwise.config.schema import OracleWarmStart, TurnwiseSettings
+from turnwise.learn.memory import MemoryReport, ModelMemory, read_config, report_memory, size_words
+from turnwise.learn.tiny_model import tiny_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +23,8 @@ class Plan:
     optimizer_steps: int
     demonstrations: int
     eval_episodes: int
-    num_models: int
-    """Models held in memory: actor, engine's copy, critic, reference."""
-    parameters: int | None
-    """Of one model; None where the model's folder is not known before loading."""
-    memory_bytes: int | None
+    memory: MemoryReport
+    """Of a built-in model at the largest vocabulary it may get."""
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, object]:
@@ -37,11 +34,6 @@ class Plan:
 def make_plan(settings: TurnwiseSettings) -> Plan:
     rollout, learn = settings.rollout, settings.learn
     episodes = rollout.groups * rollout.group_size
-    num_models = 2 + isinstance(learn.critic, ModelCritic) + isinstance(learn.kl, KlLoss)
-    parameters = count_parameters(settings.model.tiny) if settings.model.path == "tiny" else None
-    trained = 1 + isinstance(learn.critic, ModelCritic)
-    # Each model once, and for each trained one its gradients and Adam's two moments.
-    memory = parameters * _BYTES_PER_PARAMETER * (num_models + 3 * trained) if parameters else None
     return Plan(
         recipe=settings.recipe,
         steps=learn.steps,
@@ -52,17 +44,17 @@ def make_plan(settings: TurnwiseSettings) -> Plan:
         optimizer_steps=learn.steps * learn.epochs * learn.minibatches,
         demonstrations=settings.warm_start.episodes if isinstance(settings.warm_start, OracleWarmStart) else 0,
         eval_episodes=settings.eval.episodes,
-        num_models=num_models,
-        parameters=parameters,
-        memory_bytes=memory,
+        memory=plan_memory(settings),
         notes=tuple(find_no_effect(settings)),
     )
 
 
-def count_parameters(tiny: TinySettings) -> int:
-    """Of the built-in model, whose vocabulary is at most `vocab_size`."""
-    layer = 4 * tiny.hidden_size**2 + 3 * tiny.hidden_size * tiny.intermediate_size + 2 * tiny.hidden_size
-    return tiny.vocab_size * tiny.hidden_size + tiny.num_layers * layer + tiny.hidden_size
+def plan_memory(settings: TurnwiseSettings) -> MemoryReport:
+    """What the run's models will take, from their shapes alone."""
+    model = settings.model
+    is_tiny = model.path == "tiny"
+    config = tiny_config(model.tiny, vocab_size=model.tiny.vocab_size) if is_tiny else read_config(model.path)
+    return report_memory(config, model, settings.learn)
 
 
 def describe_plan(plan: Plan) -> str:
@@ -75,11 +67,20 @@ def describe_plan(plan: Plan) -> str:
     ]
     if plan.demonstrations:
         lines.insert(1, f"It starts from {plan.demonstrations} demonstrations by the oracle.")
-    if plan.parameters and plan.memory_bytes:
-        lines.append(
-            f"{plan.num_models} copies of a model of up to {plan.parameters / 1e6:.2f} M parameters: about "
-            f"{plan.memory_bytes / 1e6:,.0f} MB for weights, gradients and optimizer, activations not counted."
-        )
-    else:
-        lines.append(f"{plan.num_models} copies of the model are held in memory.")
+    lines += _describe_memory(plan.memory)
     return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])
+
+
+def _describe_memory(memory: MemoryReport) -> list[str]:
+    return [
+        "Its models, with weights, gradients and optimizer; activations are not counted:",
+        *(f"  {_describe_model(row)}" for row in memory.models),
+        f"  in all {size_words(memory.loaded_bytes)}; what is not loaded would take {size_words(memory.saved_bytes)}.",
+    ]
+
+
+def _describe_model(row: ModelMemory) -> str:
+    count = "unknown" if row.parameters is None else f"{row.parameters / 1e6:,.2f} M"
+    state = "loaded" if row.is_loaded else "not loaded"
+    size = size_words(row.total_bytes)
+    return f"{row.name:12}  {state:10}  {count:>9} parameters  {size:>12}  {row.reason}"

@@ -17,7 +17,8 @@ from rich.console import Console
 from turnwise.config.checks import find_no_effect
 from turnwise.config.load import list_recipes
 from turnwise.config.schema import OraclePtx, OracleWarmStart, TurnwiseSettings
-from turnwise.learn.checkpoint import load_checkpoint, save_checkpoint
+from turnwise.learn.checkpoint import load_checkpoint, resumed_model, save_checkpoint
+from turnwise.learn.memory import describe_in_one_line, report_memory
 from turnwise.loop.build import TrainParts, build_train
 from turnwise.loop.evaluate import Evaluation, evaluate_policy, measure_baselines
 from turnwise.loop.serial import LoopStep, train_serial
@@ -68,7 +69,10 @@ class Session:
             torch.set_num_threads(self._settings.learn.num_threads)
         torch.manual_seed(self._settings.run.seed)
         with phase(self._console, "setting up the model"):
-            parts = build_train(self._settings, self._checkpoint / "policy" if self._checkpoint else None)
+            parts = build_train(self._settings, resumed_model(self._checkpoint) if self._checkpoint else None)
+        shape = parts.learner.actor.model.config
+        memory = report_memory(shape, self._settings.model, self._settings.learn)
+        print_notice(self._console, describe_in_one_line(memory))
         await self._prepare(parts)
         baselines = measure_baselines(self._settings, parts.eval_tasks)
         before = self._recorded_start() or await self._evaluate(parts)

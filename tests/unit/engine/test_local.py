@@ -199,6 +199,46 @@ def test_greedy_repeats_the_models_likeliest_tokens() -> None:
     assert not completion.behavior_logprobs.any()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "error", "keeps_cache"),
+    [
+        (torch.float32, 1e-6, True),
+        (torch.float32, 0.01, False),
+        (torch.bfloat16, 0.01, True),
+        (torch.bfloat16, 0.15, False),
+    ],
+)
+def test_pooled_rows_may_differ_by_the_rounding_of_the_weights_alone(
+    dtype: torch.dtype, error: float, keeps_cache: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = LocalEngine._plain_logits
+    monkeypatch.setattr(LocalEngine, "_plain_logits", lambda engine, ids: plain(engine, ids) * (1 + error))
+    engine = LocalEngine(make_model("gpt2").to(dtype), stop_ids=frozenset({STOP}))
+    assert engine.keeps_cache == keeps_cache
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_in_bfloat16_keeps_its_cache_and_its_logprobs(family: str) -> None:
+    """Within the rounding of logits of up to 8; families without a pooled cache are found out as in float32."""
+    exact = make_engine(family)
+    model = make_model(family)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+    engine = LocalEngine(model, stop_ids=frozenset({STOP}))
+    assert engine.keeps_cache == exact.keeps_cache
+    assert (engine._short_pass is None) == (exact._short_pass is None)
+    engine.load_weights(make_model(family, seed=1).state_dict(), 1)
+    assert all(p.dtype == torch.bfloat16 for p in model.parameters())
+    prompt = random_prompt(1, 9)
+    for _ in range(2):
+        (completion,) = ask_all(engine, [request(prompt, session="a")])
+        ids = completion.token_ids.tolist()
+        np.testing.assert_allclose(completion.behavior_logprobs, own_logprobs(model, prompt, ids), atol=0.1)
+        expected = own_logprobs(make_model(family, seed=1), prompt, ids)
+        np.testing.assert_allclose(completion.behavior_logprobs, expected, atol=0.3)
+        prompt = [*prompt, *ids, 5, 6]
+
+
 # --- what ends a reply -----------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from turnwise.config.schema import LearnSettings, OptimSettings
+from turnwise.config.schema import LearnSettings, ModelSettings, OptimSettings
 from turnwise.learn.losses import PpoClip, PpoClipParams
 from turnwise.learn.pack import MicroBatch, micro_batches, pack
 from turnwise.learn.trainer import Trainer
@@ -100,12 +100,18 @@ def one_micro_batch(batch: Batch) -> MicroBatch:
 
 
 def make_trainer(model: Any = None, *, temperature: float = 1.0, seed: int = 0, **learn: Any) -> Trainer:
-    """`optim` may be a mapping; a gradient is never clipped unless asked for."""
+    """`optim` and `model_settings` may be mappings; a gradient is never clipped unless asked for."""
+    model_settings = ModelSettings.model_validate(learn.pop("model_settings", {}))
     optim = OptimSettings.model_validate({"lr": 1e-2, "grad_clip": 1e9} | learn.pop("optim", {}))
     loss = learn.pop("loss", PpoClipParams())
     settings = LearnSettings.model_validate({"loss": loss, "optim": optim, "steps": 10} | learn)
     return Trainer(
-        model if model is not None else make_model(), settings, PpoClip(loss), temperature=temperature, seed=seed
+        model if model is not None else make_model(),
+        settings,
+        PpoClip(loss),
+        temperature=temperature,
+        seed=seed,
+        model_settings=model_settings,
     )
 
 

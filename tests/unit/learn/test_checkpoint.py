@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from turnwise.config.schema import TinySettings
 from turnwise.errors import RunError
-from turnwise.learn.checkpoint import load_checkpoint, save_checkpoint
+from turnwise.learn.checkpoint import load_checkpoint, resumed_model, save_checkpoint
 from turnwise.learn.models import load_model
+from turnwise.learn.policy import PolicyModel
 from turnwise.learn.tiny_model import tiny_model_folder
 from turnwise.learn.trainer import Trainer
 
-from .parts import copy_of, is_equal, make_batch, make_trainer
+from .parts import copy_of, is_equal, make_batch, make_model, make_trainer
 
 PROGRESS = {"step": 2, "next_seed": 17}
 FULL: dict[str, Any] = {
@@ -26,6 +27,7 @@ FULL: dict[str, Any] = {
     "minibatches": 3,
     "optim": {"schedule": "linear"},
 }
+LORA: dict[str, Any] = {"model_settings": {"lora": {"type": "lora", "rank": 2}}}
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +46,32 @@ def trained(steps: int, **learn: Any) -> Trainer:
 
 def reloaded(folder: Path, **learn: Any) -> Trainer:
     """As `resume` does it: the policy comes with the model, the rest from the checkpoint; the seed is another."""
-    trainer = make_trainer(load_model(folder / "policy"), seed=99, **learn)
+    path = resumed_model(folder)
+    trainer = make_trainer(load_model(path) if path is not None else None, seed=99, **learn)
     assert load_checkpoint(folder, trainer) == PROGRESS
     return trainer
 
 
-@pytest.mark.parametrize("learn", [{}, {"critic": {"type": "value_head"}}, FULL], ids=["plain", "value_head", "full"])
-def test_a_learner_goes_on_exactly(tmp_path: Path, tokenizer: Any, learn: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("learn", "is_refreshed"),
+    [
+        ({}, False),
+        ({"critic": {"type": "value_head"}}, False),
+        (FULL, False),
+        ({**FULL, "model_settings": {"dtype": "bfloat16"}}, False),
+        (LORA, False),
+        ({"critic": {"type": "value_head"}, **LORA}, False),
+        ({**FULL, **LORA}, False),
+        ({**FULL, **LORA}, True),
+    ],
+    ids=["plain", "value_head", "full", "bfloat16", "lora", "lora_value_head", "lora_full", "lora_folded"],
+)
+def test_a_learner_goes_on_exactly(tmp_path: Path, tokenizer: Any, learn: dict[str, Any], is_refreshed: bool) -> None:
     straight = trained(2, **learn)
+    if is_refreshed:
+        straight.refresh_reference()
+        straight.step(make_batch(9))
+        straight.policy_version = 2
     save_checkpoint(tmp_path / "step-000002", straight, tokenizer, PROGRESS)
     resumed = reloaded(tmp_path / "step-000002", **learn)
     assert resumed.policy_version == 2
@@ -60,9 +80,49 @@ def test_a_learner_goes_on_exactly(tmp_path: Path, tokenizer: Any, learn: dict[s
     assert is_equal(copy_of(straight.actor.model), resumed.actor.model)
     if straight.critic is not None and resumed.critic is not None:
         assert is_equal(copy_of(straight.critic), resumed.critic)
-    if straight.reference is not None and resumed.reference is not None:
+    if isinstance(straight.reference, PolicyModel) and isinstance(resumed.reference, PolicyModel):
         assert is_equal(copy_of(straight.reference.model), resumed.reference.model)
         assert not is_equal(copy_of(straight.actor.model), resumed.reference.model)
+
+
+@pytest.mark.parametrize("is_refreshed", [False, True])
+def test_the_policy_of_a_checkpoint_is_a_plain_model_whatever_was_trained(
+    tmp_path: Path, tokenizer: Any, is_refreshed: bool
+) -> None:
+    trainer = trained(2, kl={"type": "loss"}, **LORA)
+    if is_refreshed:
+        trainer.refresh_reference()
+        trainer.step(make_batch(2))
+    save_checkpoint(tmp_path / "step-000002", trainer, tokenizer, PROGRESS)
+    assert (tmp_path / "step-000002" / "base.safetensors").is_file() == is_refreshed
+    policy = AutoModelForCausalLM.from_pretrained(tmp_path / "step-000002" / "policy")
+    plain = make_model().state_dict()
+    assert policy.state_dict().keys() == plain.keys()
+    assert is_equal(dict(trainer.weights()), policy)
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert not torch.equal(policy.state_dict()[name], plain[name])
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "step-000002" / "policy")) == len(tokenizer)
+
+
+@pytest.mark.parametrize("file", ["adapter.safetensors", "base.safetensors", "critic.safetensors"])
+def test_a_damaged_adapter_is_refused(tmp_path: Path, tokenizer: Any, file: str) -> None:
+    trainer = trained(1, **FULL, **LORA)
+    trainer.refresh_reference()
+    save_checkpoint(tmp_path / "step-000002", trainer, tokenizer, PROGRESS)
+    (tmp_path / "step-000002" / file).write_bytes(b"garbage")
+    with pytest.raises(RunError, match="cannot be resumed"):
+        load_checkpoint(tmp_path / "step-000002", make_trainer(**FULL, **LORA))
+
+
+def test_an_adapter_of_another_rank_is_refused(tmp_path: Path, tokenizer: Any) -> None:
+    save_checkpoint(
+        tmp_path / "step-000002",
+        trained(0, model_settings={"lora": {"type": "lora", "rank": 1}}),
+        tokenizer,
+        PROGRESS,
+    )
+    with pytest.raises(RunError, match=r"adapter\.safetensors holds other parameters"):
+        load_checkpoint(tmp_path / "step-000002", make_trainer(**LORA))
 
 
 def test_a_checkpoint_replaces_an_older_one_and_leaves_nothing_else(tmp_path: Path, tokenizer: Any) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from turnwise.config.load import load_settings
-from turnwise.loop.plan import count_parameters, describe_plan, make_plan
+from turnwise.learn.models import load_model
+from turnwise.loop.build import resolve_model
+from turnwise.loop.plan import describe_plan, make_plan
 
 RECIPE: dict[str, Any] = {
     "env": {"type": "frozen_lake"},
@@ -21,26 +24,37 @@ def test_derived_sizes() -> None:
     plan = make_plan(load_settings(RECIPE))
     assert (plan.episodes_per_step, plan.episodes, plan.optimizer_steps) == (12, 120, 60)
     assert plan.max_sampled_tokens_per_step == 12 * 5 * 7
-    assert (plan.demonstrations, plan.eval_episodes, plan.num_models) == (0, 400, 2)
-    assert plan.memory_bytes == 4 * (2 + 3) * (plan.parameters or 0)
+    assert (plan.demonstrations, plan.eval_episodes) == (0, 400)
     assert plan.notes == ()
     assert plan.to_dict()["episodes"] == 120
+    json.dumps(plan.to_dict())
 
 
 @pytest.mark.parametrize(
-    ("overrides", "num_models", "copies"),
+    ("overrides", "loaded"),
     [
-        ([], 2, 5),
-        (["learn.kl.type=loss"], 3, 6),
-        (["learn.critic.type=model"], 3, 9),
-        (["learn.critic.type=model", "learn.kl.type=loss"], 4, 10),
+        ([], ["actor", "engine"]),
+        (["learn.kl.type=loss"], ["actor", "engine", "reference"]),
+        (["learn.kl.type=loss", "model.lora.type=lora"], ["actor", "engine"]),
+        (["learn.critic.type=model"], ["actor", "engine", "critic"]),
+        (["learn.critic.type=model", "learn.kl.type=loss"], ["actor", "engine", "reference", "critic"]),
     ],
 )
-def test_models_in_memory(overrides: list[str], num_models: int, copies: int) -> None:
-    settings = load_settings(RECIPE, overrides)
-    plan = make_plan(settings)
-    assert plan.num_models == num_models
-    assert plan.memory_bytes == 4 * copies * count_parameters(settings.model.tiny)
+def test_models_in_memory(overrides: list[str], loaded: list[str]) -> None:
+    plan = make_plan(load_settings(RECIPE, overrides))
+    assert [model.name for model in plan.memory.models if model.is_loaded] == loaded
+    for model in plan.memory.models:
+        assert f"{model.name} " in describe_plan(plan)
+        assert model.reason in describe_plan(plan)
+
+
+def test_the_plan_of_a_model_on_disk_counts_it_as_it_is() -> None:
+    path = resolve_model(load_settings(RECIPE))
+    memory = make_plan(load_settings(RECIPE, [f"model.path={path}"])).memory
+    engine = next(model for model in memory.models if model.name == "engine")
+    assert engine.weight_bytes == sum(p.nbytes for p in load_model(path).parameters())
+    half = make_plan(load_settings(RECIPE, [f"model.path={path}", "model.dtype=bfloat16"])).memory
+    assert (memory.loaded_bytes or 0) - (half.loaded_bytes or 0) == engine.weight_bytes / 2
 
 
 def test_words() -> None:
@@ -50,5 +64,5 @@ def test_words() -> None:
     assert "60 optimizer steps" in text
     assert "note: context.window_turns has no effect" in text
     other = describe_plan(make_plan(load_settings(RECIPE, ["model.path=some/model"])))
-    assert "2 copies of the model are held in memory" in other
+    assert "in all unknown size" in other
     assert "demonstrations" not in other

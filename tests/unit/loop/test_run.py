@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import shutil
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from turnwise.errors import ConfigError, LearnError, ModelError, RunError
 from turnwise.learn.trainer import Trainer
@@ -62,13 +65,13 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("kind", ["value_head", "model", "full_window"])
+@pytest.mark.parametrize("kind", ["value_head", "model", "full_window", "lora"])
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     more = ["learn.steps=4", "report.checkpoint_every=2", "eval.every=1"]
     recipe: Any = "frozenlake"
-    if kind == "model":
+    if kind in ("model", "lora"):
         (tmp_path / "model.yaml").write_text(
             "env: {type: frozen_lake, view: objects}\n"
             "context: {window: single_turn, instructions: none, max_response_tokens: 5, max_tokens: 64}\n"
@@ -76,6 +79,8 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
             "warm_start: {type: oracle}\n"
         )
         recipe = str(tmp_path / "model.yaml")
+    if kind == "lora":
+        more += ["model.lora.type=lora", "model.dtype=bfloat16"]
     if kind == "full_window":
         more += ["context.window=full", "context.max_tokens=128"]
     straight = train(recipe, [*SMALL_LAKE, *more], run_dir=tmp_path / "straight")
@@ -249,6 +254,8 @@ def test_seeds_of_tasks(tmp_path: Path) -> None:
         "warm_start.episodes=3",
         "env.train.random_start_rate=1.0",
         "model.tiny.num_layers=2",
+        "model.lora.type=lora",
+        "model.dtype=bfloat16",
     ],
 )
 def test_a_setting_changes_the_run(tmp_path: Path, base: Run, change: str) -> None:
@@ -257,7 +264,15 @@ def test_a_setting_changes_the_run(tmp_path: Path, base: Run, change: str) -> No
     assert untimed(changed) != untimed(base)
 
 
-@pytest.mark.parametrize("change", ["engine.max_rows=2", "learn.micro_batch_tokens=40", "context.max_tokens=400"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "engine.max_rows=2",
+        "learn.micro_batch_tokens=40",
+        "context.max_tokens=400",
+        "model.gradient_checkpointing=true",
+    ],
+)
 def test_a_setting_that_is_about_speed_or_memory_does_not_change_what_is_played(
     tmp_path: Path, base: Run, change: str
 ) -> None:
@@ -280,6 +295,32 @@ def test_eval_temperature_changes_what_is_played(tmp_path: Path, base: Run) -> N
         trajectories = read_trajectories(run.path / "trajectories" / "eval" / "step-000002.jsonl")
         replies.append([turn.response_text for t in trajectories for turn in t.turns])
     assert replies[0] != replies[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "largest_gap"),
+    [
+        (["model.lora.type=lora", "learn.kl.type=loss"], 1e-4),
+        (["model.dtype=bfloat16"], 0.05),
+    ],
+)
+def test_the_engine_plays_the_policy_that_is_trained(tmp_path: Path, changes: list[str], largest_gap: float) -> None:
+    run = small(tmp_path, "a", "learn.steps=3", *changes)
+    gaps = [row["learn/behavior_gap"] for row in run.metrics()[1:]]
+    assert len(gaps) == 3
+    assert 0 < max(gaps) < largest_gap
+    saved = AutoModelForCausalLM.from_pretrained(run.policy)
+    assert not any("lora" in name for name in saved.state_dict())
+    assert all(p.dtype == torch.float32 for p in saved.parameters())
+    assert evaluate(run, 5).success == run.summary.success_after
+
+
+def test_a_run_says_first_what_is_loaded(tmp_path: Path) -> None:
+    console = Console(record=True, width=400, file=io.StringIO())
+    train("frozenlake", [*SMALL_LAKE, "learn.steps=0"], run_dir=tmp_path / "a", console=console)
+    text = console.export_text()
+    assert "models: actor" in text
+    assert "reference (learn.kl is none), critic (learn.critic is value_head" in text
 
 
 # --- mistakes --------------------------------------------------------------------------------------------------------

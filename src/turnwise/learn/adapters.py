@@ -1,0 +1,109 @@
+"""Low-rank adapters: a few trained matrices beside the frozen weights of a model, through peft.
+
+In: a model and `model.lora`. Out: the same model with adapters in its linear layers, switched off and on, merged for
+others, or folded into its weights. Adapters have no dropout: the policy that is trained must be the one that samples.
+It knows nothing of losses, optimizers or files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from turnwise.config import schema
+from turnwise.errors import ConfigError
+
+_ADAPTER = "default"
+
+
+def add_adapter(model: PreTrainedModel, settings: schema.Lora, *, seed: int) -> None:
+    """Put fresh adapters into the model, in place: it computes what it did before, and only they are trained."""
+    if settings.target_modules != "all-linear":
+        _check_targets(model, settings.target_modules)
+    config = LoraConfig(
+        r=settings.rank,
+        # peft declares whole numbers and only ever divides by the rank.
+        lora_alpha=settings.alpha,  # type: ignore[arg-type]
+        target_modules=settings.target_modules,
+        # How a transposed layer stores its weight; peft would correct the other value with a warning.
+        fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in model.modules()),
+    )
+    with _seeded(seed):
+        inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
+
+
+def has_adapter(model: nn.Module) -> bool:
+    return any(isinstance(module, LoraLayer) for module in model.modules())
+
+
+@contextmanager
+def adapter_off(model: nn.Module) -> Iterator[None]:
+    """Inside, the model computes as if it had never been adapted."""
+    layers = [layer for _, layer in _adapted_layers(model)]
+    try:
+        for layer in layers:
+            layer.enable_adapters(False)
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+@torch.no_grad()
+def merged_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Weights under the names of the plain model, adapters added to copies: merging in place and back would round."""
+    layers = dict(_adapted_layers(model))
+    weights: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        owner, _, own_name = name.partition(".base_layer.")
+        if owner in layers:
+            is_weight = own_name == "weight"
+            weights[f"{owner}.{own_name}"] = tensor + _delta(layers[owner]) if is_weight else tensor
+        elif not set(name.split(".")) & set(LoraLayer.adapter_layer_names):
+            weights[name] = tensor
+    return weights
+
+
+@torch.no_grad()
+def fold_adapter(model: nn.Module, *, seed: int) -> None:
+    """Make what the adapters have learnt part of the frozen weights, and start them afresh."""
+    with _seeded(seed):
+        for _, layer in _adapted_layers(model):
+            layer.get_base_layer().weight.add_(_delta(layer))  # type: ignore[operator, union-attr]
+            layer.reset_lora_parameters(_ADAPTER, init_lora_weights=True)
+
+
+def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, LoraLayer]]:
+    return ((name, module) for name, module in model.named_modules() if isinstance(module, LoraLayer))
+
+
+def _delta(layer: LoraLayer) -> Tensor:
+    return layer.get_delta_weight(_ADAPTER)  # type: ignore[operator]
+
+
+def _check_targets(model: PreTrainedModel, targets: list[str]) -> None:
+    """The output layer is no target: where it shares its weight with the embedding it cannot be merged."""
+    head = model.get_output_embeddings()
+    linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not head]
+    unknown = [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in linear)]
+    if unknown:
+        known = sorted({name.rsplit(".", 1)[-1] for name in linear})
+        raise ConfigError(
+            f"model.lora.target_modules: {', '.join(map(repr, unknown))} given; {type(model).__name__} has no such "
+            f"linear layer between its embedding and its output. Choose from {', '.join(known)}, or 'all-linear'."
+        )
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """New adapters come from the run's seed, and nobody else's random numbers change."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
