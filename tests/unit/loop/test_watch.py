@@ -17,6 +17,7 @@ from turnwise.learn.trainer import Trainer
 from turnwise.loop import session as session_module
 from turnwise.loop.run import Run, evaluate, resume, train
 from turnwise.report.run_dir import RunDirectory
+from turnwise.report.trajectories import read_trajectories
 from turnwise.types import Batch, StepReport
 
 from ...small_run import SMALL_LAKE, without_plots
@@ -68,6 +69,12 @@ def same(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) 
     return all(torch.equal(first[name], second[name]) for name in first)
 
 
+def last_logprobs(run: Run) -> list[list[float]]:
+    """Of all that was sampled in the last evaluation, which tells policies apart that score the same."""
+    trajectories = read_trajectories(run.path / "trajectories" / "eval" / "step-000004.jsonl")
+    return [segment.behavior_logprobs.tolist() for t in trajectories for segment in t.segments]
+
+
 @pytest.mark.usefixtures("collapsing")
 def test_a_collapsed_run_ends_with_the_policy_from_before(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=500)
@@ -95,6 +102,7 @@ def test_a_collapsed_run_ends_with_the_policy_from_before(tmp_path: Path) -> Non
     for name in ("success_after", "return_after", "tokens_sampled", "tokens_trained", "policy_version"):
         assert getattr(summary, name) == getattr(short.summary, name)
     assert evaluate(run).mean_return == summary.return_after
+    assert last_logprobs(run) == last_logprobs(short)
 
 
 @pytest.mark.usefixtures("collapsing")
