@@ -45,6 +45,7 @@ class Series:
         self.best, self.lowest = -math.inf, math.inf
         """Highest and lowest level so far."""
         self.best_step = 0
+        """The end of the best window; 0 where that is the first one."""
         self._num_levels = 0
         self.noise = 0.0
         """How far apart the values of one window are, on average over all windows so far."""
@@ -61,7 +62,8 @@ class Series:
             self.level = fmean(self._recent)
             self.lowest = min(self.lowest, self.level)
             if self.level >= self.best:
-                self.best, self.best_step = self.level, step
+                # A first window that nothing surpasses may have fallen inside it; only its start is known as good.
+                self.best, self.best_step = self.level, step if self._num_levels else 0
             self._num_levels += 1
             self.noise += (max(self._recent) - min(self._recent) - self.noise) / self._num_levels
 

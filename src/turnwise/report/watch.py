@@ -251,8 +251,9 @@ def _find_success_lost(seen: History) -> _Trouble | None:
     is_below = series.level < nothing + _LOST_SHARE * (series.best - nothing)
     if not is_below or drop <= series.noise:
         return None
+    when = f"at step {series.best_step}" if series.best_step else "at the start"
     return _Trouble(
-        f"the smoothed {name} has fallen to {series.level:.3g} from {series.best:.3g} at step {series.best_step}. "
+        f"the smoothed {name} has fallen to {series.level:.3g} from {series.best:.3g} {when}. "
         "Go back to a checkpoint before it, with a lower learn.optim.lr or learn.kl.type=loss.",
         is_collapse=True,
         since=series.best_step + 1,

@@ -22,7 +22,13 @@ from turnwise.types import Batch, StepReport
 
 from ...small_run import SMALL_LAKE, without_plots
 
-WATCH = ["watch.window=2", "watch.patience=2", "learn.optim.schedule=constant", "learn.optim.warmup_steps=0"]
+WATCH = [
+    "watch.window=2",
+    "watch.patience=2",
+    "learn.optim.schedule=constant",
+    "learn.optim.warmup_steps=0",
+    "eval.temperature=1.0",  # greedy play has no log-probabilities to compare
+]
 COLLAPSES_AT = 6
 """The step from which the small runs below have no entropy left."""
 

@@ -197,6 +197,12 @@ def test_lost_success_is_a_collapse_since_its_best() -> None:
     assert look(outcomes("rollout/success", rise + [0.42] * 20)) == []  # still more than half
 
 
+def test_success_that_falls_from_the_first_steps_on_was_good_at_the_start_alone() -> None:
+    (lost,) = look(outcomes("rollout/success", [0.5, 0.4, 0.1, 0.0] + [0.0] * 9))
+    assert (lost.kind, lost.since) == ("success_lost", 1)
+    assert "from 0.25 at the start" in lost.message
+
+
 def test_success_that_comes_back_can_be_lost_again() -> None:
     good, bad = [0.8] * 9, [0.1] * 9
     findings = look(outcomes("rollout/success", good + bad + good + bad))
