@@ -9,7 +9,15 @@ from pydantic import ValidationError
 from turnwise.config.load import env_params, params_class
 from turnwise.config.problems import describe_problems
 from turnwise.config.registry import CREDITS, ENGINES, ENVS, WORKFLOWS, Registry
-from turnwise.config.schema import ContextSettings, EnvSettings, NoCritic, TinySettings, TurnwiseSettings
+from turnwise.config.schema import (
+    ContextSettings,
+    EnvSettings,
+    NoCritic,
+    NoKl,
+    TinySettings,
+    TurnwiseSettings,
+    WatchSettings,
+)
 from turnwise.errors import ConfigError
 
 
@@ -109,6 +117,10 @@ def find_no_effect(settings: TurnwiseSettings) -> list[str]:
         notes.append("learn.optim.final_lr_share has no effect with learn.optim.schedule 'constant'.")
     if settings.model.path != "tiny" and settings.model.tiny != TinySettings():
         notes.append("model.tiny has no effect when model.path is not 'tiny'.")
+    if settings.rollout.group_size == 1 and settings.watch.min_spread_share != WatchSettings().min_spread_share:
+        notes.append("watch.min_spread_share has no effect with rollout.group_size 1: nobody has siblings.")
+    if isinstance(settings.learn.kl, NoKl) and settings.watch.max_reference_kl != WatchSettings().max_reference_kl:
+        notes.append("watch.max_reference_kl has no effect with learn.kl.type 'none': there is no reference.")
     return notes
 
 

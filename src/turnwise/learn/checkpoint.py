@@ -24,6 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 from turnwise.errors import RunError
 from turnwise.learn.adapters import has_adapter
+from turnwise.learn.models import load_model
 from turnwise.learn.policy import PolicyModel
 from turnwise.learn.trainer import Trainer
 
@@ -88,6 +89,13 @@ def load_checkpoint(folder: Path, trainer: Trainer) -> dict[str, Any]:
     except _DAMAGED as error:
         raise RunError(f"checkpoint {folder} cannot be resumed: {type(error).__name__}: {error}") from error
     return progress
+
+
+def restore_learner(folder: Path, trainer: Trainer) -> dict[str, Any]:
+    """Put a running learner back to where it was, its policy included; returns the loop's own state."""
+    if not has_adapter(trainer.actor.model):
+        trainer.actor.model.load_state_dict(load_model(folder / "policy").state_dict())
+    return load_checkpoint(folder, trainer)
 
 
 def _parameters(module: nn.Module, *, is_trained: bool) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
 """The course of a run: set up, warm start, evaluate, train, evaluate, write it all down.
 
 In: settings and a run directory. Out: the same directory, filled. A failure in learning or sync ends it with
-everything finished on disk; a checkpoint goes on where the run stopped.
+everything finished on disk; a checkpoint goes on where the run stopped. A collapse ends it with an earlier policy,
+where `watch.stop` asks for that.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from rich.console import Console
 from turnwise.config.checks import find_no_effect
 from turnwise.config.load import list_recipes
 from turnwise.config.schema import OraclePtx, OracleWarmStart, TurnwiseSettings
-from turnwise.learn.checkpoint import load_checkpoint, resumed_model, save_checkpoint
+from turnwise.learn.checkpoint import load_checkpoint, restore_learner, resumed_model, save_checkpoint
 from turnwise.learn.memory import describe_in_one_line, report_memory
 from turnwise.loop.build import TrainParts, build_train
 from turnwise.loop.evaluate import Evaluation, evaluate_policy, measure_baselines
+from turnwise.loop.keeper import CollapsedError, Keeper
 from turnwise.loop.serial import LoopStep, train_serial
 from turnwise.loop.warm_start import mix_in_demonstrations, warm_start
 from turnwise.protocols import Sink
@@ -31,6 +33,7 @@ from turnwise.report.run_dir import RunDirectory
 from turnwise.report.summary import Summary
 from turnwise.report.tensorboard import TensorboardSink
 from turnwise.report.trajectories import TrajectoryWriter
+from turnwise.report.watch import Finding
 from turnwise.types import Trajectory
 
 
@@ -61,6 +64,7 @@ class Session:
         self._started_s = time.perf_counter()
         self._watch = Stopwatch()
         self._last_split: Mapping[str, float] = {}
+        self._stopped: Mapping[str, str | int] | None = None
 
     async def run(self) -> None:
         for warning in find_no_effect(self._settings):
@@ -141,6 +145,8 @@ class Session:
             time_split=time_split,
             policy_version=parts.learner.policy_version,
             warm_start=self._progress.warm_start,
+            findings=[_told(finding) for finding in self._directory.read_findings()],
+            stopped=self._stopped,
         )
 
     def _finish(self, summary: Summary, trajectories: Sequence[Trajectory]) -> None:
@@ -148,7 +154,8 @@ class Session:
         metrics = self._directory.read_metrics()
         curve = self._directory.plots / "learning_curve.png"
         plot_learning_curve(metrics, summary, curve)
-        plot_training_health(metrics, self._directory.plots / "training_health.png")
+        health = self._directory.plots / "training_health.png"
+        plot_training_health(metrics, health, self._directory.read_findings())
         TrajectoryWriter(self._directory.trajectories / "eval").write(summary.steps, trajectories[:16])
         print_trajectory(self._console, _most_telling(trajectories))
         run = self._directory.path
@@ -177,8 +184,11 @@ class Session:
         start_step, report = self._progress.step, self._settings.report
         sinks = Sinks(self._make_sinks(start_step))
         writer = TrajectoryWriter(self._directory.trajectories, max_per_step=max(report.trajectories_per_step, 1))
+        keeper = Keeper(self._settings, self._directory, self._console)
         if start_step == 0:
             sinks.write(0, {"eval/success": before.success, "eval/return": before.mean_return})
+            if keeper.is_save_due(0):
+                self._save(parts)
         title = f"{self._settings.recipe} on {self._settings.env.type}"
         with ProgressDisplay(
             self._settings.learn.steps, title, console=self._console, start_step=start_step
@@ -191,18 +201,34 @@ class Session:
                     with display.phase("evaluating") as advance:
                         between = await evaluate_policy(parts, advance)
                     metrics |= {"eval/success": between.success, "eval/return": between.mean_return}
-                sinks.write(step.step, metrics)
+                found = keeper.look(step.step, metrics)
+                sinks.write(step.step, metrics | {"watch/findings": float(len(found))})
                 shown = [t for group in step.groups for t in group.trajectories][: report.trajectories_per_step]
                 if shown:
                     writer.write(step.step, shown)
                 display.update(step.step, metrics, self._watch.time_split())
-                if report.checkpoint_every and step.step % report.checkpoint_every == 0:
+                keeper.check(found)
+                if keeper.is_save_due(step.step):
                     self._save(parts)
+                    keeper.prune()
 
-            await train_serial(parts, self._watch, start_step=start_step, on_step=on_step)
+            try:
+                await train_serial(parts, self._watch, start_step=start_step, on_step=on_step)
+            except CollapsedError as collapsed:
+                self._go_back(parts, collapsed.finding, keeper.go_back(collapsed.finding))
         sinks.close()
         if self._directory.latest_checkpoint() != self._directory.step_checkpoint(self._progress.step):
             self._save(parts)
+
+    def _go_back(self, parts: TrainParts, collapse: Finding, checkpoint: Path) -> None:
+        """The learner, and what is reported, are those of the checkpoint; the metrics of the collapse stay on disk."""
+        self._progress = Progress(**restore_learner(checkpoint, parts.learner))
+        self._stopped = {**_told(collapse), "returned_to_step": self._progress.step}
+        print_notice(
+            self._console,
+            f"stopped at step {collapse.step} ({collapse.kind}); the result is the policy of step "
+            f"{self._progress.step}. Resuming would repeat the collapse: start anew with other settings.",
+        )
 
     def _make_sinks(self, start_step: int) -> list[Sink]:
         sinks: list[Sink] = [JsonlSink(self._directory.metrics, time_offset_s=self._progress.wall_s)]
@@ -234,6 +260,10 @@ class Session:
         folder.parent.mkdir(parents=True, exist_ok=True)
         now = replace(self._progress, wall_s=time.perf_counter() - self._started_s, tasks=parts.tasks.state())
         save_checkpoint(folder, parts.learner, parts.tokenizer, asdict(now))
+
+
+def _told(finding: Finding) -> dict[str, str | int]:
+    return {"step": finding.step, "kind": finding.kind, "message": finding.message}
 
 
 def _with_warm_start(baselines: Mapping[str, float], warm_start_success: float | None) -> dict[str, float]:

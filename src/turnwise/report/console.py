@@ -108,8 +108,11 @@ def print_outcome(
         columns.append(_baseline_table(summary))
     body = Table.grid(padding=(0, 5))
     body.add_row(*columns)
-    title = Text(f"{summary.recipe} is trained", style="bold")
-    console.print(Panel(body, title=title, title_align="left", border_style="green", padding=(1, 2), expand=False))
+    if summary.stopped is None:
+        title, colour = Text(f"{summary.recipe} is trained", style="bold"), "green"
+    else:
+        title, colour = Text(f"{summary.recipe} was stopped", style="bold"), "yellow"
+    console.print(Panel(body, title=title, title_align="left", border_style=colour, padding=(1, 2), expand=False))
     # Outside the panel and never cut, so that paths and commands can be copied.
     _print_entry(console, "run", str(run_dir))
     if plot_path is not None:
@@ -132,6 +135,10 @@ def _result(summary: Summary, *, arrow: str) -> RenderableType:
         before = "" if summary.return_before is None else f"{summary.return_before:.2f} {arrow} "
         facts.add_row("return", f"{before}{summary.return_after:.2f}")
     facts.add_row("steps", str(summary.steps))
+    if summary.stopped is not None:
+        facts.add_row("stopped", f"{summary.stopped['kind']} at step {summary.stopped['step']}")
+    if summary.findings:
+        facts.add_row("findings", f"{len(summary.findings)}, in findings.jsonl")
     facts.add_row("time", f"{format_duration(summary.wall_s)} (set-up {format_duration(summary.setup_s)})")
     facts.add_row(
         "tokens", f"{format_count(summary.tokens_sampled)} sampled, {format_count(summary.tokens_trained)} trained"

@@ -24,6 +24,9 @@ from turnwise.types import Group, Metrics, Trajectory, Turn
 
 log = logging.getLogger(__name__)
 
+_SAME = 1e-9
+"""Sums of equal rewards differ by less, in whichever order they were added."""
+
 
 class JsonlSink:
     """Appends one JSON object per step to `metrics.jsonl`: `{"step": 3, "time_s": 12.5, "rollout/success": 0.25}`."""
@@ -96,7 +99,17 @@ def _within_group_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, f
     return {
         "rollout/in_group_std": _mean([float(np.std(values)) for values in returns]),
         "rollout/pass_at_k": _mean([any(t.is_success for t in siblings) for siblings in groups]),
+        **_dead_group_metrics(groups),
     }
+
+
+def _dead_group_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
+    """The share of groups whose siblings all earn the same, penalties included, as what is learnt from sees them."""
+    learnt_from = [[t for t in siblings if not t.stop_reason.is_error] for siblings in groups]
+    earned = [[sum(x.reward + x.penalty for x in t.turns) for t in siblings] for siblings in learnt_from]
+    # A trajectory without siblings has nobody to differ from.
+    is_dead = [max(values) - min(values) < _SAME for values in earned if len(values) > 1]
+    return {"rollout/dead_groups": _mean(is_dead)} if is_dead else {}
 
 
 def _turn_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -107,7 +120,20 @@ def _turn_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return {
         "rollout/invalid_actions": _mean([_is_invalid(turn) for turn in turns]),
         "rollout/response_tokens": num_tokens / len(turns),
+        **_repetition_metrics(trajectories),
     }
+
+
+def _repetition_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """The share of 3-grams of sampled tokens that the same reply had before; nothing where all replies are shorter."""
+    num_grams = num_distinct = 0
+    for segment in (segment for trajectory in trajectories for segment in trajectory.segments):
+        ids, turns = segment.token_ids[segment.loss_mask].tolist(), segment.turn_ids[segment.loss_mask].tolist()
+        neighbours = zip(turns, turns[2:], ids, ids[1:], ids[2:], strict=False)
+        grams = [(turn, *gram) for turn, turn_of_last, *gram in neighbours if turn == turn_of_last]
+        num_grams += len(grams)
+        num_distinct += len(set(grams))
+    return {"rollout/repetition": 1 - num_distinct / num_grams} if num_grams else {}
 
 
 def _is_invalid(turn: Turn) -> bool:

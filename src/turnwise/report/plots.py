@@ -22,9 +22,12 @@ from numpy.typing import NDArray
 
 from turnwise.report.files import atomic_write
 from turnwise.report.summary import TIME_SECTIONS, Summary
+from turnwise.report.watch import Finding
 from turnwise.types import Metrics
 
 _DPI = 140
+_NUM_TOLD = 4
+"""Findings that fit beside a heading."""
 _INK, _FAINT, _GRID = "#1f2937", "#6b7280", "#e5e7eb"
 _BLUE, _ORANGE = "#2563eb", "#ea580c"
 _BASELINE_COLOURS = {"oracle": "#15803d", "warm_start": "#7c3aed"}
@@ -64,6 +67,8 @@ _HEALTH_PANELS = {
     "learn/value_loss": "value loss",
     "learn/explained_variance": "explained variance of the critic",
     "rollout/in_group_std": "spread of returns inside a group",
+    "rollout/dead_groups": "groups without spread",
+    "rollout/repetition": "repeated 3-grams in replies",
     "rollout/response_tokens": "sampled tokens per turn",
     "rollout/num_turns": "turns per episode",
     "rollout/truncated": "truncated episodes",
@@ -89,8 +94,11 @@ def plot_learning_curve(metrics: Sequence[Metrics], summary: Summary | None, pat
         save_figure(figure, path)
 
 
-def plot_training_health(metrics: Sequence[Metrics], path: Path) -> None:
-    """One small panel for each number that shows whether learning is sound, and one for where the time went."""
+def plot_training_health(metrics: Sequence[Metrics], path: Path, findings: Sequence[Finding] = ()) -> None:
+    """One small panel for each number that shows whether learning is sound, and one for where the time went.
+
+    Thin lines mark the steps of the findings; their kinds stand in the heading.
+    """
     shown = {name: title for name, title in _HEALTH_PANELS.items() if len(_series(metrics, name).steps)}
     sections = {name: series for name in TIME_SECTIONS if len((series := _time_series(metrics, name)).steps)}
     num_panels = max(1, len(shown) + bool(sections))
@@ -102,8 +110,14 @@ def plot_training_health(metrics: Sequence[Metrics], path: Path) -> None:
         figure.text(0.065, 1 - 0.34 / height, "Training health", fontsize=14, weight="bold")
         grid = figure.add_gridspec(num_rows, 3, hspace=0.5, wspace=0.22)
         panels = [figure.add_subplot(grid[index // 3, index % 3]) for index in range(num_panels)]
+        told = [f"{finding.kind.replace('_', ' ')} at {finding.step}" for finding in findings]
+        more = f"  ·  {len(told) - _NUM_TOLD} more" if len(told) > _NUM_TOLD else ""
+        heading = "  ·  ".join(told[:_NUM_TOLD]) + more
+        figure.text(0.975, 1 - 0.34 / height, heading, fontsize=8.5, color=_ORANGE, ha="right")
         for panel, (name, title) in zip(panels, shown.items(), strict=False):
             _draw_panel(panel, _series(metrics, name), title)
+            for finding in findings:
+                panel.axvline(finding.step, color=_ORANGE, linewidth=0.8, alpha=0.7)
         if sections:
             _draw_time(panels[-1], sections)
         elif not shown:

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import datetime
 from itertools import chain, count
 from pathlib import Path
+from typing import Any
 
 from turnwise.errors import RunError
 from turnwise.report.files import atomic_write, read_text, reason
 from turnwise.report.manifest import Manifest
 from turnwise.report.summary import Summary
+from turnwise.report.watch import Finding
 
 _STEP_NAME = re.compile(r"step-(\d{6,})")
 
@@ -60,10 +64,11 @@ class RunDirectory:
 
     @classmethod
     def reopen(cls, path: Path, *, step: int) -> RunDirectory:
-        """Open to go on after `step`: metrics and trajectories of later steps are forgotten, checkpoints stay."""
+        """Open to go on after `step`: what was recorded of later steps is forgotten, checkpoints stay."""
         run = cls.open(path)
-        kept = [line for line, row in run._metric_lines() if row["step"] <= step]
-        atomic_write(run.metrics, "".join(f"{line}\n" for line in kept))
+        for records in (run.metrics, *([run.findings] if run.findings.exists() else [])):
+            kept = [line for line, row in _rows(records) if row["step"] <= step]
+            atomic_write(records, "".join(f"{line}\n" for line in kept))
         for file in run.trajectories.glob("step-*.jsonl"):
             if (found := _STEP_NAME.fullmatch(file.stem)) and int(found[1]) > step:
                 file.unlink()
@@ -80,6 +85,10 @@ class RunDirectory:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def findings(self) -> Path:
+        return self.path / "findings.jsonl"
 
     @property
     def summary(self) -> Path:
@@ -104,14 +113,25 @@ class RunDirectory:
     def step_checkpoint(self, step: int) -> Path:
         return self.checkpoints / step_name(step)
 
-    def latest_checkpoint(self) -> Path | None:
-        """The one with the highest step; folders under a temporary name do not count."""
-        steps = {
-            int(found[1]): folder
+    def checkpoint_steps(self) -> list[int]:
+        """The steps that were saved, ascending; folders under a temporary name do not count."""
+        return sorted(
+            int(found[1])
             for folder in self.checkpoints.glob("step-*")
             if (found := _STEP_NAME.fullmatch(folder.name)) and folder.is_dir()
-        }
-        return steps[max(steps)] if steps else None
+        )
+
+    def latest_checkpoint(self) -> Path | None:
+        steps = self.checkpoint_steps()
+        return self.step_checkpoint(steps[-1]) if steps else None
+
+    def remove_checkpoint(self, step: int) -> None:
+        folder = self.step_checkpoint(step)
+        removed = folder.with_name(f".{folder.name}.removed")
+        shutil.rmtree(removed, ignore_errors=True)
+        # Renamed first: half a checkpoint must not pass for one.
+        folder.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
 
     def write_summary(self, summary: Summary) -> None:
         atomic_write(self.summary, summary.to_json())
@@ -125,18 +145,24 @@ class RunDirectory:
 
     def read_metrics(self) -> list[dict[str, float]]:
         """One mapping per step; values that were not finite when written are left out."""
-        rows = (row for _, row in self._metric_lines())
+        rows = (row for _, row in _rows(self.metrics))
         return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
-    def _metric_lines(self) -> Iterator[tuple[str, dict[str, float]]]:
-        lines = read_text(self.metrics).removesuffix("\n").split("\n")
-        for number, line in enumerate(lines, start=1):
-            try:
-                yield line, _parse_row(line)
-            except ValueError as error:
-                # A run that was killed leaves its last line torn; anywhere else the file was damaged.
-                if number < len(lines):
-                    raise RunError(f"{self.metrics}, line {number} is damaged: {error}.") from error
+    def append_finding(self, finding: Finding) -> None:
+        try:
+            with self.findings.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(finding), allow_nan=False) + "\n")
+        except OSError as error:
+            raise RunError(f"Cannot append to {self.findings}: {reason(error)}.") from error
+
+    def read_findings(self) -> list[Finding]:
+        """What the watch has told so far, in order; the file is made with the first finding."""
+        if not self.findings.exists():
+            return []
+        try:
+            return [Finding(**row) for _, row in _rows(self.findings)]
+        except TypeError as error:
+            raise RunError(f"{self.findings} is damaged: {error}.") from error
 
     def _make_folder(self) -> None:
         if self.path.is_file():
@@ -171,7 +197,19 @@ class RunDirectory:
         )
 
 
-def _parse_row(line: str) -> dict[str, float]:
+def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines of a file of records, each as it is and as what it says."""
+    lines = read_text(path).removesuffix("\n").split("\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield line, _parse_row(line)
+        except ValueError as error:
+            # A run that was killed leaves its last line torn; anywhere else the file was damaged.
+            if number < len(lines):
+                raise RunError(f"{path}, line {number} is damaged: {error}.") from error
+
+
+def _parse_row(line: str) -> dict[str, Any]:
     row = json.loads(line)
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):
         raise ValueError("expected a JSON object with a step")

@@ -7,13 +7,14 @@ is not known is None.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 
 from turnwise.errors import RunError
 from turnwise.report.files import encode_object, read_object
 
+_NOT_NUMBERS = ("recipe", "env", "findings", "stopped")
 TIME_SECTIONS: tuple[str, ...] = ("rollout", "env", "learn", "sync", "other")
 
 
@@ -42,6 +43,10 @@ class Summary:
     policy_version: int
     warm_start: Mapping[str, float] | None = None
     """How the policy was prepared, for example `demonstrations` and `steps`; None where it was not."""
+    findings: Sequence[Mapping[str, str | int]] = field(default_factory=list)
+    """What the watch told, in order: `step`, `kind` and `message` of each."""
+    stopped: Mapping[str, str | int] | None = None
+    """The finding that ended the run early, and `returned_to_step`, which the result is of; None where none did."""
 
     def __post_init__(self) -> None:
         for name, number in self._numbers():
@@ -51,13 +56,18 @@ class Summary:
                 raise ValueError(f"Summary: {name} must be finite, got {number}; use None for what is not known")
         if set(self.time_split) != set(TIME_SECTIONS):
             raise ValueError(f"Summary: time_split must have {list(TIME_SECTIONS)}, got {sorted(self.time_split)}")
+        for told in self.findings:
+            if not isinstance(told, Mapping) or set(told) != {"step", "kind", "message"}:
+                raise ValueError(f"Summary: findings must have step, kind and message, got {told!r}")
 
     def _numbers(self) -> Iterator[tuple[str, object]]:
         for f in fields(self):
             value = getattr(self, f.name)
+            if f.name in _NOT_NUMBERS:
+                continue
             if isinstance(value, Mapping):
                 yield from ((f"{f.name}.{key}", number) for key, number in value.items())
-            elif f.name not in ("recipe", "env") and value is not None:
+            elif value is not None:
                 yield f.name, value
 
     def to_json(self) -> str:
@@ -67,7 +77,8 @@ class Summary:
     def read(cls, path: Path) -> Summary:
         """From a file. Keys this version does not know are left alone: a newer turnwise may have written them."""
         values = read_object(path)
-        missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in values]
+        required = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
+        missing = [name for name in required if name not in values]
         if missing:
             raise RunError(
                 f"{path} is damaged: it lacks {', '.join(missing)}. Restore it, or resume the run to write it anew."

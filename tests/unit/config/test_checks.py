@@ -73,6 +73,16 @@ def test_several_contradictions_come_in_one_message() -> None:
             ["learn.optim.final_lr_share=0.5"],
             ["learn.optim.final_lr_share=0.5", "learn.optim.schedule=linear"],
         ),
+        (
+            "watch.min_spread_share",
+            ["watch.min_spread_share=0.2", "rollout.group_size=1"],
+            ["watch.min_spread_share=0.2"],
+        ),
+        (
+            "watch.max_reference_kl",
+            ["watch.max_reference_kl=1.0"],
+            ["watch.max_reference_kl=1.0", "learn.kl.type=loss"],
+        ),
         ("model.tiny", ["model.tiny.num_layers=1", "model.path=/some/folder"], ["model.tiny.num_layers=1"]),
     ],
 )

@@ -200,6 +200,18 @@ def test_the_outcome_holds_the_essentials(make_summary, width: int) -> None:
     assert "next   turnwise eval RUN\n       turnwise show RUN [id]\n" in text
 
 
+def test_the_outcome_of_a_stopped_run_says_so(make_summary) -> None:
+    found = {"step": 40, "kind": "low_entropy", "message": "entropy is 0.01"}
+    for stopped, expected in ((None, "is trained"), ({**found, "returned_to_step": 20}, "was stopped")):
+        console = plain_console()
+        summary = make_summary(findings=[found], stopped=stopped)
+        print_outcome(console, summary, run_dir=Path("r"), plot_path=None, next_commands=[])
+        text = text_of(console)
+        assert f"frozenlake {expected}" in text
+        assert ("low_entropy at step 40" in text) == (stopped is not None)
+        assert "1, in findings.jsonl" in text
+
+
 def test_an_outcome_without_evaluation_claims_nothing(make_summary) -> None:
     console = plain_console()
     unknown = dict.fromkeys(("success_before", "success_after", "return_before", "return_after"))

@@ -12,7 +12,7 @@ import pytest
 from turnwise.errors import RunError
 from turnwise.report import metrics as metrics_module
 from turnwise.report.metrics import JsonlSink, Sinks, Stopwatch, group_metrics
-from turnwise.types import Group, Metrics, StopReason, Task
+from turnwise.types import Group, Metrics, Segment, StopReason, Task
 
 
 class MemorySink:
@@ -116,9 +116,57 @@ def test_group_metrics_by_hand(make_trajectory, make_turn) -> None:
         "rollout/errors": 0.25,
         "rollout/in_group_std": 0.25,  # 0.5 in the first group, 0 in the second
         "rollout/pass_at_k": 0.5,
+        "rollout/dead_groups": 0.0,  # of the first group alone: in the second one sibling is left
         "rollout/invalid_actions": 2 / 5,
         "rollout/response_tokens": 2.0,
     }
+
+
+def test_a_group_is_dead_where_nothing_tells_its_siblings_apart(make_trajectory, make_turn) -> None:
+    task = Task(tag="frozen_lake", seed=1)
+
+    def group(*siblings) -> Group:
+        return Group(task=task, trajectories=siblings)
+
+    def dead(*groups: Group) -> float | None:
+        return group_metrics(groups).get("rollout/dead_groups")
+
+    win, other_win, loss = make_trajectory(0), make_trajectory(1), make_trajectory(2, rewards=(0.0,))
+    fined = make_trajectory(3, turns=(make_turn(0, penalty=-0.1),))
+    failed = make_trajectory(4, rewards=(0.0,), stop_reason=StopReason.ENV_ERROR)
+    assert dead(group(win, other_win), group(win, loss), group(loss, loss), group(win, loss)) == 0.5
+    assert dead(group(loss, fined)) == 0.0  # the return is the same; what is learnt from is not
+    assert dead(group(win, other_win, failed)) == 1.0  # nothing is learnt from a failure
+    assert dead(group(win), group(win, failed)) is None
+    # 0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 are not the same float.
+    assert dead(group(make_trajectory(0, rewards=(0.1, 0.2, 0.3)), make_trajectory(1, rewards=(0.3, 0.2, 0.1)))) == 1.0
+
+
+def replies(make_trajectory, *replies: str) -> Group:
+    """One segment with two given tokens before each reply; a letter is a token."""
+    rows = [(ord(letter), turn) for turn, reply in enumerate(replies) for letter in "xx" + reply]
+    given = [place < 2 for reply in replies for place in range(2 + len(reply))]
+    segment = Segment(
+        token_ids=np.array([token for token, _ in rows], dtype=np.int32),
+        loss_mask=~np.array(given),
+        behavior_logprobs=np.zeros(len(rows), dtype=np.float32),
+        turn_ids=np.where(given, -1, [turn for _, turn in rows]).astype(np.int32),
+    )
+    return Group(task=Task(tag="frozen_lake", seed=1), trajectories=(make_trajectory(segments=(segment,)),))
+
+
+@pytest.mark.parametrize(
+    ("texts", "repetition"),
+    [
+        (["abcdef"], 0.0),
+        (["aaaaaa"], 3 / 4),  # four 3-grams, one of them new
+        (["ababab", "xyz"], 2 / 5),  # aba bab (aba) (bab); xyz
+        (["abc", "abc"], 0.0),  # the same move in two turns is no repetition
+        (["ab", "ca", "bc"], None),  # too short, and never joined over turns or with what was given
+    ],
+)
+def test_repetition_is_counted_inside_replies(make_trajectory, texts: list[str], repetition: float | None) -> None:
+    assert group_metrics([replies(make_trajectory, *texts)]).get("rollout/repetition") == pytest.approx(repetition)
 
 
 def test_success_is_split_by_tag_only_where_there_are_several(make_trajectory) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from turnwise.report import plots
 from turnwise.report.plots import plot_learning_curve, plot_training_health
+from turnwise.report.watch import Finding
 
 
 def png_size(path: Path) -> tuple[int, int]:
@@ -60,6 +61,17 @@ def test_training_health_grows_with_what_was_recorded(tmp_path: Path) -> None:
     assert {width for width, _ in sizes} == {1400}
     assert sizes[0] == sizes[1] == sizes[2]  # entropy, gradient norm and time fill one row
     assert sizes[3][1] > sizes[2][1]
+
+
+def test_findings_are_drawn(tmp_path: Path) -> None:
+    found = [
+        Finding(step=step, kind="low_entropy", since=1, is_collapse=False, message="") for step in (2, 3, 4, 5, 6, 7)
+    ]
+    images = []
+    for findings in ([], found[:1], found):
+        plot_training_health(make_rows(12), tmp_path / "health.png", findings)
+        images.append((tmp_path / "health.png").read_bytes())
+    assert len(set(images)) == 3
 
 
 def test_values_that_are_not_finite_are_left_out() -> None:

@@ -10,6 +10,7 @@ from turnwise.report import run_dir as run_dir_module
 from turnwise.report.files import atomic_write
 from turnwise.report.manifest import Manifest
 from turnwise.report.run_dir import RunDirectory, new_run_path
+from turnwise.report.watch import Finding
 
 
 @pytest.fixture
@@ -108,6 +109,24 @@ def test_reopen_forgets_later_steps_and_the_torn_line(run: RunDirectory) -> None
     assert reopened.step_checkpoint(4).is_dir()
 
 
+def finding(step: int) -> Finding:
+    return Finding(step=step, kind="low_entropy", since=1, is_collapse=False, message="entropy is 0.01")
+
+
+def test_findings_are_read_as_they_were_told_and_reopen_forgets_later_ones(run: RunDirectory) -> None:
+    assert run.read_findings() == []
+    assert not RunDirectory.reopen(run.path, step=2).findings.exists()
+    for step in (2, 3):
+        run.append_finding(finding(step))
+    with run.findings.open("a") as file:
+        file.write('{"step": 4, "ki')
+    assert run.read_findings() == [finding(2), finding(3)]
+    assert RunDirectory.reopen(run.path, step=2).read_findings() == [finding(2)]
+    run.findings.write_text('{"step": 4}\n')
+    with pytest.raises(RunError, match=r"findings\.jsonl is damaged"):
+        run.read_findings()
+
+
 def test_reopen_refuses_what_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is not a run"):
         RunDirectory.reopen(tmp_path, step=1)
@@ -120,6 +139,14 @@ def test_latest_checkpoint_is_the_highest_finished_step(run: RunDirectory) -> No
     (run.checkpoints / "step-3000000").write_text("a file is no checkpoint")
 
     assert run.latest_checkpoint() == run.step_checkpoint(1_000_000)
+
+
+def test_a_removed_checkpoint_is_gone_even_where_an_earlier_removal_was_cut_off(run: RunDirectory) -> None:
+    for name in ("step-000001", "step-000002", ".step-000002.removed"):
+        (run.checkpoints / name / "policy").mkdir(parents=True)
+    run.remove_checkpoint(2)
+    assert run.checkpoint_steps() == [1]
+    assert [folder.name for folder in run.checkpoints.iterdir()] == ["step-000001"]
 
 
 def test_step_checkpoint_has_six_digits(run: RunDirectory) -> None:

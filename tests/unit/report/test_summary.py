@@ -11,7 +11,7 @@ from turnwise.report.summary import Summary
 
 PUBLIC_KEYS = (
     "recipe env seed steps wall_s setup_s success_before success_after return_before return_after eval_episodes "
-    "baselines tokens_sampled tokens_trained time_split policy_version warm_start"
+    "baselines tokens_sampled tokens_trained time_split policy_version warm_start findings stopped"
 )
 
 
@@ -19,7 +19,18 @@ def test_the_keys_are_the_public_ones(make_summary) -> None:
     assert " ".join(json.loads(make_summary().to_json())) == PUBLIC_KEYS
 
 
-@pytest.mark.parametrize("changes", [{}, {"warm_start": None}, {"success_before": None, "return_before": None}])
+FOUND = {"step": 30, "kind": "low_entropy", "message": "entropy is 0.01"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"warm_start": None},
+        {"success_before": None, "return_before": None},
+        {"findings": [FOUND], "stopped": {**FOUND, "returned_to_step": 20}},
+    ],
+)
 def test_round_trip(tmp_path: Path, make_summary, changes) -> None:
     (tmp_path / "summary.json").write_text(make_summary(**changes).to_json())
     assert Summary.read(tmp_path / "summary.json") == make_summary(**changes)
@@ -39,6 +50,13 @@ def test_numbers_that_are_not_finite_are_refused(make_summary, changes, name: st
         make_summary(**changes)
 
 
+def test_a_summary_from_before_there_were_findings_is_read(tmp_path: Path, make_summary) -> None:
+    values = json.loads(make_summary().to_json())
+    del values["findings"], values["stopped"]
+    (tmp_path / "summary.json").write_text(json.dumps(values))
+    assert Summary.read(tmp_path / "summary.json") == make_summary(findings=[], stopped=None)
+
+
 def test_the_time_split_must_be_complete(make_summary) -> None:
     with pytest.raises(ValueError, match="time_split must have"):
         make_summary(time_split={"rollout": 1.0})
@@ -50,6 +68,8 @@ def test_the_time_split_must_be_complete(make_summary) -> None:
         (lambda values: values.pop("seed"), "lacks seed"),
         (lambda values: values.update(seed="seven"), "seed must be a number"),
         (lambda values: values.update(time_split=3), "damaged"),
+        (lambda values: values.update(findings=3), "damaged"),
+        (lambda values: values.update(findings=[{"step": 3}]), "findings must have step, kind and message"),
     ],
 )
 def test_a_damaged_file_is_refused_by_name(tmp_path: Path, make_summary, damage, message: str) -> None:
