@@ -56,8 +56,8 @@ class CreditStudy:
             raise ConfigError(f"--critic: '{self.critic}' given; expected one of {', '.join(CRITICS)}.")
         if self.critic_noise is not None and self.critic != "noisy":
             raise ConfigError("--critic-noise goes with --critic noisy; an exact critic has none.")
-        if self.critic_noise is not None and not self.critic_noise >= 0:
-            raise ConfigError(f"--critic-noise: {self.critic_noise} given; expected at least 0.")
+        if self.critic_noise is not None and not 0 <= self.critic_noise < np.inf:
+            raise ConfigError(f"--critic-noise: {self.critic_noise} given; expected at least 0 and finite.")
         limits = {"--episodes": (self.episodes, 1), "--group-size": (self.group_size, 2)}
         limits |= {"--batches": (self.batches, 1), "--seed": (self.seed, 0)}
         for option, (given, lowest) in limits.items():
@@ -109,9 +109,11 @@ def make_rules(overrides: Sequence[str] = ()) -> dict[str, CreditRule]:
         raise ConfigError(f"'{name}' is no credit rule. {did_you_mean(name, CREDITS)} Give rule.setting=value.")
     rules: dict[str, CreditRule] = {}
     for name in CREDITS:
-        target = cast(Any, CREDITS.get_target(name))
+        target, settings = cast(Any, CREDITS.get_target(name)), changes.get(name, {})
+        if not isinstance(settings, dict):
+            raise ConfigError(f"{name}: {settings!r} given; expected a setting of that rule, as {name}.setting=value.")
         try:
-            rules[name] = target(target.Params.model_validate(changes.get(name, {})))
+            rules[name] = target(target.Params.model_validate(settings))
         except ValidationError as error:
             raise ConfigError(f"{name}.{describe_problems(error, target.Params)}") from error
     return rules
