@@ -89,10 +89,10 @@ def _gradient_cosines(estimates: Floats, tokens: SampledTokens, exact: Exact) ->
 
 
 def _correlation(estimates: Floats, truth: Floats) -> float:
-    estimates, truth = estimates - estimates.mean(), truth - truth.mean()
-    length = np.sqrt((estimates**2).sum() * (truth**2).sum())
     # Rounding leaves a constant with a tiny spread, which must not count as one.
-    return float((estimates * truth).sum() / length) if length > 1e-9 * len(truth) else 0.0
+    if estimates.std() <= 1e-9 * np.abs(estimates).max():
+        return 0.0
+    return float(np.corrcoef(estimates, truth)[0, 1])
 
 
 def _split_errors(estimates: Floats, cells: Ints, exact: Exact) -> Errors | None:

@@ -15,10 +15,10 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
 from matplotlib.colorbar import Colorbar
 from matplotlib.colors import AsinhNorm
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 
 from turnwise.report.files import atomic_write
@@ -27,6 +27,7 @@ _DPI = 140
 _INK, _FAINT = "#1f2937", "#6b7280"
 _STYLE: dict[Any, Any] = {"font.family": "DejaVu Sans", "font.size": 9, "text.color": _INK}
 _WIDTH_IN, _ROW_IN, _HEAD_IN, _FOOT_IN = 10.0, 0.27, 0.95, 0.8
+_COLOURS = matplotlib.colormaps["RdBu"].with_extremes(bad="#e5e7eb")
 _GAP = 0.35
 """Between the first row and the rest, in rows."""
 
@@ -57,42 +58,35 @@ def plot_heat_map(heat_map: HeatMap, path: Path) -> None:
         figure = Figure(figsize=(_WIDTH_IN, height), dpi=_DPI)
         figure.text(0.02, 1 - 0.32 / height, heat_map.title, fontsize=14, weight="bold")
         figure.text(0.02, 1 - 0.56 / height, heat_map.subtitle, fontsize=9.5, color=_FAINT)
-        axes = figure.add_axes(
-            (0.185, _FOOT_IN / height, 0.7, 1 - (_HEAD_IN + _FOOT_IN) / height), xlim=(0, len(heat_map.tokens))
-        )
-        image = _draw_rows(axes, heat_map)
+        bottom, tall = _FOOT_IN / height, 1 - (_HEAD_IN + _FOOT_IN) / height
+        axes = figure.add_axes((0.185, bottom, 0.7, tall))
+        limit = max(float(np.nanmax(np.abs(row.values), initial=0.0)) for row in heat_map.rows) or 1.0
+        # Even steps of colour around 0, then ever wider ones: noisy rows reach far beyond the first, which must show.
+        norm = AsinhNorm(limit / 8, vmin=-limit, vmax=limit)
+        _draw_rows(axes, heat_map, norm)
         _label_tokens(axes, heat_map)
-        _draw_scale(figure.add_axes((0.945, _FOOT_IN / height, 0.012, 1 - (_HEAD_IN + _FOOT_IN) / height)), image)
+        _draw_scale(figure.add_axes((0.945, bottom, 0.012, tall)), norm, limit)
         canvas = io.BytesIO()
         FigureCanvasAgg(figure).print_png(canvas)
     atomic_write(path, canvas.getvalue())
 
 
-def _draw_rows(axes: Axes, heat_map: HeatMap) -> AxesImage:
+def _draw_rows(axes: Axes, heat_map: HeatMap, norm: AsinhNorm) -> None:
     """Top down; the first stands a little apart."""
-    limit = max(float(np.nanmax(np.abs(row.values), initial=0.0)) for row in heat_map.rows) or 1.0
-    # Even steps of colour around 0, then ever wider ones: noisy rows reach far beyond the first, which must be seen.
-    norm = AsinhNorm(limit / 8, vmin=-limit, vmax=limit)
-    colours = matplotlib.colormaps["RdBu"].with_extremes(bad="#e5e7eb")
-    bottom = len(heat_map.rows) + _GAP
-    axes.set_ylim(bottom, 0)
-    image = None
     for number, row in enumerate(heat_map.rows):
         top = number + (_GAP if number else 0.0)
         extent = (0.0, float(len(row.values)), top + 0.94, top + 0.06)
-        image = axes.imshow(row.values[None], extent=extent, aspect="auto", cmap=colours, norm=norm)
+        axes.imshow(row.values[None], extent=extent, aspect="auto", cmap=_COLOURS, norm=norm)
         style = {"transform": axes.get_yaxis_transform(), "va": "center"}
         axes.text(-0.01, top + 0.5, row.name, ha="right", weight="normal" if number else "bold", **style)
         axes.text(1.012, top + 0.5, row.note, color=_FAINT, size=8.5, **style)
-    axes.set(xlim=(0, len(heat_map.tokens)), ylim=(bottom, 0), yticks=[])
-    assert image is not None
-    return image
+    axes.set(xlim=(0, len(heat_map.tokens)), ylim=(len(heat_map.rows) + _GAP, 0), yticks=[])
 
 
-def _draw_scale(axes: Axes, image: AxesImage) -> None:
-    _, limit = image.get_clim()
-    assert limit is not None
-    bar = Colorbar(axes, image, ticks=[-limit, -limit / 8, 0.0, limit / 8, limit], format="{x:.2g}")
+def _draw_scale(axes: Axes, norm: AsinhNorm, limit: float) -> None:
+    bar = Colorbar(
+        axes, ScalarMappable(norm, _COLOURS), ticks=[-limit, -limit / 8, 0.0, limit / 8, limit], format="{x:.2g}"
+    )
     bar.minorticks_off()
     axes.tick_params(labelsize=7.5, colors=_FAINT, length=0, pad=2)
     axes.spines[:].set_visible(False)
