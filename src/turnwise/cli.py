@@ -60,6 +60,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_eval(commands)
     _add_play(commands)
     _add_look_before(commands)
+    _add_lab(commands)
     return parser
 
 
@@ -122,7 +123,26 @@ def _add_look_before(commands: argparse._SubParsersAction) -> None:  # type: ign
     plan.add_argument("--json", action="store_true", help="print JSON")
 
 
-COMMANDS = ("train", "eval", "play", "envs", "check", "plan")
+def _add_lab(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
+    lab = _add(
+        commands,
+        "lab",
+        "hold every credit rule against the true advantage, in small worlds where it is known",
+        "settings of a rule can be changed with rule.setting=value, for example\n  turnwise lab credit gae.lam=0.9",
+    )
+    lab.add_argument("experiment", metavar="credit", choices=("credit",), help="which experiment: credit")
+    lab.add_argument("--world", metavar="NAME", help="one world: bandit, corridor, key_door or lake (default: all)")
+    lab.add_argument("--critic", metavar="C", help="noisy (true values with an error) or exact (default: noisy)")
+    lab.add_argument("--critic-noise", type=float, metavar="X", help="that error, in typical advantages (default: 1)")
+    lab.add_argument("--episodes", type=int, metavar="N", help="episodes per batch (default: 48)")
+    lab.add_argument("--group-size", type=int, metavar="N", help="siblings per group (default: 8)")
+    lab.add_argument("--batches", type=int, metavar="N", help="independent batches to average over (default: 100)")
+    lab.add_argument("--seed", type=int, metavar="N", help="chooses policy, critic and episodes (default: 0)")
+    lab.add_argument("--out", metavar="DIR", help="also write credit_lab.md and credit_lab.png there")
+    lab.add_argument("--json", action="store_true", help="print JSON")
+
+
+COMMANDS = ("train", "eval", "play", "envs", "check", "plan", "lab")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

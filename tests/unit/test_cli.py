@@ -13,7 +13,9 @@ import pytest
 
 from turnwise.cli import COMMANDS, main, parse_overrides
 from turnwise.config.load import load_settings
+from turnwise.config.registry import CREDITS
 from turnwise.errors import LearnError
+from turnwise.lab.worlds import WORLDS
 from turnwise.learn.trainer import Trainer
 from turnwise.loop.run import Run, train
 
@@ -103,6 +105,8 @@ def test_settings_reach_the_recipe_in_any_form_and_place(
         ("envs", ["--json"]),
         ("check", ["FILE|ENV", "--json", "key.path=value"]),
         ("plan", ["RECIPE", "--config FILE", "--config-name NAME", "--json", "key.path=value"]),
+        ("lab", ["credit", "--world NAME", "--critic C", "--critic-noise X", "--episodes N", "--out DIR", "--json"]),
+        ("lab", ["--group-size N", "--batches N", "--seed N", "rule.setting=value"]),
     ],
 )
 def test_help_lists_every_option(capsys: pytest.CaptureFixture[str], command: str, options: list[str]) -> None:
@@ -115,7 +119,7 @@ def test_help_lists_every_option(capsys: pytest.CaptureFixture[str], command: st
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "--help")
     assert code == 0
-    assert set(COMMANDS) == {"train", "eval", "play", "envs", "check", "plan"}
+    assert set(COMMANDS) == {"train", "eval", "play", "envs", "check", "plan", "lab"}
     assert all(f"    {command} " in out for command in COMMANDS)
     assert call(capsys, "--version")[1].startswith("turnwise ")
 
@@ -162,6 +166,20 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["check", "frozenlake", "learn.steps=-1"], "learn.steps: -1 given"),
         (["check", "frozenlake", "env.train.sise=3"], "env.train"),
         (["plan", "frozenlake", "engine.type=nope"], "engine.type: there is no engine named 'nope'"),
+        (["lab"], "credit"),
+        (["lab", "credits"], "invalid choice: 'credits'"),
+        (["lab", "credit", "--world", "lak"], "--world: there is no world named 'lak'. Did you mean 'lake'?"),
+        (["lab", "credit", "--critic", "none"], "--critic: 'none' given; expected one of noisy, exact"),
+        (["lab", "credit", "--critic", "exact", "--critic-noise", "1"], "--critic-noise goes with --critic noisy"),
+        (["lab", "credit", "--critic-noise", "-1"], "--critic-noise: -1.0 given; expected at least 0"),
+        (["lab", "credit", "--critic-noise", "nan"], "--critic-noise: nan given; expected"),
+        (["lab", "credit", "--episodes", "0"], "--episodes: 0 given; expected at least 1"),
+        (["lab", "credit", "--episodes", "9"], "--episodes: 9 given; expected whole groups, a multiple of"),
+        (["lab", "credit", "--group-size", "1"], "--group-size: 1 given; expected at least 2"),
+        (["lab", "credit", "--batches", "0"], "--batches: 0 given; expected at least 1"),
+        (["lab", "credit", "--seed", "-1"], "--seed: -1 given; expected at least 0"),
+        (["lab", "credit", "gae.lamb=1"], "gae.lamb: unknown setting. Did you mean 'lam'?"),
+        (["lab", "credit", "more"], "override 'more' is not of the form"),
     ],
 )
 def test_a_mistake_gets_one_clear_message(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
@@ -347,3 +365,21 @@ def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "plan", "frozenlake")
     assert code == 0
     assert "frozenlake: 160 steps of 256 episodes (40,960 in all)." in " ".join(out.split())
+
+
+def test_lab_credit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["lab", "credit", "--batches", "2", "--episodes", "16"]
+    code, out, _ = call(capsys, *words, "--json")
+    assert code == 0
+    rows = json.loads(out)
+    assert {(row["world"], row["rule"]) for row in rows} >= {(world, rule) for world in WORLDS for rule in CREDITS}
+    assert call(capsys, *words, "--json", "gae.lam=0.1")[1] != out
+    code, out, _ = call(capsys, *words, "--world", "bandit", "--out", str(tmp_path / "new"))
+    assert code == 0
+    assert "step_return" in out
+    assert f"written: {tmp_path / 'new' / 'credit_lab.md'}" in out
+    assert (tmp_path / "new" / "credit_lab.png").is_file()
+    (tmp_path / "new" / "credit_lab.md").write_text("mine")
+    assert "has no marks" in refused(capsys, *words, "--out", str(tmp_path / "new"))
+    (tmp_path / "file").write_text("")
+    assert "Cannot write" in refused(capsys, *words, "--world", "bandit", "--out", str(tmp_path / "file"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,15 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.check import check_env
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError
+from turnwise.lab.credit import CreditStudy, make_rules, run_study
+from turnwise.lab.page import check_page, write_page
+from turnwise.lab.tables import to_rows, to_table
 from turnwise.loop.build import held_out_tasks
 from turnwise.loop.evaluate import measure_rule_in
 from turnwise.loop.plan import describe_plan, make_plan
 from turnwise.loop.play import play_in_terminal
 from turnwise.loop.run import evaluate, resume, train
+from turnwise.report.progress import phase
 
 
 def run(options: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -163,6 +169,27 @@ def _plan(options: argparse.Namespace, overrides: list[str], console: Console) -
     return 0
 
 
+def _lab(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    given = {field.name: value for field in fields(CreditStudy) if (value := getattr(options, field.name)) is not None}
+    study, rules = CreditStudy(**given), make_rules(overrides)
+    folder = Path(options.out) if options.out else None
+    if folder:
+        check_page(folder)
+    # Progress on the console would stand in front of the JSON.
+    quiet = nullcontext(lambda num_done, num_total: None)
+    with quiet if options.json else phase(console, "comparing credit rules") as advance:
+        reports = run_study(study, rules, advance)
+    page = write_page(reports, study, overrides, folder) if folder else None
+    if options.json:
+        console.print_json(json.dumps(to_rows(reports)))
+        return 0
+    for report in reports:
+        console.print(to_table(report), "")
+    if page:
+        console.print(f"written: {page}", markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
 def _refuse(overrides: Sequence[str]) -> None:
     if overrides:
         raise ConfigError(f"'{overrides[0]}' is not understood here.")
@@ -187,4 +214,5 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, list[str], Console], int]] = 
     "envs": _envs,
     "check": _check,
     "plan": _plan,
+    "lab": _lab,
 }

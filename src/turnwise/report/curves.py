@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from turnwise.report.plots import save_figure
+from turnwise.report.figures import BLUE, DPI, FAINT, STYLE, save_figure
 from turnwise.types import Metrics
 
 _COLUMNS = 4
-_LINE = "#2a6fbb"
-_YARDSTICK = "#8a8a8a"
 
 
 def plot_comparison(
@@ -21,26 +20,28 @@ def plot_comparison(
 ) -> None:
     """`curves[recipe][seed]` are the metrics of a run; `yardsticks` are drawn as level lines in every panel."""
     num_rows = -(-len(curves) // _COLUMNS)
-    figure = Figure(figsize=(3.1 * _COLUMNS, 2.5 * num_rows), layout="constrained")
-    grid = figure.subplots(num_rows, _COLUMNS, sharex=True, sharey=True, squeeze=False)
-    panels = [axes for row in grid for axes in row]
-    for axes, (recipe, seeds) in zip(panels, curves.items(), strict=False):
-        _draw_panel(axes, recipe, seeds, yardsticks)
-    for axes in panels[len(curves) :]:
-        axes.set_axis_off()
-    figure.supxlabel("step", fontsize=9)
-    figure.supylabel("success on held-out episodes", fontsize=9)
-    save_figure(figure, path)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(3.1 * _COLUMNS, 2.5 * num_rows), layout="constrained", dpi=DPI)
+        grid = figure.subplots(num_rows, _COLUMNS, sharex=True, sharey=True, squeeze=False)
+        panels = [axes for row in grid for axes in row]
+        for axes, (recipe, seeds) in zip(panels, curves.items(), strict=False):
+            _draw_panel(axes, recipe, seeds, yardsticks)
+        for axes in panels[len(curves) :]:
+            axes.set_axis_off()
+        figure.supxlabel("step", fontsize=9)
+        figure.supylabel("success on held-out episodes", fontsize=9)
+        save_figure(figure, path)
 
 
 def _draw_panel(axes: Axes, recipe: str, seeds: Sequence[Sequence[Metrics]], yardsticks: Mapping[str, float]) -> None:
-    axes.set_title(recipe, fontsize=10, loc="left")
+    axes.set_title(recipe)
     for rows in seeds:
         points = [(row["step"], row["eval/success"]) for row in rows if "eval/success" in row]
-        axes.plot(*zip(*points, strict=True), color=_LINE, linewidth=1.4, marker=".", markersize=5, alpha=0.85)
+        axes.plot(*zip(*points, strict=True), color=BLUE, linewidth=1.4, marker=".", markersize=5, alpha=0.85)
     for name, height in yardsticks.items():
-        axes.axhline(height, color=_YARDSTICK, linewidth=0.8, linestyle=":")
-        axes.annotate(name, (0.99, height), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=7)
+        axes.axhline(height, color=FAINT, linewidth=0.8, linestyle=":")
+        axes.annotate(
+            name, (0.99, height), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=7, color=FAINT
+        )
     axes.set_ylim(0, 1)
-    axes.grid(visible=True, linewidth=0.3, alpha=0.6)
     axes.tick_params(labelsize=8)

@@ -6,54 +6,26 @@ neither pyplot nor any display.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter, StrMethodFormatter
 from numpy.typing import NDArray
 
-from turnwise.report.files import atomic_write
+from turnwise.report.figures import BLUE, DPI, FAINT, INK, ORANGE, STYLE, save_figure
 from turnwise.report.summary import TIME_SECTIONS, Summary
 from turnwise.report.watch import Finding
 from turnwise.types import Metrics
 
-_DPI = 140
 _NUM_TOLD = 4
 """Findings that fit beside a heading."""
-_INK, _FAINT, _GRID = "#1f2937", "#6b7280", "#e5e7eb"
-_BLUE, _ORANGE = "#2563eb", "#ea580c"
 _BASELINE_COLOURS = {"oracle": "#15803d", "warm_start": "#7c3aed"}
 _SECTION_COLOURS = dict(zip(TIME_SECTIONS, ("#2563eb", "#0891b2", "#ea580c", "#9333ea", "#9ca3af"), strict=True))
-_STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so the figure looks the same on every machine
-    "font.size": 9,
-    "text.color": _INK,
-    "axes.edgecolor": "#9ca3af",
-    "axes.labelcolor": _FAINT,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.titlesize": 9.5,
-    "axes.titlelocation": "left",
-    "axes.titlepad": 7,
-    "grid.color": _GRID,
-    "grid.linewidth": 0.8,
-    "xtick.color": _FAINT,
-    "ytick.color": _FAINT,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "legend.frameon": False,
-}
 _SMALL_PANELS = {
     "rollout/return": "return per episode",
     "learn/entropy": "entropy",
@@ -80,8 +52,8 @@ _HEALTH_PANELS = {
 def plot_learning_curve(metrics: Sequence[Metrics], summary: Summary | None, path: Path) -> None:
     """Success over steps against the baselines, and below it the few numbers that explain its shape."""
     small = {name: title for name, title in _SMALL_PANELS.items() if len(_series(metrics, name).steps)}
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(10, 5.72), dpi=_DPI)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(10, 5.72), dpi=DPI)
         # The main panel leaves room at the right for the names of its lines; the small ones use the full width.
         main = figure.add_gridspec(1, 1, left=0.065, right=0.84, top=0.86, bottom=0.36 if small else 0.085)
         axes = figure.add_subplot(main[0])
@@ -104,8 +76,8 @@ def plot_training_health(metrics: Sequence[Metrics], path: Path, findings: Seque
     num_panels = max(1, len(shown) + bool(sections))
     num_rows = -(-num_panels // 3)
     height = 0.9 + 1.75 * num_rows
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(10, height), dpi=_DPI)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(10, height), dpi=DPI)
         figure.subplots_adjust(left=0.065, right=0.975, top=1 - 0.78 / height, bottom=0.42 / height)
         figure.text(0.065, 1 - 0.34 / height, "Training health", fontsize=14, weight="bold")
         grid = figure.add_gridspec(num_rows, 3, hspace=0.5, wspace=0.22)
@@ -113,11 +85,11 @@ def plot_training_health(metrics: Sequence[Metrics], path: Path, findings: Seque
         told = [f"{finding.kind.replace('_', ' ')} at {finding.step}" for finding in findings]
         more = f"  ·  {len(told) - _NUM_TOLD} more" if len(told) > _NUM_TOLD else ""
         heading = "  ·  ".join(told[:_NUM_TOLD]) + more
-        figure.text(0.975, 1 - 0.34 / height, heading, fontsize=8.5, color=_ORANGE, ha="right")
+        figure.text(0.975, 1 - 0.34 / height, heading, fontsize=8.5, color=ORANGE, ha="right")
         for panel, (name, title) in zip(panels, shown.items(), strict=False):
             _draw_panel(panel, _series(metrics, name), title)
             for finding in findings:
-                panel.axvline(finding.step, color=_ORANGE, linewidth=0.8, alpha=0.7)
+                panel.axvline(finding.step, color=ORANGE, linewidth=0.8, alpha=0.7)
         if sections:
             _draw_time(panels[-1], sections)
         elif not shown:
@@ -161,11 +133,11 @@ def _draw_success(axes: Axes, metrics: Sequence[Metrics]) -> None:
     if not len(training.steps) and not len(held_out.steps):
         _say_empty(axes)
     if len(training.steps):
-        axes.plot(training.steps, training.values, color=_BLUE, alpha=0.22, linewidth=1, marker=_marker(training))
-        axes.plot(training.steps, _smooth(training.values), color=_BLUE, linewidth=2.2, label="training, smoothed")
+        axes.plot(training.steps, training.values, color=BLUE, alpha=0.22, linewidth=1, marker=_marker(training))
+        axes.plot(training.steps, _smooth(training.values), color=BLUE, linewidth=2.2, label="training, smoothed")
     if len(held_out.steps):
-        axes.plot(held_out.steps, held_out.values, color=_ORANGE, linewidth=1, alpha=0.5, zorder=4)
-        style = {"s": 44, "color": _ORANGE, "edgecolor": "white", "linewidth": 1.2, "zorder": 5}
+        axes.plot(held_out.steps, held_out.values, color=ORANGE, linewidth=1, alpha=0.5, zorder=4)
+        style = {"s": 44, "color": ORANGE, "edgecolor": "white", "linewidth": 1.2, "zorder": 5}
         axes.scatter(held_out.steps, held_out.values, label="held-out episodes", **style)
     axes.set_ylim(-0.02, 1.02)
     axes.set_yticks(np.linspace(0, 1, 6))
@@ -174,7 +146,7 @@ def _draw_success(axes: Axes, metrics: Sequence[Metrics]) -> None:
     axes.set_xlabel("step", labelpad=2)
     if axes.get_legend_handles_labels()[0]:
         # Above the plot, where no curve can run through it.
-        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, labelcolor=_INK, handlelength=1.6)
+        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, labelcolor=INK, handlelength=1.6)
 
 
 def _draw_references(axes: Axes, summary: Summary | None) -> None:
@@ -185,7 +157,7 @@ def _draw_references(axes: Axes, summary: Summary | None) -> None:
     for value, _, colour, _ in labels:
         axes.axhline(value, color=colour, linewidth=1, linestyle=(0, (5, 4)), alpha=0.75, zorder=1)
     if summary.success_after is not None:
-        labels.append((summary.success_after, _label("trained", summary.success_after), _ORANGE, "bold"))
+        labels.append((summary.success_after, _label("trained", summary.success_after), ORANGE, "bold"))
     labels.sort(key=lambda label: label[0])
     heights = _push_apart([label[0] for label in labels], gap=0.066, low=0.0, high=1.0)
     right = axes.get_yaxis_transform()  # x in parts of the axes, y in data
@@ -207,7 +179,7 @@ def _label(name: str, value: float) -> str:
 
 
 def _colour(name: str) -> str:
-    return _BASELINE_COLOURS.get(name, _FAINT)
+    return _BASELINE_COLOURS.get(name, FAINT)
 
 
 def _push_apart(heights: Sequence[float], *, gap: float, low: float, high: float) -> list[float]:
@@ -229,20 +201,20 @@ def _write_heading(figure: Figure, metrics: Sequence[Metrics], summary: Summary 
     title = "Success" if summary is None else f"{summary.recipe}: success on {summary.env}"
     figure.text(0.065, 0.945, title, fontsize=14, weight="bold")
     if summary is None:
-        figure.text(0.065, 0.91, f"{len(metrics)} steps so far", fontsize=9.5, color=_FAINT)
+        figure.text(0.065, 0.91, f"{len(metrics)} steps so far", fontsize=9.5, color=FAINT)
         return
     parts = [f"{summary.steps} steps", f"seed {summary.seed}", f"{summary.wall_s / 60:.1f} min"]
     if summary.success_before is not None and summary.success_after is not None:
         change = f"{summary.success_before:.0%} → {summary.success_after:.0%}"
         parts.insert(0, f"{change} on {summary.eval_episodes} held-out episodes")
-    figure.text(0.065, 0.91, "  ·  ".join(parts), fontsize=9.5, color=_FAINT)
+    figure.text(0.065, 0.91, "  ·  ".join(parts), fontsize=9.5, color=FAINT)
 
 
 # --- small panels ---------------------------------------------------------------------------------------------------
 
 
 def _draw_panel(axes: Axes, series: _Series, title: str) -> None:
-    axes.plot(series.steps, series.values, color=_BLUE, alpha=0.25, linewidth=0.9)
+    axes.plot(series.steps, series.values, color=BLUE, alpha=0.25, linewidth=0.9)
     if _has_spikes(series.values):
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
@@ -251,7 +223,7 @@ def _draw_panel(axes: Axes, series: _Series, title: str) -> None:
     else:
         axes.yaxis.set_major_locator(MaxNLocator(4))
         smoothed = _smooth(series.values)
-    axes.plot(series.steps, smoothed, color=_BLUE, linewidth=1.6, marker=_marker(series))
+    axes.plot(series.steps, smoothed, color=BLUE, linewidth=1.6, marker=_marker(series))
     axes.set_title(title)
     axes.tick_params(labelsize=8)
     _fit_steps(axes, series.steps, num_ticks=5)
@@ -290,10 +262,4 @@ def _marker(series: _Series) -> str:
 
 
 def _say_empty(axes: Axes) -> None:
-    axes.text(0.5, 0.5, "nothing recorded yet", transform=axes.transAxes, ha="center", va="center", color=_FAINT)
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    image = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(image)
-    atomic_write(path, image.getvalue())
+    axes.text(0.5, 0.5, "nothing recorded yet", transform=axes.transAxes, ha="center", va="center", color=FAINT)
