@@ -18,7 +18,7 @@ from matplotlib.colors import AsinhNorm
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from turnwise.report.figures import DPI, FAINT, GRID, STYLE
+from turnwise.report.figures import DPI, FAINT, GRID, STYLE, save_figure
 
 _WIDTH_IN, _ROW_IN, _HEAD_IN, _FOOT_IN = 10.0, 0.27, 0.95, 0.8
 _COLOURS = matplotlib.colormaps["RdBu"].with_extremes(bad=GRID)
