@@ -8,8 +8,16 @@ from pydantic import ValidationError
 
 from turnwise.config.load import env_params, params_class
 from turnwise.config.problems import describe_problems
-from turnwise.config.registry import CREDITS, ENGINES, ENVS, WORKFLOWS, Registry
-from turnwise.config.schema import ContextSettings, NoCritic, TinySettings, TurnwiseSettings
+from turnwise.config.registry import CREDITS, ENGINES, ENVS, WORKFLOWS, Registry, import_reward_function
+from turnwise.config.schema import (
+    ContextSettings,
+    FunctionJudgeSettings,
+    ModelJudgeSettings,
+    NoCritic,
+    NoJudge,
+    TinySettings,
+    TurnwiseSettings,
+)
 from turnwise.errors import ConfigError
 
 
@@ -21,6 +29,7 @@ def check_settings(settings: TurnwiseSettings) -> None:
         *_name_problems("engine.type", ENGINES, settings.engine.type),
         *_name_problems("rollout.workflow", WORKFLOWS, settings.rollout.workflow),
         *_train_env_problems(settings),
+        *judge_problems(settings),
     ]
     if problems:
         raise ConfigError(
@@ -79,6 +88,39 @@ def _train_env_problems(settings: TurnwiseSettings) -> list[str]:
     return []
 
 
+_JUDGE_CHOICES = (
+    "Set reward.judge to your own function (prompt, response) -> number, for example reward.judge.type=function "
+    "reward.judge.target=my_rewards:score, or to a reward model, for example reward.judge.type=model "
+    "reward.judge.path=owner/reward-model (a Hugging Face folder or hub name, or 'tiny' for the built-in one)."
+)
+
+
+def judge_problems(settings: TurnwiseSettings) -> list[str]:
+    """Rewards come from the environment or from a judge, never from both and never from nowhere."""
+    name, judge = settings.env.type, settings.reward.judge
+    is_judged = bool(getattr(ENVS.get_target(name), "is_judged", False))
+    if isinstance(judge, NoJudge):
+        wrong = f"env.type '{name}' gives no rewards of its own and reward.judge.type is 'none'. {_JUDGE_CHOICES}"
+        return [wrong] if is_judged else []
+    if not is_judged:
+        wrong = f"reward.judge.type: '{judge.type}' given; env.type '{name}' gives rewards of its own."
+        return [f"{wrong} Set reward.judge.type to 'none', or env.type to one without rewards, such as 'prompts'."]
+    problems = []
+    if isinstance(judge, ModelJudgeSettings) and not judge.path:
+        problems.append(f"reward.judge.path: nothing given; expected a reward model. {_JUDGE_CHOICES}")
+    if isinstance(judge, FunctionJudgeSettings):
+        try:
+            import_reward_function(judge.target)
+        except ConfigError as error:
+            problems.append(str(error))
+    if settings.context.answer.type != "plain":
+        problems.append(
+            f"context.answer.type: '{settings.context.answer.type}' given; env.type '{name}' takes the whole reply, "
+            "which the judge reads. Set it to 'plain'."
+        )
+    return problems
+
+
 def find_no_effect(settings: TurnwiseSettings) -> list[str]:
     """Settings that were chosen and change nothing in this combination."""
     notes = []
@@ -94,6 +136,12 @@ def find_no_effect(settings: TurnwiseSettings) -> list[str]:
         notes.append("learn.optim.final_lr_share has no effect with learn.optim.schedule 'constant'.")
     if settings.model.path != "tiny" and settings.model.tiny != TinySettings():
         notes.append("model.tiny has no effect when model.path is not 'tiny'.")
+    judge = settings.reward.judge
+    if isinstance(judge, ModelJudgeSettings) and judge.path == "tiny" and getattr(settings.env, "path", None):
+        notes.append(
+            "reward.judge.path 'tiny' has learnt from the built-in prompts alone: its scores for the prompts of "
+            "env.path mean nothing."
+        )
     return notes
 
 

@@ -108,6 +108,37 @@ class RolloutSettings(Settings):
     """Task seeds count up from here, shifted by run.seed."""
 
 
+class NoJudge(Settings):
+    type: Literal["none"] = "none"
+    """The environment's own rewards count."""
+
+
+class FunctionJudgeSettings(Settings):
+    type: Literal["function"]
+    """Your own function (prompt, response) -> number scores each reply."""
+    target: str
+    """Where the function is: 'package.module:function'."""
+    success_above: float = 0.0
+    """An episode whose score is above this counts as a success."""
+
+
+class ModelJudgeSettings(Settings):
+    type: Literal["model"]
+    """A reward model, a sequence classifier with one label, scores each conversation."""
+    path: str | None = None
+    """A Hugging Face folder or hub name, or 'tiny' for the built-in small model, trained on first use."""
+    batch_rows: PositiveInt = 64
+    """Conversations in one forward pass: memory against speed, never the result."""
+    max_tokens: PositiveInt = 1024
+    """Longest conversation it reads, or the model's own limit; of a longer one the beginning is cut."""
+    success_above: float = 0.0
+    """An episode whose score is above this counts as a success."""
+
+
+class RewardSettings(Settings):
+    judge: NoJudge | FunctionJudgeSettings | ModelJudgeSettings = Field(default=NoJudge(), discriminator="type")
+
+
 class BufferSettings(Settings):
     train_batch_size: PositiveInt | None = None
     """Most experiences in one update; the rest is kept for the next. Null: everything there is."""
@@ -250,6 +281,7 @@ class TurnwiseSettings(Settings):
     context: ContextSettings = ContextSettings()
     engine: EngineSettings = EngineSettings()
     rollout: RolloutSettings = RolloutSettings()
+    reward: RewardSettings = RewardSettings()
     buffer: BufferSettings = BufferSettings()
     credit: Settings
     learn: LearnSettings

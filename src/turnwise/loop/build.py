@@ -13,31 +13,39 @@ from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
+from turnwise.config.checks import judge_problems
 from turnwise.config.load import env_params
-from turnwise.config.registry import CREDITS, ENGINES, LOSSES, WORKFLOWS
-from turnwise.config.schema import TurnwiseSettings
+from turnwise.config.registry import CREDITS, ENGINES, LOSSES, WORKFLOWS, import_reward_function
+from turnwise.config.schema import FunctionJudgeSettings, ModelJudgeSettings, NoJudge, TurnwiseSettings
 from turnwise.context.manager import ContextManager
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
 from turnwise.engine.local import LocalEngine
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.make import make_env
+from turnwise.envs.prompts.letters import training_preferences
 from turnwise.envs.tasks import SeedTasks
 from turnwise.errors import ConfigError
 from turnwise.experience.buffer import MemoryBuffer
 from turnwise.learn.models import load_model
+from turnwise.learn.reward_model import load_judge
 from turnwise.learn.tiny_model import tiny_model_folder
+from turnwise.learn.tiny_reward import tiny_reward_folder
 from turnwise.learn.trainer import Trainer
 from turnwise.loop.sample_texts import draw_sample_texts
-from turnwise.protocols import CreditRule, PolicyLoss
+from turnwise.protocols import CreditRule, Judge, PolicyLoss
 from turnwise.rollout.agent_proxy import AgentProxy, WorkflowFactory
 from turnwise.rollout.env_manager import EnvConfigs, EnvStateManager
+from turnwise.rollout.judges import FunctionJudge, Judging
 from turnwise.rollout.limits import Limits
 from turnwise.sync.memory import MemoryChannel
 from turnwise.types import Sampling, Task
 
 _SEEDS_PER_RUN = 10_000_000
 """Runs of different seeds count their tasks from points this far apart, so that they never share one."""
+
+_JUDGE_SEED = 0
+"""The built-in judge is a yardstick: the same for runs of all seeds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +58,8 @@ class PlayParts:
     engine: LocalEngine
     eval_proxy: AgentProxy
     eval_tasks: Sequence[Task]
+    judging: Judging | None
+    """None where the environment gives its own rewards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,13 +84,15 @@ def build_play(settings: TurnwiseSettings, model_path: str | Path, *, split: str
         raise ConfigError(f"context.system_prompt is set and the chat template of '{path}' has no system role.")
     engine_class = cast(Callable[..., LocalEngine], ENGINES.get_target(settings.engine.type))
     engine = engine_class(load_model(path), stop_ids=template.stop_ids, max_rows=settings.engine.max_rows)
+    judging = build_judging(settings)
     return PlayParts(
         settings=settings,
         tokenizer=cast(PreTrainedTokenizerBase, tokenizer),
         template=template,
         engine=engine,
-        eval_proxy=_build_proxy(settings, template, engine, is_training=False),
+        eval_proxy=_build_proxy(settings, template, engine, judging, is_training=False),
         eval_tasks=held_out_tasks(settings, split),
+        judging=judging,
     )
 
 
@@ -104,8 +116,9 @@ def build_train(settings: TurnwiseSettings, model_path: str | Path | None = None
         engine=play.engine,
         eval_proxy=play.eval_proxy,
         eval_tasks=play.eval_tasks,
+        judging=play.judging,
         tasks=SeedTasks([tag_of(settings)], [settings.rollout.groups], first_train_seed(settings), "train"),
-        proxy=_build_proxy(settings, play.template, play.engine, is_training=True),
+        proxy=_build_proxy(settings, play.template, play.engine, play.judging, is_training=True),
         context=build_context(settings, play.template),
         buffer=MemoryBuffer(),
         credit=credit_class(settings.credit),
@@ -154,7 +167,12 @@ def build_states(settings: TurnwiseSettings, split: str, *, num_groups: int, gro
 
 
 def _build_proxy(
-    settings: TurnwiseSettings, template: LearnedTemplate, engine: LocalEngine, *, is_training: bool
+    settings: TurnwiseSettings,
+    template: LearnedTemplate,
+    engine: LocalEngine,
+    judging: Judging | None,
+    *,
+    is_training: bool,
 ) -> AgentProxy:
     """Training plays groups at the rollout's temperature; evaluation plays each task once, greedily by default."""
     num_groups = settings.rollout.groups if is_training else settings.eval.episodes
@@ -168,7 +186,27 @@ def _build_proxy(
         cast(WorkflowFactory, WORKFLOWS.get_target(settings.rollout.workflow)),
         sampling=replace(Sampling(), temperature=temperature),
         seed=settings.run.seed,
+        judging=judging,
     )
+
+
+def build_judging(settings: TurnwiseSettings) -> Judging | None:
+    """The judge of the run's environment; a reward model is loaded, and the built-in one trained, only here."""
+    if problems := judge_problems(settings):
+        raise ConfigError(problems[0])
+    chosen = settings.reward.judge
+    if isinstance(chosen, NoJudge):
+        return None
+    return Judging(judge=_build_judge(chosen), tags=frozenset([tag_of(settings)]), success_above=chosen.success_above)
+
+
+def _build_judge(chosen: FunctionJudgeSettings | ModelJudgeSettings) -> Judge:
+    if isinstance(chosen, FunctionJudgeSettings):
+        return FunctionJudge(import_reward_function(chosen.target))
+    path = chosen.path or ""
+    if path == "tiny":
+        path = tiny_reward_folder(cache_folder() / "models", pairs=training_preferences(), seed=_JUDGE_SEED)
+    return load_judge(path, batch_rows=chosen.batch_rows, max_tokens=chosen.max_tokens)
 
 
 def cache_folder() -> Path:

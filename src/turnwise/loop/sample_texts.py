@@ -6,6 +6,7 @@ from turnwise.config.load import env_params
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.context.answer import render_answer
 from turnwise.context.manager import write_preamble
+from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import describe_env, reset_env
 from turnwise.envs.make import make_env
 
@@ -22,7 +23,15 @@ def draw_sample_texts(settings: TurnwiseSettings) -> list[str]:
         observation = reset_env(env, seed=seed, split="train")
         # Observations stand behind a role token or behind a line break; words look different there.
         texts += [observation, f"\n{observation}", f" {observation}"]
-        texts += [render_answer([action], settings.context.answer) for action in env.action_names or ()]
-        texts += env.action_names or ()
+        answers = _known_answers(env)
+        texts += [render_answer([answer], settings.context.answer) for answer in answers]
+        texts += answers
     texts += [write_preamble(describe_env(env), settings.context)] * _PREAMBLE_WEIGHT
     return texts
+
+
+def _known_answers(env: BaseEnv) -> tuple[str, ...]:
+    """The actions of the episode; where any text is one, the oracle's."""
+    if env.action_names is None and env.has_oracle:
+        return (env.oracle(),)
+    return env.action_names or ()

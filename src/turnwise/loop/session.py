@@ -70,7 +70,7 @@ class Session:
         with phase(self._console, "setting up the model"):
             parts = build_train(self._settings, self._checkpoint / "policy" if self._checkpoint else None)
         await self._prepare(parts)
-        baselines = measure_baselines(self._settings, parts.eval_tasks)
+        baselines = measure_baselines(self._settings, parts.eval_tasks, parts.judging)
         before = self._recorded_start() or await self._evaluate(parts)
         setup_s = time.perf_counter() - self._started_s
         self._watch = Stopwatch()
