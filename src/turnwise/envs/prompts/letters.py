@@ -61,7 +61,14 @@ class LetterTask:
         return self.errand.request.format(name=self.name, thing=self.thing)
 
 
-TASKS = tuple(LetterTask(*parts) for parts in product(ERRANDS, NAMES, THINGS))
+def _shuffled_tasks() -> tuple[LetterTask, ...]:
+    """Every combination, in an order that puts different errands into one rollout."""
+    tasks = [LetterTask(*parts) for parts in product(ERRANDS, NAMES, THINGS)]
+    make_rng("letters", 0).shuffle(tasks)
+    return tuple(tasks)
+
+
+TASKS = _shuffled_tasks()
 
 
 def write_letter(task: LetterTask, flaws: frozenset[str], rng: random.Random) -> str:
