@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from turnwise.errors import RewardError
 from turnwise.types import (
     Annotations,
     Batch,
@@ -111,6 +112,14 @@ class Workflow(Protocol):
     async def run(self) -> Trajectory: ...
 
 
+class Judge(Protocol):
+    """What finished conversations are worth, where the world itself gives no rewards."""
+
+    def score(self, conversations: Sequence[Sequence[Message]]) -> Sequence[float | RewardError]:
+        """One score per conversation, in order; an error stands where one could not be scored, and hurts no other."""
+        ...
+
+
 class Buffer(Protocol):
     """Keeps experiences between exploring and learning; groups stay whole."""
 
@@ -182,6 +191,7 @@ __all__ = [
     "CreditRule",
     "Engine",
     "Env",
+    "Judge",
     "Learner",
     "PolicyLoss",
     "Sink",

@@ -6,18 +6,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from turnwise.config.learning import NoCritic, NoKl, TinySettings
 from turnwise.config.load import env_params, params_class
+from turnwise.config.playing import ContextSettings, EnvSettings, FunctionJudgeSettings, ModelJudgeSettings, NoJudge
 from turnwise.config.problems import describe_problems
-from turnwise.config.registry import CREDITS, ENGINES, ENVS, WORKFLOWS, Registry
-from turnwise.config.schema import (
-    ContextSettings,
-    EnvSettings,
-    NoCritic,
-    NoKl,
-    TinySettings,
-    TurnwiseSettings,
-    WatchSettings,
-)
+from turnwise.config.registry import CREDITS, ENGINES, ENVS, WORKFLOWS, Registry, import_reward_function
+from turnwise.config.schema import TurnwiseSettings, WatchSettings
 from turnwise.errors import ConfigError
 
 
@@ -29,6 +23,7 @@ def check_settings(settings: TurnwiseSettings) -> None:
         *_name_problems("engine.type", ENGINES, settings.engine.type),
         *_name_problems("rollout.workflow", WORKFLOWS, settings.rollout.workflow),
         *_env_problems(settings),
+        *judge_problems(settings),
     ]
     if problems:
         raise ConfigError(
@@ -83,12 +78,9 @@ def _name_problems(path: str, registry: Registry, name: str) -> list[str]:
 
 
 def _env_problems(settings: TurnwiseSettings) -> list[str]:
-    mixed = settings.mix.by_tag()
-    problems = [*_train_env_problems("env", settings.env)]
-    if settings.env.type in mixed:
+    problems = [problem for path, env, _ in _worlds(settings) for problem in _train_env_problems(path, env)]
+    if settings.env.type in settings.mix.by_tag():
         problems.append(f"mix.{settings.env.type}: a tag must differ from env.type; give it another name.")
-    for tag, other in mixed.items():
-        problems += _train_env_problems(f"mix.{tag}.env", other.env)
     return problems
 
 
@@ -100,6 +92,51 @@ def _train_env_problems(path: str, env: EnvSettings) -> list[str]:
     except ValidationError as error:
         return [f"{path}.train: {describe_problems(error, params)}"]
     return []
+
+
+_JUDGE_CHOICES = (
+    "Set reward.judge to your own function (prompt, response) -> number, for example reward.judge.type=function "
+    "reward.judge.target=my_rewards:score, or to a reward model, for example reward.judge.type=model "
+    "reward.judge.path=owner/reward-model (a Hugging Face folder or hub name, or 'tiny' for the built-in one)."
+)
+
+
+def judge_problems(settings: TurnwiseSettings) -> list[str]:
+    """Rewards come from the environment or from a judge, never from both and never from nowhere."""
+    judge = settings.reward.judge
+    judged = {path: (env.type, context) for path, env, context in _worlds(settings) if _is_judged(env)}
+    if isinstance(judge, NoJudge):
+        if not judged:
+            return []
+        path, (name, _) = next(iter(judged.items()))
+        return [f"{path}.type '{name}' gives no rewards of its own and reward.judge.type is 'none'. {_JUDGE_CHOICES}"]
+    if not judged:
+        wrong = f"reward.judge.type: '{judge.type}' given; env.type '{settings.env.type}' gives rewards of its own."
+        return [f"{wrong} Set reward.judge.type to 'none', or env.type to one without rewards, such as 'prompts'."]
+    problems = [
+        f"{path.removesuffix('env')}context.answer.type: '{context.answer.type}' given; {path}.type '{name}' takes the whole "
+        "reply, which the judge reads. Set it to 'plain'."
+        for path, (name, context) in judged.items()
+        if context.answer.type != "plain"
+    ]
+    if isinstance(judge, ModelJudgeSettings) and not judge.path:
+        problems.append(f"reward.judge.path: nothing given; expected a reward model. {_JUDGE_CHOICES}")
+    if isinstance(judge, FunctionJudgeSettings):
+        try:
+            import_reward_function(judge.target)
+        except ConfigError as error:
+            problems.append(str(error))
+    return problems
+
+
+def _worlds(settings: TurnwiseSettings) -> list[tuple[str, EnvSettings, ContextSettings]]:
+    """Every environment of a run with its config path."""
+    mixed = [(f"mix.{tag}.env", other.env, other.context) for tag, other in settings.mix.by_tag().items()]
+    return [("env", settings.env, settings.context), *mixed]
+
+
+def _is_judged(env: EnvSettings) -> bool:
+    return bool(getattr(ENVS.get_target(env.type), "is_judged", False))
 
 
 def find_no_effect(settings: TurnwiseSettings) -> list[str]:
@@ -121,6 +158,12 @@ def find_no_effect(settings: TurnwiseSettings) -> list[str]:
         notes.append("watch.min_spread_share has no effect with rollout.group_size 1: nobody has siblings.")
     if isinstance(settings.learn.kl, NoKl) and settings.watch.max_reference_kl != WatchSettings().max_reference_kl:
         notes.append("watch.max_reference_kl has no effect with learn.kl.type 'none': there is no reference.")
+    judge = settings.reward.judge
+    if isinstance(judge, ModelJudgeSettings) and judge.path == "tiny" and getattr(settings.env, "path", None):
+        notes.append(
+            "reward.judge.path 'tiny' has learnt from the built-in prompts alone: its scores for the prompts of "
+            "env.path mean nothing."
+        )
     return notes
 
 

@@ -16,9 +16,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError, create_model
 
+from turnwise.config.learning import LearnSettings
+from turnwise.config.playing import EnvSettings, MixedEnv, MixSettings
 from turnwise.config.problems import describe_problems
 from turnwise.config.registry import CREDITS, ENVS, LOSSES, Registry
-from turnwise.config.schema import EnvSettings, LearnSettings, MixedEnv, MixSettings, TurnwiseSettings
+from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.settings import Settings
 from turnwise.errors import ConfigError, did_you_mean
 

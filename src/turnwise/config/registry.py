@@ -6,9 +6,11 @@ In: a registered name or a user's `package.module:Class`. Out: the object. Nothi
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from turnwise.errors import ConfigError, did_you_mean
 
@@ -44,16 +46,17 @@ class Registry(Mapping[str, str]):
         if name in self._added:
             return self._added[name]
         if name in self.default_mapping:
-            return _import_target(self.default_mapping[name], self.kind)
+            return import_target(self.default_mapping[name], self.kind)
         if ":" in name:
-            return _import_target(name, self.kind)
+            return import_target(name, self.kind)
         raise ConfigError(
             f"there is no {self.kind} named '{name}'. {did_you_mean(name, self)} "
             f"Your own class can be given as 'package.module:Class'."
         )
 
 
-def _import_target(target: str, kind: str) -> object:
+def import_target(target: str, kind: str) -> object:
+    """The object behind `module:attribute`; `kind` says in messages what it is for."""
     module_name, _, attribute = target.partition(":")
     if str(Path.cwd()) not in sys.path:
         # A user's plug-in usually lies beside the recipe it is named in.
@@ -64,11 +67,32 @@ def _import_target(target: str, kind: str) -> object:
         raise ConfigError(
             f"{kind} '{target}': module '{error.name}' cannot be imported. Install it or check the spelling."
         ) from error
-    except (ImportError, SyntaxError) as error:
-        raise ConfigError(f"{kind} '{target}': module '{module_name}' cannot be imported: {error}") from error
+    except Exception as error:  # a user's module may raise whatever it likes while it is imported
+        raise ConfigError(
+            f"{kind} '{target}': module '{module_name}' cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     if not hasattr(module, attribute):
         raise ConfigError(f"{kind} '{target}': module '{module_name}' has no '{attribute}'.")
     return getattr(module, attribute)
+
+
+def import_reward_function(target: str) -> Callable[[str, str], Any]:
+    """The user's function behind `reward.judge.target`."""
+    expected = "expected 'package.module:function', a function that takes (prompt, response) and returns a number."
+    module, _, name = target.partition(":")
+    if not module or not name:
+        raise ConfigError(f"reward.judge.target: '{target}' given; {expected}")
+    function = import_target(target, "reward.judge.target:")
+    if not callable(function):
+        raise ConfigError(f"reward.judge.target: '{target}' is {function!r}, which cannot be called; {expected}")
+    try:
+        inspect.signature(function).bind("prompt", "response")
+    except TypeError as error:
+        raise ConfigError(f"reward.judge.target: '{target}' cannot be called so ({error}); {expected}") from error
+    except ValueError:
+        # Some built-in functions do not tell their parameters; calling shows.
+        pass
+    return function
 
 
 ENVS = Registry(
@@ -76,6 +100,7 @@ ENVS = Registry(
     {
         "frozen_lake": "turnwise.envs.frozen_lake:FrozenLake",
         "bandit": "turnwise.envs.bandit:Bandit",
+        "prompts": "turnwise.envs.prompts:Prompts",
     },
 )
 ENGINES = Registry(

@@ -32,7 +32,9 @@ class BaseEnv(ABC):
     name: ClassVar[str] = ""
     """How messages call it; the class name where empty."""
     Params: ClassVar[type[Settings]] = Settings
-    has_oracle: ClassVar[bool] = False
+    has_oracle: bool = False
+    is_judged: ClassVar[bool] = False
+    """Its rewards come from a judge: `reward.judge`."""
     baselines: ClassVar[Mapping[str, Callable[[Any], str]]] = {}
     """Simple rules to compare a policy with: each takes the environment and returns an action."""
 

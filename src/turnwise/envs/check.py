@@ -226,6 +226,8 @@ def _check_oracle(subject: _Subject) -> tuple[bool, str]:
     detail = f"succeeds in {num_successes} of {subject.num_episodes} ({kind})"
     if num_endless:
         return False, f"{detail}; {num_endless} do not end within {MAX_ORACLE_STEPS} steps"
+    if subject.make().is_judged:
+        return True, f"ends in {subject.num_episodes} of {subject.num_episodes} ({kind}); success is the judge's word"
     return is_stochastic or num_successes == subject.num_episodes, detail
 
 

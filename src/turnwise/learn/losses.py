@@ -11,7 +11,7 @@ import torch
 from pydantic import Field, PositiveFloat
 from torch import Tensor
 
-from turnwise.config.schema import KlEstimator
+from turnwise.config.learning import KlEstimator
 from turnwise.config.settings import Settings
 
 

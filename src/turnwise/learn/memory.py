@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from turnwise.config import schema
+from turnwise.config import learning
 from turnwise.learn.adapters import add_adapter
 from turnwise.learn.models import torch_dtype
 from turnwise.learn.policy import ValueHead
@@ -75,15 +75,15 @@ def read_config(path: str) -> PreTrainedConfig | None:
 
 def report_memory(
     config: PreTrainedConfig | None,
-    model: schema.ModelSettings,
-    learn: schema.LearnSettings,
+    model: learning.ModelSettings,
+    learn: learning.LearnSettings,
     *,
     judge_path: str | None = None,
 ) -> MemoryReport:
     """`config` is the shape of `model.path`; `judge_path` the reward model's folder, where there is one."""
     shape, frozen_bytes = _measure(config, model.lora), torch_dtype(model.dtype).itemsize
-    judge = _measure(read_config(judge_path), schema.NoLora()).plain if judge_path is not None else shape.plain
-    has_value_head = isinstance(learn.critic, schema.ValueHeadCritic)
+    judge = _measure(read_config(judge_path), learning.NoLora()).plain if judge_path is not None else shape.plain
+    has_value_head = isinstance(learn.critic, learning.ValueHeadCritic)
     rows = (
         _trained(
             "actor",
@@ -122,17 +122,17 @@ def size_words(num_bytes: int | None) -> str:
     return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
-def _reference_reason(model: schema.ModelSettings, learn: schema.LearnSettings) -> tuple[bool, str]:
-    if isinstance(learn.kl, schema.NoKl):
+def _reference_reason(model: learning.ModelSettings, learn: learning.LearnSettings) -> tuple[bool, str]:
+    if isinstance(learn.kl, learning.NoKl):
         return False, "learn.kl is none"
-    if isinstance(model.lora, schema.Lora):
+    if isinstance(model.lora, learning.Lora):
         return False, "model.lora: it is the actor with its adapters off"
     return True, f"learn.kl is {learn.kl.type}"
 
 
-def _critic_reason(learn: schema.LearnSettings) -> tuple[bool, str]:
-    is_model = isinstance(learn.critic, schema.ModelCritic)
-    beside = ", on the actor's trunk" if isinstance(learn.critic, schema.ValueHeadCritic) else ""
+def _critic_reason(learn: learning.LearnSettings) -> tuple[bool, str]:
+    is_model = isinstance(learn.critic, learning.ModelCritic)
+    beside = ", on the actor's trunk" if isinstance(learn.critic, learning.ValueHeadCritic) else ""
     return is_model, f"learn.critic is {learn.critic.type}{beside}"
 
 
@@ -140,13 +140,13 @@ def _judge_reason(judge_path: str | None) -> tuple[bool, str]:
     return judge_path is not None, "reward.judge is a model" if judge_path is not None else "reward.judge is no model"
 
 
-def _measure(config: PreTrainedConfig | None, lora: schema.NoLora | schema.Lora) -> _Shape:
+def _measure(config: PreTrainedConfig | None, lora: learning.NoLora | learning.Lora) -> _Shape:
     if config is None:
         return _Shape()
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
         plain = _count(model)
-        if isinstance(lora, schema.Lora):
+        if isinstance(lora, learning.Lora):
             add_adapter(model, lora, seed=0)
         return _Shape(
             plain=plain,

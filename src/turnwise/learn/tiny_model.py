@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -18,7 +18,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
-from turnwise.config.schema import TinySettings
+from turnwise.config.learning import TinySettings
 
 PAD, END = "<|pad|>", "<|end|>"
 _SPECIAL = (PAD, "<|system|>", "<|user|>", "<|assistant|>", END)
@@ -39,23 +39,27 @@ CHAT_TEMPLATE = (
 def tiny_model_folder(cache: Path, *, settings: TinySettings, seed: int, sample_texts: Sequence[str]) -> Path:
     """The folder of the model made from these ingredients; made on first use, found again later."""
     ingredients = [_FORMAT, settings.model_dump(), seed, list(sample_texts)]
+    return find_or_make(cache, "tiny", ingredients, lambda folder: _create_actor(folder, settings, seed, sample_texts))
+
+
+def find_or_make(cache: Path, kind: str, ingredients: list[object], create: Callable[[Path], None]) -> Path:
+    """The folder of a made model, named after all it is made of; it is whole or not there."""
     recipe = json.dumps(ingredients)
-    folder = cache / f"tiny-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+    folder = cache / f"{kind}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     if not (folder / "config.json").is_file():
+        transformers_logging.disable_progress_bar()
         unfinished = cache / f"{folder.name}.{os.getpid()}"
-        _create(unfinished, settings, seed, sample_texts)
+        create(unfinished)
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
     return folder
 
 
-def _create(folder: Path, settings: TinySettings, seed: int, sample_texts: Sequence[str]) -> None:
-    transformers_logging.disable_progress_bar()
-    tokenizer = _fit_tokenizer(sample_texts, settings.vocab_size)
-    config = tiny_config(settings, vocab_size=len(tokenizer))
+def _create_actor(folder: Path, settings: TinySettings, seed: int, sample_texts: Sequence[str]) -> None:
+    tokenizer = fit_tokenizer(sample_texts, settings.vocab_size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)
+        model = LlamaForCausalLM(tiny_config(settings, vocab_size=len(tokenizer)))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -79,7 +83,8 @@ def tiny_config(settings: TinySettings, *, vocab_size: int) -> LlamaConfig:
     )
 
 
-def _fit_tokenizer(sample_texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:
+def fit_tokenizer(sample_texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """Byte-level BPE over the samples, with the chat template of all built-in models."""
     core = Tokenizer(models.BPE())
     # Words are cut at white space alone: a cell such as "Pb2" may become one token, which small models learn faster.
     at_space = pre_tokenizers.Split(Regex(r"\s"), behavior="merged_with_next")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from turnwise.config import schema
+from turnwise.config import learning
 from turnwise.errors import LearnError
 from turnwise.learn.adapters import add_adapter, fold_adapter, has_adapter, merged_weights
 from turnwise.learn.correction import importance_weights
@@ -39,7 +39,7 @@ from turnwise.learn.warm_start import add_imitation_gradient
 from turnwise.protocols import PolicyLoss, Weights
 from turnwise.types import Annotations, Batch, Experience, FloatArray, StepReport
 
-_PLAIN = schema.ModelSettings()
+_PLAIN = learning.ModelSettings()
 """Every weight trained, in float32."""
 
 
@@ -49,16 +49,16 @@ class Trainer:
     def __init__(
         self,
         model: PreTrainedModel,
-        settings: schema.LearnSettings,
+        settings: learning.LearnSettings,
         loss: PolicyLoss,
         *,
         temperature: float,
         seed: int,
-        model_settings: schema.ModelSettings = _PLAIN,
+        model_settings: learning.ModelSettings = _PLAIN,
     ) -> None:
         self.settings = settings
         self.seed = seed
-        if isinstance(model_settings.lora, schema.Lora):
+        if isinstance(model_settings.lora, learning.Lora):
             add_adapter(model, model_settings.lora, seed=seed)
         # Without dropout: the policy that is trained must be the one that sampled.
         self.actor = PolicyModel(model.eval(), temperature, torch_dtype(model_settings.dtype))
@@ -70,7 +70,7 @@ class Trainer:
             checkpoint_gradients(model)
             if isinstance(self.critic, ModelCritic):
                 checkpoint_gradients(self.critic.trunk)
-        self.kl_price = KlPrice(settings.kl) if isinstance(settings.kl, schema.KlReward) else None
+        self.kl_price = KlPrice(settings.kl) if isinstance(settings.kl, learning.KlReward) else None
         self.policy_version = 0
         self.rng = np.random.default_rng(seed)
         self._loss = loss
@@ -162,7 +162,7 @@ class Trainer:
     @torch.no_grad()
     def _correct(self, batch: Batch, meter: _Meter) -> tuple[Batch, FloatArray]:
         """The batch with ratios taken against the policy of this moment, and what each token then weighs."""
-        if isinstance(self.settings.correction, schema.NoCorrection):
+        if isinstance(self.settings.correction, learning.NoCorrection):
             return batch, np.ones(len(batch.token_ids), dtype=np.float32)
         proximal = self._logprobs(self.actor, batch)
         weights = importance_weights(proximal, batch.behavior_logprobs, self.settings.correction)
@@ -187,7 +187,7 @@ class Trainer:
             token_importance = torch.as_tensor(importance[micro.source], device=self._device)
             token_losses = self._token_losses(micro, scores, token_importance, num_tokens, meter)
             (token_losses * torch.as_tensor(weights[micro.source], device=self._device)).sum().backward()
-            if is_fresh and isinstance(self.settings.correction, schema.NoCorrection):
+            if is_fresh and isinstance(self.settings.correction, learning.NoCorrection):
                 gap = (scores.logprobs.detach() - micro.behavior_logprobs).abs()
                 meter.note("behavior_gap", float(gap.sum()) / num_tokens)
         self._add_supervised_gradient(meter)
@@ -196,11 +196,11 @@ class Trainer:
     @property
     def _is_critic_alone(self) -> bool:
         critic = self.settings.critic
-        return not isinstance(critic, schema.NoCritic) and self.policy_version < critic.warmup_steps
+        return not isinstance(critic, learning.NoCritic) and self.policy_version < critic.warmup_steps
 
     def _add_supervised_gradient(self, meter: _Meter) -> None:
         ptx = self.settings.ptx
-        if self._supervised is None or isinstance(ptx, schema.NoPtx) or self._is_critic_alone:
+        if self._supervised is None or isinstance(ptx, learning.NoPtx) or self._is_critic_alone:
             return
         num_rows = self._supervised.num_rows
         rows = self.rng.choice(num_rows, size=min(ptx.batch_rows, num_rows), replace=False)
@@ -222,7 +222,7 @@ class Trainer:
             "entropy": scores.entropies,
             "approx_kl": moved.exp() - 1 - moved,
         }
-        if isinstance(self.settings.kl, schema.KlLoss):
+        if isinstance(self.settings.kl, learning.KlLoss):
             shown["reference_kl"] = estimate_kl(scores.logprobs, micro.reference_logprobs, self.settings.kl.estimator)
             total = total + self.settings.kl.coef * shown["reference_kl"]
         if self.critic is not None:
@@ -235,7 +235,7 @@ class Trainer:
 
     def _value_loss(self, micro: MicroBatch, scores: TokenScores) -> Tensor:
         assert self.critic is not None
-        assert not isinstance(self.settings.critic, schema.NoCritic)
+        assert not isinstance(self.settings.critic, learning.NoCritic)
         values = self.critic.values(micro, scores.hidden)
         return value_loss(values, micro.values, micro.returns, self.settings.critic.clip)
 
@@ -260,7 +260,7 @@ class Trainer:
         actor = [p for p in self.actor.model.parameters() if p.requires_grad]
         critic = [p for p in self.critic.parameters() if p.requires_grad] if self.critic is not None else []
         optim = self.settings.optim
-        if isinstance(self.settings.critic, schema.ModelCritic):
+        if isinstance(self.settings.critic, learning.ModelCritic):
             share = self.settings.critic.lr / optim.lr
             groups = [{"params": actor, "share": 1.0}, {"params": critic, "share": share}]
         else:
@@ -273,7 +273,7 @@ class Trainer:
             group["lr"] = self.settings.optim.lr * share * group["share"]
 
 
-def learning_rate_share(optim: schema.OptimSettings, step: int, num_steps: int) -> float:
+def learning_rate_share(optim: learning.OptimSettings, step: int, num_steps: int) -> float:
     """The share of `learn.optim.lr` at a step counted from 0."""
     warm = min(1.0, (step + 1) / optim.warmup_steps) if optim.warmup_steps else 1.0
     if optim.schedule == "constant":
@@ -305,19 +305,21 @@ class _Meter:
 
 
 def _make_critic(
-    settings: schema.NoCritic | schema.ValueHeadCritic | schema.ModelCritic, actor: PolicyModel
+    settings: learning.NoCritic | learning.ValueHeadCritic | learning.ModelCritic, actor: PolicyModel
 ) -> Critic | None:
     match settings:
-        case schema.NoCritic():
+        case learning.NoCritic():
             return None
-        case schema.ValueHeadCritic():
+        case learning.ValueHeadCritic():
             return TrunkCritic(actor.model).to(actor.model.device)
-        case schema.ModelCritic():
+        case learning.ModelCritic():
             return ModelCritic(actor.model, actor.dtype).to(actor.model.device)
 
 
-def _make_reference(settings: schema.NoKl | schema.KlLoss | schema.KlReward, actor: PolicyModel) -> Reference | None:
-    if isinstance(settings, schema.NoKl):
+def _make_reference(
+    settings: learning.NoKl | learning.KlLoss | learning.KlReward, actor: PolicyModel
+) -> Reference | None:
+    if isinstance(settings, learning.NoKl):
         return None
     if has_adapter(actor.model):
         return AdapterOffPolicy(actor)

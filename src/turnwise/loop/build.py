@@ -14,28 +14,37 @@ from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
-from turnwise.config.registry import CREDITS, ENGINES, LOSSES, WORKFLOWS
+from turnwise.config.checks import judge_problems
+from turnwise.config.playing import FunctionJudgeSettings, ModelJudgeSettings, NoJudge
+from turnwise.config.registry import CREDITS, ENGINES, LOSSES, WORKFLOWS, import_reward_function
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.context.manager import ContextManager
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
 from turnwise.engine.local import LocalEngine
+from turnwise.envs.prompts.letters import training_preferences
 from turnwise.envs.tasks import SeedTasks
 from turnwise.errors import ConfigError
 from turnwise.experience.buffer import MemoryBuffer
 from turnwise.learn.models import load_model, torch_dtype
+from turnwise.learn.reward_model import load_judge
 from turnwise.learn.tiny_model import tiny_model_folder
+from turnwise.learn.tiny_reward import tiny_reward_folder
 from turnwise.learn.trainer import Trainer
 from turnwise.loop.sample_texts import draw_sample_texts
 from turnwise.loop.worlds import World, main_world, worlds_of
-from turnwise.protocols import CreditRule, PolicyLoss
+from turnwise.protocols import CreditRule, Judge, PolicyLoss
 from turnwise.rollout.agent_proxy import AgentProxy, WorkflowFactory
 from turnwise.rollout.env_manager import EnvConfigs, EnvStateManager
+from turnwise.rollout.judges import FunctionJudge, Judging
 from turnwise.sync.memory import MemoryChannel
 from turnwise.types import Sampling, Task
 
 _SEEDS_PER_RUN = 10_000_000
 """Runs of different seeds count their tasks from points this far apart, so that they never share one."""
+
+_JUDGE_SEED = 0
+"""The built-in judge is a yardstick: the same for runs of all seeds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +57,8 @@ class PlayParts:
     engine: LocalEngine
     eval_proxy: AgentProxy
     eval_tasks: Sequence[Task]
+    judging: Judging | None
+    """None where the environment gives its own rewards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +90,7 @@ def build_play(settings: TurnwiseSettings, model_path: str | Path, *, split: str
     engine_class = cast(Callable[..., LocalEngine], ENGINES.get_target(settings.engine.type))
     model = load_model(path, torch_dtype(settings.model.dtype))
     engine = engine_class(model, stop_ids=template.stop_ids, max_rows=settings.engine.max_rows)
+    judging = build_judging(settings)
     return PlayParts(
         settings=settings,
         tokenizer=cast(PreTrainedTokenizerBase, tokenizer),
@@ -90,11 +102,13 @@ def build_play(settings: TurnwiseSettings, model_path: str | Path, *, split: str
             [replace(main_world(settings), groups=settings.eval.episodes)],
             template,
             engine,
+            judging,
             split="eval",
             group_size=1,
             temperature=settings.eval.temperature,
         ),
         eval_tasks=held_out_tasks(settings, split),
+        judging=judging,
     )
 
 
@@ -106,7 +120,7 @@ def build_train(settings: TurnwiseSettings, model_path: str | Path | None = None
     loss_class = cast(Callable[[Any], PolicyLoss], LOSSES.get_target(cast(Any, settings.learn.loss).type))
     credit_class = cast(Callable[[Any], CreditRule], CREDITS.get_target(cast(Any, settings.credit).type))
     credit = credit_class(settings.credit)
-    rollout = partial(_build_proxy, settings, worlds, play.template, play.engine, split="train")
+    rollout = partial(_build_proxy, settings, worlds, play.template, play.engine, play.judging, split="train")
     learner = Trainer(
         load_model(path),
         settings.learn,
@@ -122,6 +136,7 @@ def build_train(settings: TurnwiseSettings, model_path: str | Path | None = None
         engine=play.engine,
         eval_proxy=play.eval_proxy,
         eval_tasks=play.eval_tasks,
+        judging=play.judging,
         tasks=SeedTasks([w.tag for w in worlds], [w.groups for w in worlds], first_train_seed(settings), "train"),
         proxy=rollout(group_size=settings.rollout.group_size, temperature=settings.rollout.temperature),
         greedy_proxy=rollout(group_size=1, temperature=0.0) if credit.needs_greedy else None,
@@ -168,6 +183,7 @@ def _build_proxy(
     worlds: Sequence[World],
     template: LearnedTemplate,
     engine: LocalEngine,
+    judging: Judging | None,
     *,
     split: str,
     group_size: int,
@@ -180,7 +196,28 @@ def _build_proxy(
         cast(WorkflowFactory, WORKFLOWS.get_target(settings.rollout.workflow)),
         sampling=replace(Sampling(), temperature=temperature),
         seed=settings.run.seed,
+        judging=judging,
     )
+
+
+def build_judging(settings: TurnwiseSettings) -> Judging | None:
+    """The judge of the run's environment; a reward model is loaded, and the built-in one trained, only here."""
+    if problems := judge_problems(settings):
+        raise ConfigError(problems[0])
+    chosen = settings.reward.judge
+    if isinstance(chosen, NoJudge):
+        return None
+    tags = frozenset(world.tag for world in worlds_of(settings) if world.is_judged)
+    return Judging(judge=_build_judge(chosen), tags=tags, success_above=chosen.success_above)
+
+
+def _build_judge(chosen: FunctionJudgeSettings | ModelJudgeSettings) -> Judge:
+    if isinstance(chosen, FunctionJudgeSettings):
+        return FunctionJudge(import_reward_function(chosen.target))
+    path = chosen.path or ""
+    if path == "tiny":
+        path = tiny_reward_folder(cache_folder() / "models", pairs=training_preferences(), seed=_JUDGE_SEED)
+    return load_judge(path, batch_rows=chosen.batch_rows, max_tokens=chosen.max_tokens)
 
 
 def cache_folder() -> Path:

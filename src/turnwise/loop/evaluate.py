@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.base import BaseEnv
-from turnwise.envs.boundary import reset_env
-from turnwise.errors import ConfigError, did_you_mean
-from turnwise.loop.build import PlayParts
+from turnwise.envs.boundary import reset_env, step_env
+from turnwise.errors import ConfigError, RewardError, did_you_mean
+from turnwise.loop.build import PlayParts, build_judging
 from turnwise.loop.worlds import main_world
+from turnwise.rollout.judges import Judging
 from turnwise.rollout.rules import Rule, measure_rule, rules_of
-from turnwise.types import Task, Trajectory
+from turnwise.types import Message, Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,18 +51,45 @@ async def evaluate_policy(parts: PlayParts, advance: Callable[[int, int], None] 
 
 def measure_rule_in(settings: TurnwiseSettings, rule: str, tasks: Sequence[Task]) -> tuple[float, float]:
     """Success and return of a named rule in the setting and within the budget of a recipe."""
+    judging = build_judging(settings)
     env, rules = _env_and_rules(settings, tasks[0].split)
     if rule not in rules:
         raise ConfigError(
             f"environment '{settings.env.type}' cannot be played by '{rule}'. {did_you_mean(rule, rules)}"
         )
-    return measure_rule(env, rules[rule], tasks, _max_actions(settings))
+    return _measure(env, rules[rule], tasks, _max_actions(settings), judging)
 
 
-def measure_baselines(settings: TurnwiseSettings, tasks: Sequence[Task]) -> dict[str, float]:
-    """Success of random play, the environment's simple rules and its oracle on the same tasks."""
+def measure_baselines(
+    settings: TurnwiseSettings, tasks: Sequence[Task], judging: Judging | None = None
+) -> dict[str, float]:
+    """Success of random play, the environment's simple rules and its oracle on the same tasks, by the same judge."""
     env, rules = _env_and_rules(settings, tasks[0].split)
-    return {name: measure_rule(env, rule, tasks, _max_actions(settings))[0] for name, rule in rules.items()}
+    return {name: _measure(env, rule, tasks, _max_actions(settings), judging)[0] for name, rule in rules.items()}
+
+
+def _measure(
+    env: BaseEnv, rule: Rule, tasks: Sequence[Task], max_actions: int, judging: Judging | None
+) -> tuple[float, float]:
+    if judging is None or tasks[0].tag not in judging.tags:
+        return measure_rule(env, rule, tasks, max_actions)
+    scores = judging.judge.score([_converse(env, rule, task, max_actions) for task in tasks])
+    numbers = [0.0 if isinstance(score, RewardError) else score for score in scores]
+    return sum(n > judging.success_above for n in numbers) / len(tasks), sum(numbers) / len(tasks)
+
+
+def _converse(env: BaseEnv, rule: Rule, task: Task, max_actions: int) -> list[Message]:
+    """What a judge would read if the rule had played."""
+    observation = reset_env(env, seed=task.seed, split=task.split)
+    conversation: list[Message] = []
+    for _ in range(max_actions):
+        action = rule(env)
+        conversation += [Message("user", observation), Message("assistant", action)]
+        result = step_env(env, action)
+        if result.done:
+            break
+        observation = result.text
+    return conversation
 
 
 def _env_and_rules(settings: TurnwiseSettings, split: str) -> tuple[BaseEnv, dict[str, Rule]]:

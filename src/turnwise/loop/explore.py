@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from turnwise.config.schema import NoFilter
+from turnwise.config.playing import NoFilter
 from turnwise.loop.build import TrainParts
 from turnwise.rollout.filters import filter_groups
 from turnwise.types import Group, Metrics, Task

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from turnwise.config.checks import find_no_effect
-from turnwise.config.schema import OracleWarmStart, TurnwiseSettings
+from turnwise.config.learning import OracleWarmStart
+from turnwise.config.playing import ModelJudgeSettings
+from turnwise.config.schema import TurnwiseSettings
 from turnwise.learn.memory import MemoryReport, ModelMemory, read_config, report_memory, size_words
 from turnwise.learn.tiny_model import tiny_config
 
@@ -54,7 +56,13 @@ def plan_memory(settings: TurnwiseSettings) -> MemoryReport:
     model = settings.model
     is_tiny = model.path == "tiny"
     config = tiny_config(model.tiny, vocab_size=model.tiny.vocab_size) if is_tiny else read_config(model.path)
-    return report_memory(config, model, settings.learn)
+    return report_memory(config, model, settings.learn, judge_path=judge_path(settings))
+
+
+def judge_path(settings: TurnwiseSettings) -> str | None:
+    """The reward model that is loaded, if one is."""
+    judge = settings.reward.judge
+    return judge.path if isinstance(judge, ModelJudgeSettings) else None
 
 
 def describe_plan(plan: Plan) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from turnwise.context.answer import render_answer
 from turnwise.context.manager import write_preamble
+from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import describe_env, reset_env
 from turnwise.loop.worlds import World
 
@@ -20,7 +21,15 @@ def draw_sample_texts(world: World) -> list[str]:
         observation = reset_env(env, seed=seed, split="train")
         # Observations stand behind a role token or behind a line break; words look different there.
         texts += [observation, f"\n{observation}", f" {observation}"]
-        texts += [render_answer([action], world.context.answer) for action in env.action_names or ()]
-        texts += env.action_names or ()
+        answers = _known_answers(env)
+        texts += [render_answer([answer], world.context.answer) for answer in answers]
+        texts += answers
     texts += [write_preamble(describe_env(env), world.context)] * _PREAMBLE_WEIGHT
     return texts
+
+
+def _known_answers(env: BaseEnv) -> tuple[str, ...]:
+    """The actions of the episode; where any text is one, the oracle's."""
+    if env.action_names is None and env.has_oracle:
+        return (env.oracle(),)
+    return env.action_names or ()

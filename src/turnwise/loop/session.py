@@ -16,13 +16,15 @@ import torch
 from rich.console import Console
 
 from turnwise.config.checks import find_no_effect
+from turnwise.config.learning import OraclePtx, OracleWarmStart
 from turnwise.config.load import list_recipes
-from turnwise.config.schema import OraclePtx, OracleWarmStart, TurnwiseSettings
+from turnwise.config.schema import TurnwiseSettings
 from turnwise.learn.checkpoint import load_checkpoint, restore_learner, resumed_model, save_checkpoint
 from turnwise.learn.memory import describe_in_one_line, report_memory
 from turnwise.loop.build import TrainParts, build_train
 from turnwise.loop.evaluate import Evaluation, evaluate_policy, measure_baselines
 from turnwise.loop.keeper import CollapsedError, Keeper
+from turnwise.loop.plan import judge_path
 from turnwise.loop.serial import LoopStep, train_serial
 from turnwise.loop.warm_start import mix_in_demonstrations, warm_start
 from turnwise.protocols import Sink
@@ -75,10 +77,10 @@ class Session:
         with phase(self._console, "setting up the model"):
             parts = build_train(self._settings, resumed_model(self._checkpoint) if self._checkpoint else None)
         shape = parts.learner.actor.model.config
-        memory = report_memory(shape, self._settings.model, self._settings.learn)
+        memory = report_memory(shape, self._settings.model, self._settings.learn, judge_path=judge_path(self._settings))
         print_notice(self._console, describe_in_one_line(memory))
         await self._prepare(parts)
-        baselines = measure_baselines(self._settings, parts.eval_tasks)
+        baselines = measure_baselines(self._settings, parts.eval_tasks, parts.judging)
         before = self._recorded_start() or await self._evaluate(parts)
         setup_s = time.perf_counter() - self._started_s
         self._watch = Stopwatch()

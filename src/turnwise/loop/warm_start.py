@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from turnwise.config.schema import OracleWarmStart
+from turnwise.config.learning import OracleWarmStart
 from turnwise.envs.tasks import SeedTasks
 from turnwise.errors import ConfigError, LearnError
 from turnwise.experience.build import split_trajectory

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turnwise.config.load import env_params
-from turnwise.config.schema import ContextSettings, EnvSettings, TurnwiseSettings
+from turnwise.config.playing import ContextSettings, EnvSettings
+from turnwise.config.registry import ENVS
+from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.make import make_env
 from turnwise.rollout.limits import Limits
@@ -20,6 +22,11 @@ class World:
     env: EnvSettings
     context: ContextSettings
     limits: Limits
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether its rewards come from a judge."""
+        return bool(getattr(ENVS.get_target(self.env.type), "is_judged", False))
 
     def make(self, split: str) -> BaseEnv:
         return make_env(self.env.type, **env_params(self.env, split))

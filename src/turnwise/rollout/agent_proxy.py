@@ -1,7 +1,7 @@
 """Runs many episodes at once over one engine, without a turn barrier: whoever is ahead goes on.
 
 In: tasks. Out: Groups of Trajectories. Consumes: one workflow per sibling. Waits for: the last of them. The engine puts
-whatever requests are there into one batch.
+whatever requests are there into one batch; a judge, where there is one, scores all episodes together in the end.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from turnwise.context.manager import ContextManager
 from turnwise.exchange import EnvOutput
 from turnwise.protocols import Engine, Workflow
 from turnwise.rollout.env_manager import EnvStateManager, derive_seed
+from turnwise.rollout.judges import Judging
 from turnwise.rollout.workflow import WorkflowParts
 from turnwise.types import Group, Sampling, Task, Trajectory
 
@@ -32,6 +33,7 @@ class AgentProxy:
         *,
         sampling: Sampling,
         seed: int,
+        judging: Judging | None = None,
     ) -> None:
         self.states = states
         self._context = context
@@ -39,6 +41,7 @@ class AgentProxy:
         self._workflow = workflow
         self._sampling = sampling
         self._seed = seed
+        self._judging = judging
 
     async def collect(
         self,
@@ -50,7 +53,8 @@ class AgentProxy:
     ) -> list[Group]:
         """Play `group_size` siblings of every task; `rollout` numbers the trajectories and chooses the dice.
 
-        Further rounds of one rollout, with other tasks, throw dice of their own.
+        Further rounds of one rollout, with other tasks, throw dice of their own. `on_done` hears of each episode as it
+        ends, before any judge does.
         """
         parts = WorkflowParts(
             states=self.states,
@@ -82,6 +86,8 @@ class AgentProxy:
         for state in self.states.get_rollout_states():
             if state.env_id not in played:
                 (played[state.env_id],) = self._context.formulate_rollouts([state])
+        if self._judging is not None:
+            played = dict(zip(played, self._judging.apply(list(played.values())), strict=True))
         size = self.states.group_size
         return [
             Group(task=task, trajectories=tuple(played[number * size + sibling] for sibling in range(size)))

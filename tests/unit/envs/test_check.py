@@ -160,6 +160,7 @@ def failed(report: CheckReport) -> set[str]:
     [
         "frozen_lake",
         "bandit",
+        "prompts",
         Walk,
         FreeText,
         Walk(),

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from turnwise.config.learning import TinySettings
 from turnwise.config.load import load_settings
-from turnwise.config.schema import TinySettings
 from turnwise.learn.tiny_model import tiny_model_folder
 from turnwise.loop.build import resolve_model
 from turnwise.loop.sample_texts import draw_sample_texts

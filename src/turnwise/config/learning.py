@@ -1,0 +1,218 @@
+"""The settings of learning: models, losses, regularisers, optimizer. The strings under the fields are the reference."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+
+from turnwise.config.settings import Settings
+
+
+class TinySettings(Settings):
+    """The default model: a small Llama-style network with a tokenizer made from the environment's own text."""
+
+    hidden_size: PositiveInt = 128
+    """Width of the network."""
+    num_layers: PositiveInt = 2
+    num_heads: PositiveInt = 4
+    """Attention heads; must divide hidden_size."""
+    intermediate_size: PositiveInt = 384
+    """Width inside the feed-forward layers."""
+    vocab_size: int = Field(default=512, ge=300)
+    """Upper bound; 256 byte symbols and the special tokens are always in."""
+    max_positions: PositiveInt = 2048
+    """Longest sequence the network can read."""
+
+
+class NoLora(Settings):
+    type: Literal["none"] = "none"
+    """All weights are trained."""
+
+
+class Lora(Settings):
+    type: Literal["lora"]
+    """Train low-rank matrices beside the frozen weights, of the actor and of a critic that is a model."""
+    rank: PositiveInt = 8
+    """Inner width of the matrices."""
+    alpha: PositiveFloat = 16.0
+    """Their product is scaled by alpha / rank."""
+    target_modules: Literal["all-linear"] | list[str] = "all-linear"
+    """Names of the linear layers that are adapted, such as [q_proj, v_proj]; all: every one but the output layer."""
+
+    @field_validator("target_modules", mode="before")
+    @classmethod
+    def _check_target_modules(cls, given: object) -> object:
+        is_list = isinstance(given, list) and bool(given) and all(isinstance(name, str) and name for name in given)
+        if given != "all-linear" and not is_list:
+            raise ValueError(f"{given!r} given; expected 'all-linear' or a list of names, such as [q_proj, v_proj]")
+        return given
+
+
+class ModelSettings(Settings):
+    path: str = "tiny"
+    """A Hugging Face folder or hub name, or 'tiny' for the built-in small model, made on first use."""
+    tiny: TinySettings = TinySettings()
+    """Sizes of the built-in model."""
+    lora: NoLora | Lora = Field(default=NoLora(), discriminator="type")
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """With bfloat16 the learner keeps float32 weights and computes in bfloat16; engine and reference are held in it."""
+    gradient_checkpointing: bool = False
+    """Keep only the inputs of each layer for the backward pass and compute the rest again: less memory, more time."""
+
+
+class NoCritic(Settings):
+    type: Literal["none"] = "none"
+    """No values are estimated."""
+
+
+class ValueHeadCritic(Settings):
+    type: Literal["value_head"]
+    """A linear layer on the actor's own trunk."""
+    coef: PositiveFloat = 0.5
+    """Weight of the value loss in the total."""
+    clip: PositiveFloat | None = None
+    """How far a value may move from its old one before the loss stops rewarding it."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Updates at the start in which the critic learns alone and the policy stays as it is."""
+
+
+class ModelCritic(Settings):
+    type: Literal["model"]
+    """A second model, starting from the actor's weights."""
+    lr: PositiveFloat = 1e-4
+    """The critic's own learning rate; follows the same schedule."""
+    clip: PositiveFloat | None = None
+    """How far a value may move from its old one before the loss stops rewarding it."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Updates at the start in which the critic learns alone and the policy stays as it is."""
+
+
+KlEstimator = Literal["k1", "k2", "k3", "abs"]
+
+
+class NoKl(Settings):
+    type: Literal["none"] = "none"
+    """No reference model is loaded."""
+
+
+class KlLoss(Settings):
+    type: Literal["loss"]
+    """A penalty on the distance to the frozen starting policy, inside the loss."""
+    coef: PositiveFloat = 0.01
+    """Weight of the penalty."""
+    estimator: KlEstimator = "k3"
+    """How the distance is estimated from the sampled tokens (Schulman's k1, k2, k3, or the absolute difference)."""
+
+
+class KlReward(Settings):
+    type: Literal["reward"]
+    """A price on the distance to the frozen starting policy, paid token by token out of the reward."""
+    coef: PositiveFloat = 0.02
+    """The price; with a target, the price at the start."""
+    estimator: KlEstimator = "k1"
+    """How the distance is estimated from the sampled tokens."""
+    target: PositiveFloat | None = None
+    """Mean distance per token that an adaptive price holds the policy at; null keeps the price."""
+    horizon: PositiveInt = 10_000
+    """Episodes over which an adaptive price may change by a fifth."""
+
+
+class NoCorrection(Settings):
+    type: Literal["none"] = "none"
+    """Samples count as drawn from the policy that is updated."""
+
+
+class ImportanceCorrection(Settings):
+    type: Literal["truncated", "masked"]
+    """Weigh each token by how much likelier it was before this update than when it was sampled: up to `cap`, or not at
+    all where that ratio leaves 1/cap to cap."""
+    cap: float = Field(default=2.0, gt=1)
+    """Largest weight."""
+
+
+class NoPtx(Settings):
+    type: Literal["none"] = "none"
+    """The policy learns from rewards alone."""
+
+
+class OraclePtx(Settings):
+    type: Literal["oracle"]
+    """A supervised loss on the oracle's demonstrations, mixed into every optimizer step."""
+    coef: PositiveFloat = 0.1
+    """Its weight beside the policy loss."""
+    episodes: PositiveInt = 300
+    """Demonstrations, on training layouts that no rollout uses."""
+    batch_rows: PositiveInt = 64
+    """Rows (segments) drawn for each optimizer step."""
+
+
+class OptimSettings(Settings):
+    lr: PositiveFloat = 1e-6
+    """Peak learning rate."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """Stay, or fall in a straight line to `final_lr_share` at the last step."""
+    final_lr_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of `lr` that the linear schedule ends with."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps in which the rate rises from 0 in a straight line."""
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Adam's memory of the gradient."""
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    """Adam's memory of its square."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW's decay towards zero."""
+    grad_clip: PositiveFloat = 1.0
+    """Largest norm of the gradient in one optimizer step."""
+
+
+Aggregation = Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean"]
+
+
+class LearnSettings(Settings):
+    steps: int = Field(default=100, ge=0)
+    """Updates of the policy; each is one rollout and `epochs` passes over it."""
+    epochs: PositiveInt = 1
+    """Passes over each batch."""
+    minibatches: PositiveInt = 1
+    """Optimizer steps per epoch."""
+    micro_batch_tokens: PositiveInt = 8192
+    """Padded tokens per forward pass: memory against speed, never the result."""
+    loss: Settings
+    """The policy loss, by `type`."""
+    aggregation: Aggregation = "token_mean"
+    """Every token weighs the same; or every trajectory does, with the sum or the mean of its tokens."""
+    critic: NoCritic | ValueHeadCritic | ModelCritic = Field(default=NoCritic(), discriminator="type")
+    kl: NoKl | KlLoss | KlReward = Field(default=NoKl(), discriminator="type")
+    correction: NoCorrection | ImportanceCorrection = Field(default=NoCorrection(), discriminator="type")
+    ptx: NoPtx | OraclePtx = Field(default=NoPtx(), discriminator="type")
+    entropy_coef: float = Field(default=0.0, ge=0)
+    """Weight of the entropy bonus."""
+    optim: OptimSettings = OptimSettings()
+    num_threads: PositiveInt | None = None
+    """CPU threads of torch; null leaves its own choice."""
+
+
+class SyncSettings(Settings):
+    style: Literal["fixed"] = "fixed"
+    """When new weights reach the engine: at fixed steps."""
+    interval: PositiveInt = 1
+    """Publish new weights every this many steps."""
+
+
+class NoWarmStart(Settings):
+    type: Literal["none"] = "none"
+    """Reinforcement learning starts from the model as it is."""
+
+
+class OracleWarmStart(Settings):
+    type: Literal["oracle"]
+    """Imitate the environment's oracle on training tasks before reinforcement learning starts."""
+    episodes: PositiveInt = 300
+    """Demonstrations, on training layouts that no rollout uses."""
+    steps: PositiveInt = 60
+    """Optimizer steps."""
+    batch_rows: PositiveInt = 256
+    """Rows (segments) per optimizer step."""
+    lr: PositiveFloat = 1e-3
+    """Learning rate of the imitation."""

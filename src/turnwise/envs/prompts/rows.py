@@ -1,0 +1,67 @@
+"""Rows of prompts: without duplicates, and split for good.
+
+In come prompts with or without a reference response; out come two splits that share no prompt. It refuses to know where
+the rows were written and who answers them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from turnwise.errors import TaskError
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """A prompt, and an answer to imitate where one is given."""
+
+    prompt: str
+    response: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptSet:
+    """All prompts of one source, each in exactly one split, in the order of the source."""
+
+    source: str
+    train: tuple[PromptRow, ...]
+    eval: tuple[PromptRow, ...]
+    num_duplicates: int
+
+    @property
+    def has_responses(self) -> bool:
+        return all(row.response is not None for row in (*self.train, *self.eval))
+
+    def describe(self) -> str:
+        counts = f"{self.source}: {len(self.train)} prompts for training and {len(self.eval)} for evaluation"
+        return f"{counts}; {self.num_duplicates} duplicates dropped." if self.num_duplicates else f"{counts}."
+
+
+def split_rows(rows: Sequence[PromptRow], *, eval_share: float, source: str) -> PromptSet:
+    """Every prompt goes where its own hash says, whatever stands beside it; the first of equal prompts stays."""
+    unique = list({row.prompt: row for row in reversed(rows)}.values())[::-1]
+    if len(unique) < 2:
+        raise TaskError(
+            f"{source} holds {len(unique)} different prompts; expected at least 2, one for training and one for "
+            "evaluation. Add prompts."
+        )
+    places = {row.prompt: _place(row.prompt) for row in unique}
+    # A share may give all prompts of a small file to one split; the prompt nearest to the border then changes sides.
+    lowest, highest = min(places.values()), max(places.values())
+    border = min(max(eval_share, lowest), highest)
+    in_eval = {prompt for prompt, place in places.items() if place < border or place == lowest}
+    return PromptSet(
+        source=source,
+        train=tuple(row for row in unique if row.prompt not in in_eval),
+        eval=tuple(row for row in unique if row.prompt in in_eval),
+        num_duplicates=len(rows) - len(unique),
+    )
+
+
+def _place(prompt: str) -> float:
+    """A number from 0 to 1 that depends on the prompt alone, in every process."""
+    # JSON can spell half a surrogate pair, which plain UTF-8 refuses.
+    digest = blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64

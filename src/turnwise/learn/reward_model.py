@@ -1,0 +1,128 @@
+"""Reward models as judges: any Hugging Face sequence classifier with one label.
+
+In come a model folder or hub name and conversations; out come scores. The model reads with its own tokenizer and chat
+template, frozen, and a score depends on its own conversation alone, not on the batch it lands in. It refuses to know
+what the scores are used for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from turnwise.errors import ModelError
+from turnwise.learn.models import best_device
+from turnwise.types import Message
+
+
+class ConversationReader:
+    """Conversations become padded rows of ids, as the tokenizer's own model knows them."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_tokens: int) -> None:
+        self._tokenizer = tokenizer
+        self._max_tokens = max_tokens
+        # The reply and its end matter most, so a long conversation loses its beginning.
+        tokenizer.truncation_side = "left"
+        tokenizer.padding_side = "right"
+        if tokenizer.pad_token_id is None:
+            # Decoders take the rightmost token that is no padding, so it should be one that ends no conversation.
+            tokenizer.pad_token = tokenizer.bos_token or tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
+        added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+        marks = added | {str(token) for token in tokenizer.all_special_tokens}
+        longest_first = sorted((mark for mark in marks if mark.strip()), key=len, reverse=True)
+        self._marks = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    @property
+    def pad_id(self) -> int:
+        return cast(int, self._tokenizer.pad_token_id)
+
+    def read(self, conversations: Sequence[Sequence[Message]]) -> dict[str, Tensor]:
+        texts = [self._render(conversation) for conversation in conversations]
+        # A chat template writes its own special tokens; plain text gets those the tokenizer adds.
+        encoded = self._tokenizer(
+            texts,
+            add_special_tokens=not self._tokenizer.chat_template,
+            truncation=True,
+            max_length=self._max_tokens,
+            padding=True,
+            return_tensors="pt",
+        )
+        return {name: cast(Tensor, rows) for name, rows in encoded.items()}
+
+    def _render(self, conversation: Sequence[Message]) -> str:
+        turns = [{"role": message.role, "content": self._guarded(message.content)} for message in conversation]
+        if not self._tokenizer.chat_template:
+            return "\n".join(turn["content"] for turn in turns)
+        return cast(str, self._tokenizer.apply_chat_template(turns, tokenize=False))
+
+    def _guarded(self, text: str) -> str:
+        """The text with every spelled control token broken: a policy must not end its turn and praise itself."""
+        safe = text.encode("utf-8", "replace").decode("utf-8")
+        return self._marks.sub(lambda mark: f"{mark[0][:1]} {mark[0][1:]}", safe)
+
+
+class ModelJudge:
+    """`reward.judge: {type: model}`"""
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, batch_rows: int, max_tokens: int
+    ) -> None:
+        self._model = model.eval().requires_grad_(False)
+        self._batch_rows = batch_rows
+        self._reader = ConversationReader(tokenizer, max_tokens=min(max_tokens, _longest(model, tokenizer)))
+        # A decoder finds the last real token by this id; another one would let padding be read.
+        model.config.get_text_config().pad_token_id = self._reader.pad_id
+
+    @torch.no_grad()
+    def score(self, conversations: Sequence[Sequence[Message]]) -> list[float]:
+        scores: list[float] = []
+        for start in range(0, len(conversations), self._batch_rows):
+            rows = self._reader.read(conversations[start : start + self._batch_rows])
+            inputs = {name: ids.to(self._model.device) for name, ids in rows.items() if name != "token_type_ids"}
+            scores += self._model(**inputs).logits[:, 0].float().tolist()
+        return scores
+
+
+def load_judge(path: str | Path, *, batch_rows: int, max_tokens: int) -> ModelJudge:
+    """A reward model with its own tokenizer, from a local folder or a hub name."""
+    transformers_logging.disable_progress_bar()
+    try:
+        loaded: Any = AutoModelForSequenceClassification.from_pretrained(
+            str(path), dtype=torch.float32, output_loading_info=True
+        )
+        tokenizer = AutoTokenizer.from_pretrained(str(path))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelError(
+            f"reward.judge.path '{path}' cannot be loaded as a reward model: {first_line} Give a Hugging Face folder "
+            "or hub name of a sequence classifier with one label, or 'tiny' for the built-in one."
+        ) from error
+    model, info = loaded
+    _check_is_reward_model(model, info["missing_keys"], path)
+    return ModelJudge(model.to(best_device()), tokenizer, batch_rows=batch_rows, max_tokens=max_tokens)
+
+
+def _check_is_reward_model(model: PreTrainedModel, missing: Collection[str], path: str | Path) -> None:
+    """transformers also loads plain language models here, with a head of random numbers."""
+    if model.config.num_labels != 1 or missing:
+        found = (
+            f"lacks the weights {', '.join(sorted(missing))}" if missing else f"has {model.config.num_labels} labels"
+        )
+        raise ModelError(
+            f"reward.judge.path '{path}' {found}; expected a reward model: a sequence classifier with one label, its "
+            "score, and all its weights. Give the path of one, or 'tiny' for the built-in one."
+        )
+
+
+def _longest(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """What the model itself can read."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or tokenizer.model_max_length
+    return min(positions, tokenizer.model_max_length)

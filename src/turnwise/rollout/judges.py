@@ -1,0 +1,81 @@
+"""Rewards from a judge, for worlds that give none of their own.
+
+In come finished trajectories; out come the same ones with the judge's score as the reward of their last turn. All are
+scored in one go. A trajectory that failed is left alone, and one that cannot be scored becomes a failure: data, not an
+exception. It refuses to know how a score is found.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import SupportsFloat
+
+from turnwise.errors import RewardError
+from turnwise.protocols import Judge
+from turnwise.types import Message, StopReason, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judging:
+    """Who judges which environments, and from where on a score is a success."""
+
+    judge: Judge
+    tags: frozenset[str]
+    success_above: float
+
+    def apply(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """The trajectories in the same order, the judged ones with their scores."""
+        judged = [t for t in trajectories if self._is_judged(t)]
+        scores = self.judge.score([conversation_of(t) for t in judged]) if judged else []
+        done = {t.id: self._with_score(t, score) for t, score in zip(judged, scores, strict=True)}
+        return [done.get(trajectory.id, trajectory) for trajectory in trajectories]
+
+    def _is_judged(self, trajectory: Trajectory) -> bool:
+        return trajectory.task.tag in self.tags and bool(trajectory.turns) and not trajectory.stop_reason.is_error
+
+    def _with_score(self, trajectory: Trajectory, score: float | RewardError) -> Trajectory:
+        if not isinstance(score, RewardError) and not math.isfinite(score):
+            score = RewardError(f"the judge's score is {score}; expected a finite number.")
+        if isinstance(score, RewardError):
+            failure = f"reward.judge: {score}"
+            return replace(trajectory, stop_reason=StopReason.ENV_ERROR, failure=failure, is_success=False)
+        *earlier, last = trajectory.turns
+        return replace(trajectory, turns=(*earlier, replace(last, reward=score)), is_success=score > self.success_above)
+
+
+def conversation_of(trajectory: Trajectory) -> list[Message]:
+    """What was said: each turn's observation and the reply to it."""
+    return [
+        message
+        for turn in trajectory.turns
+        for message in (Message("user", turn.observation), Message("assistant", turn.response_text))
+    ]
+
+
+class FunctionJudge:
+    """`reward.judge: {type: function}`: a user's function scores the first prompt and the last reply."""
+
+    def __init__(self, function: Callable[[str, str], SupportsFloat]) -> None:
+        self._function = function
+
+    def score(self, conversations: Sequence[Sequence[Message]]) -> list[float | RewardError]:
+        return [self._score_one(conversation) for conversation in conversations]
+
+    def _score_one(self, conversation: Sequence[Message]) -> float | RewardError:
+        prompt, response = conversation[0].content, conversation[-1].content
+        name = getattr(self._function, "__name__", repr(self._function))
+        try:
+            score: object = self._function(prompt, response)
+            # A text such as "0.5" has no __float__, so it is refused although float() would read it.
+            return float(score) if isinstance(score, SupportsFloat) else _no_number(name, score)
+        except Exception as error:  # noqa: BLE001 - the boundary: a user's function may raise whatever it likes
+            return RewardError(
+                f"{name}({reprlib.repr(prompt)}, {reprlib.repr(response)}) failed: {type(error).__name__}: {error}"
+            )
+
+
+def _no_number(name: str, score: object) -> RewardError:
+    return RewardError(f"{name} returned {reprlib.repr(score)}; expected a number.")

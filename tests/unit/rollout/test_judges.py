@@ -1,0 +1,198 @@
+"""A judge's scores become rewards: on the last turn, all in one go, and failures stay where they are."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from tests.unit.context.chat_families import template_of
+from turnwise.config.playing import ContextSettings
+from turnwise.context.manager import ContextManager
+from turnwise.engine.scripted import ScriptedEngine
+from turnwise.errors import RewardError
+from turnwise.rollout.agent_proxy import AgentProxy
+from turnwise.rollout.judges import FunctionJudge, Judging
+from turnwise.rollout.limits import Limits
+from turnwise.rollout.workflow import EnvironmentWorkflow
+from turnwise.types import GenerateRequest, Group, Message, Sampling, StopReason, Task
+
+from .worlds import BrokenStart, WordWorld, make_states
+
+TEMPLATE = template_of("chatml")
+TASKS = [Task(tag="words", seed=0), Task(tag="words", seed=2)]
+
+
+class CountingJudge:
+    """The score of a conversation is the number it is given in; it remembers every call."""
+
+    def __init__(self, *scores: float | RewardError) -> None:
+        self.scores = scores
+        self.calls: list[list[list[Message]]] = []
+
+    def score(self, conversations: Sequence[Sequence[Message]]) -> list[float | RewardError]:
+        self.calls.append([list(conversation) for conversation in conversations])
+        return list(self.scores[: len(conversations)])
+
+
+def say(words: Sequence[str]) -> ScriptedEngine:
+    """Environment n says `words[n]` in every turn."""
+
+    def reply(request: GenerateRequest) -> list[int]:
+        word = words[int(str(request.session).split("#")[0])]
+        return [*TEMPLATE.encode_text(f"<answer>{word}</answer>").tolist(), TEMPLATE.end_of_turn_id]
+
+    return ScriptedEngine(reply, stop_ids=TEMPLATE.stop_ids)
+
+
+def collect(
+    judge: CountingJudge | FunctionJudge,
+    words: Sequence[str] = ("win",) * 4,
+    *,
+    tags: Sequence[str] = ("words",),
+    success_above: float = 0.0,
+    world: type[WordWorld] = WordWorld,
+    tasks: Sequence[Task] = TASKS,
+) -> list[Group]:
+    states = make_states(lambda *_: world(), groups=2, group_size=2, limits=Limits(max_turns=3))
+    judging = Judging(judge=judge, tags=frozenset(tags), success_above=success_above)
+    context = ContextManager(TEMPLATE, ContextSettings())
+    proxy = AgentProxy(states, context, say(words), EnvironmentWorkflow, sampling=Sampling(), seed=0, judging=judging)
+    return asyncio.run(proxy.collect(tasks, rollout=0))
+
+
+def trajectories(groups: Sequence[Group]) -> list:  # type: ignore[type-arg]
+    return [trajectory for group in groups for trajectory in group.trajectories]
+
+
+def test_all_episodes_are_scored_in_one_call_in_their_order() -> None:
+    # "stay" ends last, so the order of ending is another one.
+    judge = CountingJudge(1.0, 2.0, 3.0, 4.0)
+    played = trajectories(collect(judge, ("stay", "win", "stay", "win")))
+    assert len(judge.calls) == 1
+    assert [conversation[0].content for conversation in judge.calls[0]] == ["seed 0 at 0"] * 2 + ["seed 2 at 0"] * 2
+    assert [len(conversation) for conversation in judge.calls[0]] == [6, 2, 6, 2]
+    assert [t.episode_return for t in played] == [1.0, 2.0, 3.0, 4.0]
+    assert [str(t.id) for t in played] == [f"0/words/train/{seed}/{n}" for seed in (0, 2) for n in (0, 1)]
+
+
+def test_the_score_is_the_reward_of_the_last_turn() -> None:
+    plain = trajectories(collect(CountingJudge(), ("stay",) * 4, tags=["others"]))
+    judged = trajectories(collect(CountingJudge(1.5, -0.5, 0.0, 2.0), ("stay",) * 4))
+    assert [[turn.reward for turn in t.turns] for t in judged] == [[0, 0, s] for s in (1.5, -0.5, 0.0, 2.0)]
+    for before, after in zip(plain, judged, strict=True):
+        assert before.turns[:-1] == after.turns[:-1]
+        assert (before.id, before.stop_reason, before.failure) == (after.id, after.stop_reason, after.failure)
+        assert np.array_equal(before.segments[0].token_ids, after.segments[0].token_ids)
+
+
+def test_the_judge_reads_what_was_said() -> None:
+    judge = CountingJudge(*[0.0] * 4)
+    collect(judge, ("stay",) * 4)
+    assert judge.calls[0][2] == [
+        message
+        for turn in range(3)
+        for message in (Message("user", f"seed 2 at {turn}"), Message("assistant", "<answer>stay</answer>"))
+    ]
+
+
+@pytest.mark.parametrize(("above", "expected"), [(0.0, [False, False, True, True]), (1.0, [False, False, False, True])])
+def test_success_is_a_score_above_the_border(above: float, expected: list[bool]) -> None:
+    # The world itself calls "win" a success and pays 1 for it; the judge's word replaces both.
+    played = trajectories(collect(CountingJudge(-1.0, 0.0, 1.0, 2.0), success_above=above))
+    assert [t.is_success for t in played] == expected
+    assert [t.episode_return for t in played] == [-1.0, 0.0, 1.0, 2.0]
+
+
+def test_only_the_named_environments_are_judged() -> None:
+    judge = CountingJudge()
+    played = trajectories(collect(judge, tags=["others"]))
+    assert judge.calls == []
+    assert [t.episode_return for t in played] == [1.0] * 4
+
+
+def test_failed_episodes_are_not_scored() -> None:
+    judge = CountingJudge(5.0, 6.0)
+    played = trajectories(collect(judge, ("crash", "win", "win", "crash")))
+    assert len(judge.calls[0]) == 2
+    assert [t.stop_reason.is_error for t in played] == [True, False, False, True]
+    assert [t.episode_return for t in played] == [0.0, 5.0, 6.0, 0.0]
+    assert "the world broke" in played[0].failure
+    judge = CountingJudge()
+    nothing = collect(judge, world=BrokenStart, tasks=[Task(tag="words", seed=1), Task(tag="words", seed=3)])
+    assert judge.calls == []
+    assert all(t.turns == () for t in trajectories(nothing))
+
+
+@pytest.mark.parametrize(
+    ("score", "words"),
+    [(math.nan, "nan; expected a finite"), (math.inf, "inf; expected a finite"), (RewardError("no idea"), "no idea")],
+)
+def test_what_cannot_be_scored_is_a_failure_of_its_own_episode(score: float | RewardError, words: str) -> None:
+    played = trajectories(collect(CountingJudge(1.0, score, 3.0, 4.0)))
+    assert [t.stop_reason for t in played] == [
+        StopReason.TERMINATED,
+        StopReason.ENV_ERROR,
+        StopReason.TERMINATED,
+        StopReason.TERMINATED,
+    ]
+    assert played[1].failure.startswith("reward.judge: ")
+    assert words in played[1].failure
+    assert not played[1].is_success
+    assert [t.episode_return for t in (played[0], *played[2:])] == [1.0, 3.0, 4.0]
+
+
+# --- a user's function -----------------------------------------------------------------------------------------------
+
+
+def talk(*words: str) -> list[Message]:
+    return [Message("user" if number % 2 == 0 else "assistant", word) for number, word in enumerate(words)]
+
+
+def test_a_function_gets_prompt_and_response() -> None:
+    judge = FunctionJudge(lambda prompt, response: 10 * len(prompt) + len(response))
+    assert judge.score([talk("ab", "c"), talk("", ""), talk("a", "", "again", "reply")]) == [21.0, 0.0, 15.0]
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    for value in (np.float32(0.5), np.int64(2), True, np.array(3.0)):
+        (score,) = FunctionJudge(lambda _p, _r, value=value: value).score([talk("a", "b")])
+        assert (type(score), score) == (float, float(value))
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("0.5", "returned '0.5'; expected a number"),
+        (None, "returned None; expected a number"),
+        ([1], "expected a number"),
+    ],
+)
+def test_what_is_no_number_is_an_error(value: object, words: str) -> None:
+    def rate(_prompt: str, _response: str) -> object:
+        return value
+
+    (score,) = FunctionJudge(rate).score([talk("a", "b")])  # type: ignore[arg-type]
+    assert isinstance(score, RewardError)
+    assert f"rate {words}" in str(score) or words in str(score)
+
+
+def test_an_exception_hurts_its_own_conversation_only() -> None:
+    def rate(prompt: str, _response: str) -> float:
+        return 1 / len(prompt)
+
+    first, bad, last = FunctionJudge(rate).score([talk("ab", "x"), talk("", "reply"), talk("abcd", "y")])
+    assert (first, last) == (0.5, 0.25)
+    assert isinstance(bad, RewardError)
+    assert str(bad) == "rate('', 'reply') failed: ZeroDivisionError: division by zero"
+
+
+def test_a_failing_function_reaches_the_trajectory() -> None:
+    def rate(prompt: str, _response: str) -> float:
+        return float("nan") if "seed 2" in prompt else 1.0
+
+    played = trajectories(collect(FunctionJudge(rate)))
+    assert [t.stop_reason.is_error for t in played] == [False, False, True, True]
