@@ -114,8 +114,8 @@ def judge_problems(settings: TurnwiseSettings) -> list[str]:
         wrong = f"reward.judge.type: '{judge.type}' given; env.type '{settings.env.type}' gives rewards of its own."
         return [f"{wrong} Set reward.judge.type to 'none', or env.type to one without rewards, such as 'prompts'."]
     problems = [
-        f"{path.removesuffix('env')}context.answer.type: '{context.answer.type}' given; {path}.type '{name}' takes the whole "
-        "reply, which the judge reads. Set it to 'plain'."
+        f"{path.removesuffix('env')}context.answer.type: '{context.answer.type}' given; {path}.type '{name}' takes the "
+        "whole reply, which the judge reads. Set it to 'plain'."
         for path, (name, context) in judged.items()
         if context.answer.type != "plain"
     ]

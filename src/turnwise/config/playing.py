@@ -1,4 +1,4 @@
-"""The settings of playing: worlds, conversations, engine, rollouts and rewards. The strings under fields are the reference."""
+"""The settings of playing: worlds, conversations, rollouts, rewards. The strings under the fields are the reference."""
 
 from __future__ import annotations
 
