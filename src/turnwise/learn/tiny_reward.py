@@ -25,9 +25,9 @@ from turnwise.types import Message
 Preference: TypeAlias = tuple[Sequence[Message], Sequence[Message]]
 
 _SIZES = TinySettings(
-    hidden_size=64, intermediate_size=128, num_layers=2, num_heads=8, vocab_size=1024, max_positions=256
+    hidden_size=64, intermediate_size=96, num_layers=2, num_heads=8, vocab_size=1024, max_positions=256
 )
-_STEPS, _BATCH_PAIRS, _PEAK_LR, _WARMUP_STEPS = 200, 64, 5e-3, 20
+_STEPS, _BATCH_PAIRS, _PEAK_LR, _WARMUP_STEPS = 300, 32, 4e-3, 20
 _PULL_TO_ZERO = 0.02
 _FORMAT = 1
 """Part of a folder's name: raised when the same ingredients give another model."""
