@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import credit, engine_multi_turn
+from benchmarks import credit, engine_multi_turn, memory
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -16,7 +16,7 @@ RESULTS = Path(__file__).parent / "results"
 def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     facts = {"python": platform.python_version(), "torch": torch.__version__, "threads": torch.get_num_threads()}
-    for benchmark in (credit, engine_multi_turn):
+    for benchmark in (credit, engine_multi_turn, memory):
         result = {**benchmark.run(), **facts}
         print(json.dumps(result, indent=2))
         (RESULTS / f"{result['benchmark']}.json").write_text(json.dumps(result, indent=2) + "\n")

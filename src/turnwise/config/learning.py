@@ -136,6 +136,21 @@ class NoPtx(Settings):
     """The policy learns from rewards alone."""
 
 
+class FilePtx(Settings):
+    type: Literal["file"]
+    """A supervised loss on prompts and responses of a file, mixed into every optimizer step."""
+    path: str
+    """A JSON list or JSON lines of objects."""
+    prompt_field: str = Field(default="prompt", min_length=1)
+    """The key of the prompt."""
+    response_field: str = Field(default="response", min_length=1)
+    """The key of the response; every row must have one."""
+    coef: PositiveFloat = 0.1
+    """Its weight beside the policy loss."""
+    batch_rows: PositiveInt = 64
+    """Rows drawn for each optimizer step."""
+
+
 class OraclePtx(Settings):
     type: Literal["oracle"]
     """A supervised loss on the oracle's demonstrations, mixed into every optimizer step."""
@@ -185,7 +200,7 @@ class LearnSettings(Settings):
     critic: NoCritic | ValueHeadCritic | ModelCritic = Field(default=NoCritic(), discriminator="type")
     kl: NoKl | KlLoss | KlReward = Field(default=NoKl(), discriminator="type")
     correction: NoCorrection | ImportanceCorrection = Field(default=NoCorrection(), discriminator="type")
-    ptx: NoPtx | OraclePtx = Field(default=NoPtx(), discriminator="type")
+    ptx: NoPtx | OraclePtx | FilePtx = Field(default=NoPtx(), discriminator="type")
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
     optim: OptimSettings = OptimSettings()

@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 
 from turnwise.config.checks import find_no_effect
-from turnwise.config.learning import OraclePtx, OracleWarmStart
+from turnwise.config.learning import OracleWarmStart
 from turnwise.config.load import list_recipes
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.learn.checkpoint import load_checkpoint, restore_learner, resumed_model, save_checkpoint
@@ -104,8 +104,7 @@ class Session:
             with phase(self._console, "warm start from the oracle") as advance:
                 done = warm_start(parts, self._settings.warm_start, advance)
             self._progress = replace(self._progress, warm_start=done)
-        if isinstance(self._settings.learn.ptx, OraclePtx):
-            mix_in_demonstrations(parts, self._settings.learn.ptx.episodes)
+        mix_in_demonstrations(parts)
         await parts.channel.publish(parts.learner.weights(), parts.learner.policy_version)
 
     def _recorded_start(self) -> Evaluation | None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
-from turnwise.config.learning import OracleWarmStart
+from turnwise.config.learning import FilePtx, NoPtx, OraclePtx, OracleWarmStart
+from turnwise.envs.prompts.files import Fields, read_rows
 from turnwise.envs.tasks import SeedTasks
 from turnwise.errors import ConfigError, LearnError
 from turnwise.experience.build import split_trajectory
 from turnwise.learn.warm_start import imitate
 from turnwise.loop.build import TrainParts, build_states, first_train_seed
 from turnwise.loop.worlds import World, main_world, worlds_of
-from turnwise.rollout.demonstrations import demonstrate
+from turnwise.rollout.demonstrations import demonstrate, recite
 from turnwise.types import Experience, Trajectory
 
 _WARM_START_OFFSET = 5_000_000
@@ -39,9 +41,36 @@ def warm_start(parts: TrainParts, settings: OracleWarmStart, advance: Callable[[
     return {"demonstrations": settings.episodes, "rows": len(experiences), "steps": settings.steps, "loss": loss}
 
 
-def mix_in_demonstrations(parts: TrainParts, num_episodes: int) -> None:
+def mix_in_demonstrations(parts: TrainParts) -> None:
     """Give the learner the demonstrations that `learn.ptx` mixes into its updates."""
-    parts.learner.supervise(_demonstrations(parts, num_episodes, _PTX_OFFSET, asked_by="learn.ptx.type"))
+    match parts.settings.learn.ptx:
+        case OraclePtx() as ptx:
+            parts.learner.supervise(_demonstrations(parts, ptx.episodes, _PTX_OFFSET, asked_by="learn.ptx.type"))
+        case FilePtx() as ptx:
+            parts.learner.supervise(_recitations(parts, ptx))
+        case NoPtx():
+            pass
+
+
+def _recitations(parts: TrainParts, ptx: FilePtx) -> list[Experience]:
+    fields = Fields(prompt=ptx.prompt_field, response=ptx.response_field, section="learn.ptx")
+    pairs: list[tuple[str, str]] = []
+    for number, row in enumerate(read_rows(Path(ptx.path).expanduser(), fields), start=1):
+        if row.response is None:
+            raise ConfigError(
+                f"learn.ptx.path: row {number} of '{ptx.path}' has no text under '{ptx.response_field}'; every row "
+                "must have a response. Set learn.ptx.response_field to the key that holds it."
+            )
+        pairs.append((row.prompt, row.response))
+    limit = parts.settings.context.max_tokens
+    trajectories = recite(pairs, parts.template)
+    for trajectory, (prompt, _) in zip(trajectories, pairs, strict=True):
+        if len(trajectory.segments[0]) > limit:
+            raise ConfigError(
+                f"learn.ptx.path: the row {prompt[:40]!r} has {len(trajectory.segments[0])} tokens; expected at most "
+                f"context.max_tokens = {limit}. Shorten the row, or raise the limit."
+            )
+    return [e for trajectory in trajectories for e in split_trajectory(trajectory)]
 
 
 def _demonstrations(parts: TrainParts, num_episodes: int, seed_offset: int, *, asked_by: str) -> list[Experience]:

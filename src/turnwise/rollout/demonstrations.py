@@ -9,11 +9,12 @@ import numpy as np
 from turnwise.config.playing import AnswerFormat
 from turnwise.context.answer import render_answer
 from turnwise.context.manager import ContextManager
+from turnwise.context.transcript import Transcript
 from turnwise.errors import ContextOverflow, ModelError
 from turnwise.exchange import EnvOutput, LmOutput
 from turnwise.protocols import ChatTemplate
 from turnwise.rollout.env_manager import EnvStateManager
-from turnwise.types import Completion, FinishReason, StopReason, Task, Trajectory
+from turnwise.types import Completion, FinishReason, Message, StopReason, Task, Trajectory, TrajectoryId, Turn
 
 
 def demonstrate(
@@ -41,6 +42,38 @@ def _play_turn(
     text = render_answer([states.oracle_action(output.env_id)], answer).removeprefix(answer.forced_prefix)
     completion = completion_of(text, template)
     return states.step(context.get_env_inputs([LmOutput(env_id=output.env_id, completion=completion)]))
+
+
+def recite(pairs: Sequence[tuple[str, str]], template: ChatTemplate) -> list[Trajectory]:
+    """Prompts with responses as single-turn trajectories, as if the policy had said the responses."""
+    return [_recited(number, prompt, response, template) for number, (prompt, response) in enumerate(pairs)]
+
+
+def _recited(number: int, prompt: str, response: str, template: ChatTemplate) -> Trajectory:
+    transcript = Transcript()
+    transcript.start_segment()
+    transcript.add_context(template.encode_prompt([Message("user", prompt)]))
+    transcript.add_sampled(completion_of(response, template), turn_index=0)
+    task = Task(tag="recited", seed=number)
+    turn = Turn(
+        index=0,
+        segment_index=0,
+        observation=prompt,
+        response_text=response,
+        actions=(response,),
+        reward=0.0,
+        penalty=0.0,
+        policy_version=0,
+        info={},
+    )
+    return Trajectory(
+        id=TrajectoryId(0, task.id, 0),
+        task=task,
+        segments=transcript.segments(),
+        turns=(turn,),
+        stop_reason=StopReason.TERMINATED,
+        is_success=False,
+    )
 
 
 def completion_of(text: str, template: ChatTemplate) -> Completion:

@@ -12,12 +12,13 @@ from tests.small_run import SMALL_LAKE, SMALL_MODEL, without_plots
 from turnwise.config.checks import check_settings
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.errors import ConfigError, LearnError
+from turnwise.errors import ConfigError, LearnError, TaskError
 from turnwise.experience.build import build_experiences
 from turnwise.loop.build import TrainParts, build_train
 from turnwise.loop.explore import Explored, explore
 from turnwise.loop.run import Run, train
 from turnwise.loop.serial import refuse_to_starve
+from turnwise.loop.warm_start import mix_in_demonstrations
 
 BANDIT = {
     "env": {"type": "bandit", "eval_names": ["Phoenix", "Dragon"]},
@@ -182,3 +183,40 @@ def test_settings_of_the_update_reach_it(tmp_path: Path, monkeypatch: pytest.Mon
     assert priced["learn/mean_return"] != plain["learn/mean_return"]
     shifted = losses(tmp_path, "norm", "reward.normalisation.method=mean", "reward.normalisation.grouping=batch")
     assert shifted["learn/mean_return"] != plain["learn/mean_return"]
+
+
+# --- a supervised mix from a file ------------------------------------------------------------------------------------
+
+
+def write_rows(path: Path, text: str) -> str:
+    path.write_text(text)
+    return f"learn.ptx={{type: file, path: {path}, prompt_field: ask, response_field: say}}"
+
+
+def test_a_file_of_responses_is_mixed_in_token_for_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_plots(monkeypatch)
+    given: list[Any] = []
+    monkeypatch.setattr("turnwise.learn.trainer.Trainer.supervise", lambda _self, rows: given.extend(rows))
+    rows = write_rows(tmp_path / "rows.jsonl", '{"ask": "Who?", "say": "Me."}\n{"ask": "Why?", "say": "So."}\n')
+    small = [*SMALL_MODEL, "rollout.groups=2", "rollout.group_size=2", "rollout.max_turns=1", "eval.episodes=2"]
+    train(BANDIT, [*small, rows, "learn.steps=0"], run_dir=tmp_path / "run")
+    parts = build_train(settings_of())
+    said = [parts.template.decode_reply(e.segment.token_ids[e.segment.loss_mask]) for e in given]
+    assert said == ["Me.", "So."]
+    assert [parts.tokenizer.decode(e.segment.token_ids[~e.segment.loss_mask]).count("W") for e in given] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"ask": "Who?"}\n', ["learn.ptx.path: row 1", "'say'", "learn.ptx.response_field"]),
+        ('{"question": "Who?", "say": "Me."}\n', ["line 1", "learn.ptx.prompt_field"]),
+        ('{"ask": "Who?", "say": "' + "Me and you. " * 300 + '"}\n', ["context.max_tokens", "'Who?'"]),
+        ("", ["holds no prompts", "learn.ptx.path"]),
+    ],
+)
+def test_a_bad_row_of_the_mix_is_named(tmp_path: Path, text: str, words: list[str]) -> None:
+    with pytest.raises((ConfigError, TaskError)) as raised:
+        mix_in_demonstrations(build_train(settings_of(write_rows(tmp_path / "rows.jsonl", text))))
+    for word in words:
+        assert word in str(raised.value)

@@ -30,6 +30,8 @@ class Fields:
 
     prompt: str
     response: str
+    section: str = "env"
+    """Where these keys and the path are set, for messages."""
 
 
 def load_prompts(path: str, *, fields: Fields, eval_share: float) -> PromptSet:
@@ -39,7 +41,8 @@ def load_prompts(path: str, *, fields: Fields, eval_share: float) -> PromptSet:
         state = file.stat()
     except OSError as error:
         raise TaskError(
-            f"env.path: '{path}' cannot be read: {error.strerror}. Give a JSON, JSONL or TXT file with prompts."
+            f"{fields.section}.path: '{path}' cannot be read: {error.strerror}. "
+            "Give a JSON, JSONL or TXT file with prompts."
         ) from error
     return _load_once(file, state.st_mtime_ns, state.st_size, fields, eval_share)
 
@@ -51,18 +54,18 @@ def _load_once(file: Path, _mtime_ns: int, _size: int, fields: Fields, eval_shar
 
 def read_rows(file: Path, fields: Fields) -> list[PromptRow]:
     """All rows of a file, duplicates included."""
-    text = _read_text(file)
+    text = _read_text(file, fields)
     first_line = next((line.strip() for line in text.split("\n") if line.strip()), "")
     if not first_line:
-        raise TaskError(f"{file} holds no prompts; expected at least 2. Check env.path.")
+        raise TaskError(f"{file} holds no prompts; expected at least 2. Check {fields.section}.path.")
     if _LIST_START.match(first_line):
-        return [_as_row(row, f"{file}, row {number}", fields) for number, row in _list_items(text, file)]
+        return [_as_row(row, f"{file}, row {number}", fields) for number, row in _list_items(text, file, fields)]
     if _is_json_lines(first_line, file):
-        return [_as_row(row, f"{file}, line {number}", fields) for number, row in _line_items(text, file)]
+        return [_as_row(row, f"{file}, line {number}", fields) for number, row in _line_items(text, file, fields)]
     return [PromptRow(line.strip()) for line in text.split("\n") if line.strip()]
 
 
-def _read_text(file: Path) -> str:
+def _read_text(file: Path, fields: Fields) -> str:
     try:
         # Reading as text makes every kind of line end a "\n"; "utf-8-sig" leaves a byte order mark away.
         return file.read_text(encoding="utf-8-sig")
@@ -70,11 +73,12 @@ def _read_text(file: Path) -> str:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise TaskError(
             f"{file}, line {line}: found the byte 0x{error.object[error.start]:02x}, which is not UTF-8; expected "
-            "UTF-8 text. Save the file as UTF-8, or set env.path to another file."
+            f"UTF-8 text. Save the file as UTF-8, or set {fields.section}.path to another file."
         ) from error
     except OSError as error:
         raise TaskError(
-            f"env.path: '{file}' cannot be read: {error.strerror}. Give a JSON, JSONL or TXT file with prompts."
+            f"{fields.section}.path: '{file}' cannot be read: {error.strerror}. "
+            "Give a JSON, JSONL or TXT file with prompts."
         ) from error
 
 
@@ -93,23 +97,23 @@ def _parse_or_none(text: str) -> object:
         return None
 
 
-def _list_items(text: str, file: Path) -> Iterator[tuple[int, object]]:
+def _list_items(text: str, file: Path, fields: Fields) -> Iterator[tuple[int, object]]:
     try:
         rows = json.loads(text)
     except json.JSONDecodeError as error:
         raise TaskError(
             f"{file}, line {error.lineno}: found a JSON list that is not valid here ({error.msg}); expected a list of "
-            "texts or objects. Mend the line, or set env.path to another file."
+            f"texts or objects. Mend the line, or set {fields.section}.path to another file."
         ) from error
     except RecursionError as error:
         raise TaskError(
-            f"{file}, line 1: found lists inside lists without end; expected a list of texts or objects. Set env.path "
-            "to another file."
+            f"{file}, line 1: found lists inside lists without end; expected a list of texts or objects. "
+            f"Set {fields.section}.path to another file."
         ) from error
     yield from enumerate(rows, start=1)
 
 
-def _line_items(text: str, file: Path) -> Iterator[tuple[int, object]]:
+def _line_items(text: str, file: Path, fields: Fields) -> Iterator[tuple[int, object]]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -119,45 +123,46 @@ def _line_items(text: str, file: Path) -> Iterator[tuple[int, object]]:
             if isinstance(_parse_or_none(text), dict):
                 raise TaskError(
                     f"{file}, line 1: found one object over many lines; expected a list [...] of rows, or one object "
-                    "per line. Set env.path to a file of rows."
+                    f"per line. Set {fields.section}.path to a file of rows."
                 ) from error
             raise TaskError(
                 f"{file}, line {number}: found {reprlib.repr(line.strip())}, which is not valid JSON; expected one "
-                "text or object per line. Mend the line, or set env.path to another file."
+                f"text or object per line. Mend the line, or set {fields.section}.path to another file."
             ) from error
 
 
 def _as_row(row: object, place: str, fields: Fields) -> PromptRow:
     if isinstance(row, str):
-        return PromptRow(_checked_prompt(row, place))
+        return PromptRow(_checked_prompt(row, place, fields))
     if not isinstance(row, dict):
         raise TaskError(
             f"{place}: found {_name_of(row)}; expected a text, or an object with a text under '{fields.prompt}' "
-            "(env.prompt_field)."
+            f"({fields.section}.prompt_field)."
         )
     if fields.prompt not in row:
         raise TaskError(
             f"{place}: found an object with {_keys_of(row)}; expected a text under '{fields.prompt}'. Set "
-            "env.prompt_field to the key that holds the prompt."
+            f"{fields.section}.prompt_field to the key that holds the prompt."
         )
     prompt, response = row[fields.prompt], row.get(fields.response)
     if not isinstance(prompt, str):
         raise TaskError(
-            f"{place}: found {_name_of(prompt)} under '{fields.prompt}'; expected a text. Set env.prompt_field to the "
-            "key that holds the prompt."
+            f"{place}: found {_name_of(prompt)} under '{fields.prompt}'; expected a text. "
+            f"Set {fields.section}.prompt_field to the key that holds the prompt."
         )
     if response is not None and not isinstance(response, str):
         raise TaskError(
             f"{place}: found {_name_of(response)} under '{fields.response}'; expected a text, or nothing. Set "
-            "env.response_field to the key that holds the response, or to one that is not there."
+            f"{fields.section}.response_field to the key that holds the response, or to one that is not there."
         )
-    return PromptRow(_checked_prompt(prompt, place), (response or "").strip() or None)
+    return PromptRow(_checked_prompt(prompt, place, fields), (response or "").strip() or None)
 
 
-def _checked_prompt(text: str, place: str) -> str:
+def _checked_prompt(text: str, place: str, fields: Fields) -> str:
     if not text.strip():
         raise TaskError(
-            f"{place}: found a blank prompt; expected a text. Take the row out, or set env.prompt_field to another key."
+            f"{place}: found a blank prompt; expected a text. "
+            f"Take the row out, or set {fields.section}.prompt_field to another key."
         )
     return text.strip()
 
