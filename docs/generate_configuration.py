@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from turnwise.config.load import load_settings
+from turnwise.config.playing import MixedEnv, MixSettings
 from turnwise.config.registry import CREDITS, ENVS, LOSSES, Registry
 from turnwise.config.schema import TurnwiseSettings
 
@@ -35,8 +36,13 @@ Settings come from three places; later ones win: the defaults below, a recipe (a
 refers to another setting of the same file. Unknown keys, wrong types and contradictions are refused with the config
 path. The resolved settings of a run are in its `config.yaml`.
 
-`env`, `credit`, `learn.loss`, `learn.critic`, `learn.kl` and `warm_start` are choices: `type` selects the class, and
-the other keys of the section are that class's own.
+`env`, `reward.judge`, `reward.filter`, `credit`, `model.lora`, `learn.loss`, `learn.critic`, `learn.kl`,
+`learn.correction`, `learn.ptx` and `warm_start` are choices: `type` selects the class, and the other keys of the
+section are that class's own.
+
+Three switches stand for choices: `use_reward_model` for `reward.judge` (`model` or `none`), `use_reward_critic` for
+`learn.critic` (`model` or `none`), and `multi_turn: false` for `rollout.max_turns: 1`. Where only `multi_turn` is
+given, the other two are its opposite, unless the file makes these choices itself.
 
 Write this page anew with `python docs/generate_configuration.py`; `--check` only tells whether it is stale.
 """
@@ -66,7 +72,11 @@ def _describe(model: type[BaseModel], path: str) -> Iterator[str]:
 
 def _describe_section(field: FieldInfo, path: str) -> Iterator[str]:
     models = _models_in(field.annotation)
-    if path in _CHOICES:
+    if models == [MixSettings]:
+        yield "## `mix.TAG`\n"
+        yield from _about(MixedEnv)
+        yield _table(MixedEnv.model_fields)
+    elif path in _CHOICES:
         own = [model for model in models if "type" in model.model_fields]
         for model in own:
             yield from _describe(model, path)

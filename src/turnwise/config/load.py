@@ -22,6 +22,7 @@ from turnwise.config.problems import describe_problems
 from turnwise.config.registry import CREDITS, ENVS, LOSSES, Registry
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.settings import Settings
+from turnwise.config.shorthands import expand_shorthands
 from turnwise.errors import ConfigError, did_you_mean
 
 _DEFAULT_TYPES = {"credit": "bi_level_gae", "learn.loss": "ppo_clip"}
@@ -161,7 +162,7 @@ def _resolve(config: DictConfig) -> dict[str, Any]:
 
 
 def _validate(raw: dict[str, Any], name: str) -> TurnwiseSettings:
-    raw = {**raw, "recipe": raw.get("recipe") or name}
+    raw = expand_shorthands({**raw, "recipe": raw.get("recipe") or name})
     settings_class = _class_for(raw)
     try:
         return settings_class.model_validate(raw)
