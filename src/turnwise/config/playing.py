@@ -55,6 +55,20 @@ class EngineSettings(Settings):
     """Most sequences in one forward pass."""
 
 
+class NoIsolation(Settings):
+    type: Literal["none"] = "none"
+    """Environments live in the process of the run."""
+
+
+class ProcessIsolation(Settings):
+    type: Literal["process"]
+    """Every environment lives in a process of its own: one that hangs, crashes or leaks costs one episode."""
+    time_limit_s: PositiveFloat = 30.0
+    """Longest call; a process that takes longer is ended and its episode fails."""
+    max_memory_mb: PositiveInt | None = None
+    """What an environment may take beyond its imports; null: no limit."""
+
+
 class RolloutSettings(Settings):
     groups: PositiveInt = 8
     """Tasks per rollout."""
@@ -72,6 +86,7 @@ class RolloutSettings(Settings):
     """Added to the reward of a turn whose answer has the wrong format or an action the environment does not know."""
     first_seed: int = Field(default=10_000, ge=0)
     """Task seeds count up from here, shifted by run.seed."""
+    isolation: NoIsolation | ProcessIsolation = Field(default=NoIsolation(), discriminator="type")
 
 
 NormaliseMethod = Literal["identity", "mean", "mean_std", "asym_clip"]

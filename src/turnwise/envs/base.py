@@ -35,6 +35,8 @@ class BaseEnv(ABC):
     has_oracle: bool = False
     is_judged: ClassVar[bool] = False
     """Its rewards come from a judge: `reward.judge`."""
+    is_slow: ClassVar[bool] = False
+    """A call may wait: others go on meanwhile. Its time is then not counted as time in environments."""
     baselines: ClassVar[Mapping[str, Callable[[Any], str]]] = {}
     """Simple rules to compare a policy with: each takes the environment and returns an action."""
 

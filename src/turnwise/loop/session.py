@@ -29,6 +29,7 @@ from turnwise.loop.serial import LoopStep, train_serial
 from turnwise.loop.warm_start import mix_in_demonstrations, warm_start
 from turnwise.protocols import Sink
 from turnwise.report.console import ProgressDisplay, phase, print_notice, print_outcome, print_trajectory
+from turnwise.report.failures import count_failures
 from turnwise.report.metrics import JsonlSink, Sinks, Stopwatch
 from turnwise.report.plots import plot_learning_curve, plot_training_health
 from turnwise.report.run_dir import RunDirectory
@@ -50,6 +51,8 @@ class Progress:
     tasks: Mapping[str, int] = field(default_factory=dict)
     """The state of the task source."""
     warm_start: Mapping[str, float] | None = None
+    failures: Mapping[str, int] = field(default_factory=dict)
+    """Episodes that failed so far, by cause."""
 
 
 class Session:
@@ -146,6 +149,7 @@ class Session:
             time_split=time_split,
             policy_version=parts.learner.policy_version,
             warm_start=self._progress.warm_start,
+            failures=self._progress.failures,
             findings=[_told(finding) for finding in self._directory.read_findings()],
             stopped=self._stopped,
         )
@@ -243,6 +247,7 @@ class Session:
             step=step.step,
             tokens_sampled=self._progress.tokens_sampled + step.tokens_sampled,
             tokens_trained=self._progress.tokens_trained + step.tokens_trained,
+            failures=count_failures(step.groups, self._progress.failures),
         )
 
     def _step_metrics(self, step: LoopStep) -> dict[str, float]:

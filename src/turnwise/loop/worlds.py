@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turnwise.config.load import env_params
-from turnwise.config.playing import ContextSettings, EnvSettings
+from turnwise.config.playing import ContextSettings, EnvSettings, NoIsolation, ProcessIsolation
 from turnwise.config.registry import ENVS
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.base import BaseEnv
+from turnwise.envs.isolation import IsolatedEnv
 from turnwise.envs.make import make_env
 from turnwise.rollout.limits import Limits
 
@@ -22,6 +23,7 @@ class World:
     env: EnvSettings
     context: ContextSettings
     limits: Limits
+    isolation: NoIsolation | ProcessIsolation
 
     @property
     def is_judged(self) -> bool:
@@ -29,7 +31,11 @@ class World:
         return bool(getattr(ENVS.get_target(self.env.type), "is_judged", False))
 
     def make(self, split: str) -> BaseEnv:
-        return make_env(self.env.type, **env_params(self.env, split))
+        params = env_params(self.env, split)
+        if isinstance(self.isolation, NoIsolation):
+            return make_env(self.env.type, **params)
+        limits = self.isolation
+        return IsolatedEnv(self.env.type, params, time_limit_s=limits.time_limit_s, max_memory_mb=limits.max_memory_mb)
 
 
 def main_world(settings: TurnwiseSettings) -> World:
@@ -41,6 +47,7 @@ def main_world(settings: TurnwiseSettings) -> World:
         env=settings.env,
         context=context,
         limits=_limits(rollout.max_turns, rollout.max_actions, context),
+        isolation=rollout.isolation,
     )
 
 
@@ -53,6 +60,7 @@ def worlds_of(settings: TurnwiseSettings) -> tuple[World, ...]:
             env=other.env,
             context=other.context,
             limits=_limits(other.max_turns, other.max_actions, other.context),
+            isolation=settings.rollout.isolation,
         )
         for tag, other in settings.mix.by_tag().items()
     )

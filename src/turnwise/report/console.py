@@ -113,6 +113,8 @@ def print_outcome(
     else:
         title, colour = Text(f"{summary.recipe} was stopped", style="bold"), "yellow"
     console.print(Panel(body, title=title, title_align="left", border_style=colour, padding=(1, 2), expand=False))
+    for cause, count in sorted(summary.failures.items(), key=lambda item: -item[1]):
+        _print_entry(console, "failed", f"{count} episodes: {cause}", style="yellow")
     # Outside the panel and never cut, so that paths and commands can be copied.
     _print_entry(console, "run", str(run_dir))
     if plot_path is not None:

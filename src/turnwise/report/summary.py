@@ -48,6 +48,9 @@ class Summary:
     stopped: Mapping[str, str | int] | None = None
     """The finding that ended the run early, and `returned_to_step`, which the result is of; None where none did."""
 
+    failures: Mapping[str, int] = field(default_factory=dict)
+    """Training episodes that failed, by cause."""
+
     def __post_init__(self) -> None:
         for name, number in self._numbers():
             if isinstance(number, bool) or not isinstance(number, int | float):

@@ -6,9 +6,12 @@ dynamics of their own. A failing environment ends its own episode and nothing el
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -19,6 +22,9 @@ from turnwise.errors import ConfigError, EnvError, RewardError, TaskError
 from turnwise.exchange import EnvDescription, EnvInput, EnvOutput, HistoryEntry, RolloutState
 from turnwise.rollout.limits import Limits
 from turnwise.types import StepResult, StopReason, Task, TrajectoryId
+
+_MAX_THREADS = 64
+"""Slow environments that are waited for at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +102,7 @@ class EnvStateManager:
         self._tasks = SeedTasks(env_configs.tags, env_configs.n_groups, first_seed, split)
         self._spare: defaultdict[str, list[BaseEnv]] = defaultdict(list)
         self._episodes: dict[int, _Episode] = {}
+        self._threads = ThreadPoolExecutor(_MAX_THREADS)
         self._num_rollouts = 0
 
     def reset(self, seed: int | None = None) -> list[EnvOutput]:
@@ -113,7 +120,12 @@ class EnvStateManager:
         self._episodes = {}
         for group_id, task in enumerate(tasks):
             for sibling in range(self.group_size):
-                self._start(group_id, task, TrajectoryId(number, task.id, sibling))
+                self._place(group_id, task, TrajectoryId(number, task.id, sibling))
+        waiting = [episode for episode in self._episodes.values() if episode.env.is_slow]
+        list(self._threads.map(self._start, waiting))
+        for episode in self._episodes.values():
+            if not episode.env.is_slow:
+                self._start(episode)
         return [e.output() for e in self._episodes.values() if e.stop_reason is None]
 
     def step(self, env_inputs: Sequence[EnvInput | Mapping[str, object]]) -> list[EnvOutput]:
@@ -126,6 +138,16 @@ class EnvStateManager:
             if episode.stop_reason is None:
                 going_on.append(episode.output())
         return going_on
+
+    async def step_one(self, env_input: EnvInput) -> EnvOutput | None:
+        """Play one turn in one environment, without holding up the others where it is slow; None: its episode ended."""
+        episode = self._running(env_input.env_id)
+        if episode.env.is_slow:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._threads, self._play_turn, episode, env_input)
+        else:
+            self._play_turn(episode, env_input)
+        return episode.output() if episode.stop_reason is None else None
 
     def stop(self, env_id: int, reason: StopReason, failure: str = "") -> None:
         """End an episode from outside: a token budget, or an engine that failed."""
@@ -142,35 +164,45 @@ class EnvStateManager:
         return [self._rollout_state(self._episode(env_id)) for env_id in chosen]
 
     def close(self) -> None:
+        self._threads.shutdown()
         for env in [e.env for e in self._episodes.values()] + [env for pool in self._spare.values() for env in pool]:
             env.close()
         self._episodes, self._spare = {}, defaultdict(list)
 
     # --- one episode ---------------------------------------------------------------------------------------------
 
-    def _start(self, group_id: int, task: Task, trajectory_id: TrajectoryId) -> None:
+    def _place(self, group_id: int, task: Task, trajectory_id: TrajectoryId) -> None:
+        """Give an episode its environment."""
         env = self._spare[task.tag].pop() if self._spare[task.tag] else self._make_env(task.tag, self._split)
         env_id = len(self._episodes)
-        episode = _Episode(env_id, group_id, trajectory_id, task, env)
-        self._episodes[env_id] = episode
-        started = time.perf_counter()
-        try:
-            dynamics_seed = derive_seed(str(trajectory_id))
-            state = reset_env(env, seed=task.seed, split=task.split, dynamics_seed=dynamics_seed)
-            episode.about = describe_env(env)
-        except (EnvError, TaskError) as error:
-            state, episode.stop_reason, episode.failure = "", StopReason.ENV_ERROR, str(error)
-        self.env_seconds += time.perf_counter() - started
+        self._episodes[env_id] = _Episode(env_id, group_id, trajectory_id, task, env)
+
+    def _start(self, episode: _Episode) -> None:
+        task = episode.task
+        with self._timed(episode.env):
+            try:
+                dynamics_seed = derive_seed(str(episode.id))
+                state = reset_env(episode.env, seed=task.seed, split=task.split, dynamics_seed=dynamics_seed)
+                episode.about = describe_env(episode.env)
+            except (EnvError, TaskError) as error:
+                state, episode.stop_reason, episode.failure = "", StopReason.ENV_ERROR, str(error)
         episode.history.append(HistoryEntry(state=state, actions_left=self._actions_left(episode)))
+
+    @contextmanager
+    def _timed(self, env: BaseEnv) -> Iterator[None]:
+        """Charge the time to environments; while a slow one is waited for, others play, so its wait is nobody's."""
+        started = time.perf_counter()
+        yield
+        if not env.is_slow:
+            self.env_seconds += time.perf_counter() - started
 
     def _play_turn(self, episode: _Episode, env_input: EnvInput) -> None:
         before = episode.history[-1]
-        started = time.perf_counter()
-        try:
-            results = self._play_actions(episode, env_input.actions)
-        except (EnvError, RewardError) as error:
-            results, episode.stop_reason, episode.failure = [], StopReason.ENV_ERROR, str(error)
-        self.env_seconds += time.perf_counter() - started
+        with self._timed(episode.env):
+            try:
+                results = self._play_actions(episode, env_input.actions)
+            except (EnvError, RewardError) as error:
+                results, episode.stop_reason, episode.failure = [], StopReason.ENV_ERROR, str(error)
         last = results[-1] if results else None
         is_invalid = not env_input.is_well_formed or any(not r.info.get("action_is_valid", True) for r in results)
         episode.history[-1] = HistoryEntry(

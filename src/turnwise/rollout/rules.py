@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TypeAlias
 
 from turnwise.envs.base import BaseEnv
@@ -46,11 +47,13 @@ def measure_rule(env: BaseEnv, rule: Rule, tasks: Sequence[Task], max_actions: i
 
 
 def _play(env: BaseEnv, rule: Rule, task: Task, max_actions: int) -> tuple[bool, float]:
-    reset_env(env, seed=task.seed, split=task.split, dynamics_seed=derive_seed("rule", task.id))
+    """An episode that fails has what it earned until then, and no success, as in a rollout."""
     total = 0.0
-    for _ in range(max_actions):
-        result = step_env(env, rule(env))
-        total += result.reward
-        if result.done:
-            return bool(result.info.get("success", False)), total
+    with suppress(EnvError):
+        reset_env(env, seed=task.seed, split=task.split, dynamics_seed=derive_seed("rule", task.id))
+        for _ in range(max_actions):
+            result = step_env(env, rule(env))
+            total += result.reward
+            if result.done:
+                return bool(result.info.get("success", False)), total
     return False, total

@@ -56,7 +56,7 @@ class EnvironmentWorkflow:
                 parts.states.stop(env_id, StopReason.ENGINE_ERROR, str(error))
                 break
             (env_input,) = parts.context.get_env_inputs([LmOutput(env_id=env_id, completion=completion)])
-            output = next(iter(parts.states.step([env_input])), None)
+            output = await parts.states.step_one(env_input)
         self._release(session)
         (trajectory,) = parts.context.formulate_rollouts(parts.states.get_rollout_states([env_id]))
         return trajectory

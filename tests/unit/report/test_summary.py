@@ -11,7 +11,7 @@ from turnwise.report.summary import Summary
 
 PUBLIC_KEYS = (
     "recipe env seed steps wall_s setup_s success_before success_after return_before return_after eval_episodes "
-    "baselines tokens_sampled tokens_trained time_split policy_version warm_start findings stopped"
+    "baselines tokens_sampled tokens_trained time_split policy_version warm_start findings stopped failures"
 )
 
 
@@ -52,9 +52,9 @@ def test_numbers_that_are_not_finite_are_refused(make_summary, changes, name: st
 
 def test_a_summary_from_before_there_were_findings_is_read(tmp_path: Path, make_summary) -> None:
     values = json.loads(make_summary().to_json())
-    del values["findings"], values["stopped"]
+    del values["findings"], values["stopped"], values["failures"]
     (tmp_path / "summary.json").write_text(json.dumps(values))
-    assert Summary.read(tmp_path / "summary.json") == make_summary(findings=[], stopped=None)
+    assert Summary.read(tmp_path / "summary.json") == make_summary(findings=[], stopped=None, failures={})
 
 
 def test_the_time_split_must_be_complete(make_summary) -> None:
