@@ -1,8 +1,9 @@
 """An environment in a process of its own: whatever it does there, hang, crash, leak or exit, ends one episode.
 
 In come an environment's name and settings, a time limit and a memory limit; out comes an environment that is played
-like any other, snapshots left out: a state would have to be unpickled. Each has its own process, which lives as long as it behaves; one that was killed is replaced at the next
-reset. The two sides speak JSON: nothing that the process sends is ever unpickled. It refuses to know who plays.
+like any other, snapshots left out: a state would have to be unpickled. Each has its own process, which lives as long as
+it behaves; one that was killed is replaced at the next reset. The two sides speak JSON: nothing that the process sends
+is ever unpickled. It refuses to know who plays.
 """
 
 from __future__ import annotations
