@@ -25,9 +25,11 @@ def _describe(problem: dict[str, Any], root: type[BaseModel]) -> str:
     if kind == "missing":
         return f"{path}: missing; it has no default."
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        expected = problem["ctx"].get("expected_tags", "")
-        value = given.get("type", "nothing") if isinstance(given, dict) else given
-        return f"{path}.type: {value!r} given; expected one of {expected}."
+        choices = ", ".join(repr(tag) for model in _follow(root, location)[1] for tag in _tags(model))
+        if isinstance(given, dict) and "type" not in given:
+            return f"{path}.type: missing beside {', '.join(map(repr, given))}; expected one of {choices}."
+        value = given["type"] if isinstance(given, dict) else given
+        return f"{path}.type: {value!r} given; expected one of {choices}."
     message = str(problem["msg"]).rstrip(".")
     if kind == "value_error":
         # A class's own check speaks in whole sentences, often about several settings at once.
@@ -40,7 +42,7 @@ def _follow(root: type[BaseModel], location: list[str]) -> tuple[list[str], list
     keys: list[str] = []
     models: list[type[BaseModel]] = [root]
     for part in location:
-        tagged = [m for m in models if _tag(m) == part]
+        tagged = [m for m in models if part in _tags(m)]
         if tagged:
             models = tagged
             continue
@@ -51,11 +53,10 @@ def _follow(root: type[BaseModel], location: list[str]) -> tuple[list[str], list
     return keys, models
 
 
-def _tag(model: type[BaseModel]) -> str:
-    """The `type` a choice is selected by; pydantic names it in the location of an error."""
+def _tags(model: type[BaseModel]) -> list[str]:
+    """The values of `type` a choice is selected by; pydantic names them in the location of an error."""
     field = model.model_fields.get("type")
-    arguments = getattr(field.annotation, "__args__", ()) if field else ()
-    return str(arguments[0]) if len(arguments) == 1 else ""
+    return [str(value) for value in getattr(field.annotation, "__args__", ())] if field else []
 
 
 def _models_in(annotation: object) -> list[type[BaseModel]]:

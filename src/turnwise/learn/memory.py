@@ -17,6 +17,7 @@ from turnwise.config import learning
 from turnwise.learn.adapters import add_adapter
 from turnwise.learn.models import torch_dtype
 from turnwise.learn.policy import ValueHead
+from turnwise.learn.tiny_reward import tiny_reward_config
 
 _FLOAT32_BYTES = 4
 _ADAM_BYTES = 8
@@ -82,7 +83,7 @@ def report_memory(
 ) -> MemoryReport:
     """`config` is the shape of `model.path`; `judge_path` the reward model's folder, where there is one."""
     shape, frozen_bytes = _measure(config, model.lora), torch_dtype(model.dtype).itemsize
-    judge = _measure(read_config(judge_path), learning.NoLora()).plain if judge_path is not None else shape.plain
+    judge = _measure(_judge_config(judge_path), learning.NoLora()).plain if judge_path is not None else shape.plain
     has_value_head = isinstance(learn.critic, learning.ValueHeadCritic)
     rows = (
         _trained(
@@ -106,6 +107,10 @@ def report_memory(
         loaded_bytes=_sum([row.total_bytes for row in rows if row.is_loaded]),
         saved_bytes=_sum([row.total_bytes for row in rows if not row.is_loaded]),
     )
+
+
+def _judge_config(judge_path: str) -> PreTrainedConfig | None:
+    return tiny_reward_config() if judge_path == "tiny" else read_config(judge_path)
 
 
 def describe_in_one_line(report: MemoryReport) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
-from transformers import LlamaForSequenceClassification
+from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from turnwise.config.learning import TinySettings
 from turnwise.learn.reward_model import ConversationReader
@@ -38,6 +38,11 @@ def tiny_reward_folder(cache: Path, *, pairs: Sequence[Preference], seed: int) -
     texts = [[(message.role, message.content) for message in side] for pair in pairs for side in pair]
     ingredients: list[object] = [_FORMAT, _SIZES.model_dump(), seed, texts]
     return find_or_make(cache, "tiny-reward", ingredients, lambda folder: _create(folder, pairs, seed))
+
+
+def tiny_reward_config() -> LlamaConfig:
+    """Its shape at the largest vocabulary it may get."""
+    return tiny_config(_SIZES, vocab_size=_SIZES.vocab_size)
 
 
 def _create(folder: Path, pairs: Sequence[Preference], seed: int) -> None:

@@ -162,6 +162,8 @@ def test_env_train_applies_to_the_training_split_alone() -> None:
         ("learn.loss.type=ppo", ["learn.loss.type: there is no policy loss named 'ppo'", "package.module:Class"]),
         ("learn.critic.type=actor", ["learn.critic.type: 'actor' given", "'value_head'"]),
         ("learn.critic.coef=1", ["learn.critic", "type"]),
+        ("model.lora.rank=4", ["model.lora.type: missing beside 'rank'", "'none', 'lora'"]),
+        ("learn.correction.type=half", ["learn.correction.type: 'half' given", "'none', 'truncated', 'masked'"]),
         ("warm_start.type=teacher", ["warm_start.type: 'teacher' given", "'oracle'"]),
         ("learn.kl.type=penalty", ["learn.kl.type: 'penalty' given", "'loss'"]),
         ("learn=3", ["learn: 3 given; expected a section"]),
