@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from turnwise.envs.bandit import Bandit
 from turnwise.envs.check import check_env
@@ -140,6 +142,14 @@ def test_invalid_text_leaves_the_episode_open() -> None:
     assert env.step("Phoenix")[2]
     with pytest.raises(EnvError, match="episode is over"):
         env.step("Phoenix")
+
+
+@given(st.text())
+def test_any_other_text_is_invalid_and_changes_nothing(action: str) -> None:
+    env = Bandit()
+    text = env.reset(0)
+    if action.strip().casefold() not in ("phoenix", "dragon"):
+        assert env.step(action)[:3] == (text, 0.0, False)
 
 
 @pytest.mark.parametrize(

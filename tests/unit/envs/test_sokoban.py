@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 
 import pytest
 from hypothesis import given
@@ -163,6 +164,17 @@ def test_oracle_and_dead_are_exact_wherever_random_play_leads(rows: int, columns
             assert num_moves == expected
     assert num_dead > 3
     assert num_solvable > 5
+
+
+def test_siblings_share_one_search_and_leave_nothing_behind() -> None:
+    first, second = Sokoban(), Sokoban()
+    first.reset(3)
+    second.reset(3)
+    assert first._distances is second._distances
+    known = weakref.ref(first._distances)
+    first.reset(4)
+    second.reset(5)
+    assert known() is None
 
 
 def test_ten_thousand_random_steps() -> None:

@@ -6,16 +6,18 @@ them are. It refuses to know how levels are drawn and what the best move is; `le
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar, cast
+from weakref import WeakValueDictionary
 
 from turnwise.config.settings import Settings
 from turnwise.envs.base import BaseEnv, check_split, draw_seed
 from turnwise.envs.sokoban.level import SPLITS, Level, draw_level
 from turnwise.envs.sokoban.settings import SokobanParams
-from turnwise.envs.sokoban.solver import ACTIONS, Distances, Room
+from turnwise.envs.sokoban.solver import ACTIONS, Distances, Room, cells_of
 
 _MOVES = {name: move for move, action in enumerate(ACTIONS) for name in (action, action.lower())}
+_IN_PLAY: WeakValueDictionary[Room, Distances] = WeakValueDictionary()
+"""Siblings share what is known about their room: a deep search is done once, and forgotten with the last of them."""
 
 
 class Sokoban(BaseEnv):
@@ -97,8 +99,7 @@ class Sokoban(BaseEnv):
 
     def restore(self, state: object) -> None:
         level, player, boxes, is_dead, phase = cast("tuple[Level, int, int, bool, Any]", state)
-        is_here = self._phase != "new" and level.room == self.level.room
-        self._enter(level, self._distances if is_here else Distances(level.room), player, boxes)
+        self._enter(level, Distances(level.room), player, boxes)
         self.is_dead, self._phase = is_dead, phase
 
     @property
@@ -106,8 +107,8 @@ class Sokoban(BaseEnv):
         return self.boxes == self.level.room.targets
 
     def _enter(self, level: Level, distances: Distances, player: int, boxes: int) -> None:
-        self.level, self._distances, self.player, self.boxes = level, distances, player, boxes
-        self.is_dead = False
+        self.level, self.player, self.boxes, self.is_dead = level, player, boxes, False
+        self._distances = _IN_PLAY.setdefault(level.room, distances)
         self._scenery = self._name_walls() if self.params.view == "objects" else self._draw_empty_grid()
 
     def _pay_for_push(self, before: int, after: int) -> float:
@@ -143,7 +144,7 @@ class Sokoban(BaseEnv):
     def _draw_grid(self) -> str:
         room, symbols = self.level.room, self.params.symbols
         cells = self._scenery.copy()
-        for box in _cells(self.boxes):
+        for box in cells_of(self.boxes):
             cells[box] = symbols.stored if room.targets >> box & 1 else symbols.box
         cells[self.player] = self._player_symbol()
         text = "".join(cells)
@@ -153,22 +154,15 @@ class Sokoban(BaseEnv):
         """Player, boxes, open targets and inner walls, each kind in the order of its cells."""
         room, symbols = self.level.room, self.params.symbols
         words = [self._player_symbol() + _cell_name(self.player, room)]
-        for box in _cells(self.boxes):
+        for box in cells_of(self.boxes):
             words.append((symbols.stored if room.targets >> box & 1 else symbols.box) + _cell_name(box, room))
-        for target in _cells(room.targets & ~self.boxes & ~(1 << self.player)):
+        for target in cells_of(room.targets & ~self.boxes & ~(1 << self.player)):
             words.append(symbols.target + _cell_name(target, room))
         return " ".join(words + self._scenery)
 
     def _player_symbol(self) -> str:
         symbols = self.params.symbols
         return symbols.player_on_target if self.level.room.targets >> self.player & 1 else symbols.player
-
-
-def _cells(bits: int) -> Iterator[int]:
-    while bits:
-        lowest = bits & -bits
-        bits ^= lowest
-        yield lowest.bit_length() - 1
 
 
 def _cell_name(cell: int, room: Room) -> str:

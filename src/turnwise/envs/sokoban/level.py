@@ -8,14 +8,13 @@ moves taken, texts and rewards.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 from zlib import crc32
 
 from turnwise.envs.base import make_rng
 from turnwise.envs.sokoban.settings import SokobanParams
-from turnwise.envs.sokoban.solver import MAX_POSITIONS, Distances, Room, action_offsets
+from turnwise.envs.sokoban.solver import MAX_POSITIONS, Distances, Room, action_offsets, cells_of
 from turnwise.errors import TaskError
 
 SPLITS = ("train", "eval")
@@ -68,8 +67,7 @@ def split_of(room: Room, eval_share: float) -> str:
 
 def _draw_room(params: SokobanParams, rng: random.Random) -> Room:
     floor = _dig(params, rng)
-    cells = [cell for cell in range(params.rows * params.columns) if floor >> cell & 1]
-    targets = sum(1 << cell for cell in rng.sample(cells, params.num_boxes))
+    targets = sum(1 << cell for cell in rng.sample(list(cells_of(floor)), params.num_boxes))
     return Room(params.rows, params.columns, floor, targets)
 
 
@@ -112,7 +110,8 @@ def _draw_start(params: SokobanParams, room: Room, distances: Distances, rng: ra
     if not starts:
         return None
     num_moves = list(starts)[int(rng.random() * len(starts))]
-    player, boxes = _pick(starts[num_moves], rng)
+    states = [(player, boxes) for boxes, players in starts[num_moves].items() for player in cells_of(players)]
+    player, boxes = states[int(rng.random() * len(states))]
     return Level(room, player, boxes, num_moves)
 
 
@@ -124,16 +123,3 @@ def _search(params: SokobanParams, distances: Distances) -> None:
         if is_enough or depth == params.max_moves or distances.num_positions >= MAX_POSITIONS:
             break
         distances.deepen()
-
-
-def _pick(states: Mapping[int, int], rng: random.Random) -> tuple[int, int]:
-    """One of the states, each with the same chance."""
-    index = int(rng.random() * sum(cells.bit_count() for cells in states.values()))
-    for boxes, cells in states.items():
-        count = cells.bit_count()
-        if index < count:
-            for _ in range(index):
-                cells &= cells - 1
-            return (cells & -cells).bit_length() - 1, boxes
-        index -= count
-    raise AssertionError("the index lies within the number of states.")

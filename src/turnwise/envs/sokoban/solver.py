@@ -10,11 +10,12 @@ step of the search is a handful of shifts. The outer ring is wall, so a shift ne
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 ACTIONS = ("Up", "Down", "Left", "Right")
-MAX_POSITIONS = 200_000
-"""When a search has stored this many sets of player cells it goes no deeper; about a second and some 40 MB."""
+MAX_POSITIONS = 100_000
+"""When a search has stored this many sets of player cells it goes no deeper."""
 
 
 class Room(NamedTuple):
@@ -29,6 +30,14 @@ class Room(NamedTuple):
 def action_offsets(columns: int) -> tuple[int, int, int, int]:
     """What each action adds to the number of a cell."""
     return -columns, columns, -1, 1
+
+
+def cells_of(bits: int) -> Iterator[int]:
+    """The numbers of the cells in a set, from the lowest."""
+    while bits:
+        lowest = bits & -bits
+        bits ^= lowest
+        yield lowest.bit_length() - 1
 
 
 class Distances:
