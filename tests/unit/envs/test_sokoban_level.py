@@ -83,8 +83,15 @@ def test_all_lengths_that_are_asked_for_are_drawn() -> None:
 
 
 def test_the_least_length_is_reached_in_large_rooms_too() -> None:
-    params = SokobanParams(rows=9, columns=9, num_boxes=3, min_moves=30)
-    assert draw_level(params, 1, "train")[0].num_moves >= 30
+    params = SokobanParams(rows=8, columns=8, num_boxes=3, floor_share=1.0, min_moves=14)
+    assert draw_level(params, 1, "train")[0].num_moves >= 14
+
+
+def test_no_box_starts_on_a_target() -> None:
+    params = SokobanParams(rows=7, columns=7, num_boxes=2, max_moves=4)
+    for seed in range(60):
+        level, _ = draw_level(params, seed, "train")
+        assert not level.boxes & level.room.targets
 
 
 def test_floor_share_is_the_share_of_floor() -> None:

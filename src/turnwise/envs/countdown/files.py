@@ -112,4 +112,6 @@ def _as_puzzle(row: object, place: str) -> Puzzle:
 
 
 def _unreadable(path: str, reason: str) -> TaskError:
-    return TaskError(f"env.path: '{path}' cannot be read: {reason}. Give a JSON, JSONL or Parquet file of puzzles.")
+    return TaskError(
+        f"env.path: '{path}' cannot be read: {reason.rstrip('.')}. Give a JSON, JSONL or Parquet file of puzzles."
+    )
