@@ -100,6 +100,8 @@ ENVS = Registry(
     {
         "frozen_lake": "turnwise.envs.frozen_lake:FrozenLake",
         "bandit": "turnwise.envs.bandit:Bandit",
+        "sokoban": "turnwise.envs.sokoban:Sokoban",
+        "countdown": "turnwise.envs.countdown:Countdown",
         "prompts": "turnwise.envs.prompts:Prompts",
     },
 )

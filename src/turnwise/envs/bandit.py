@@ -1,4 +1,4 @@
-"""Bandit: two arms, one pull; the steady arm pays little for sure, the risky arm pays more on average.
+"""Bandit: two arms or more, one pull; the steady arm pays little for sure, the risky arm pays more on average.
 
 In come seeds and the name of an arm; out come the rules as text, and the payoff that ends the episode. It refuses to
 know anything beyond one pull: what the arms are worth must be learnt over many episodes.
@@ -7,7 +7,8 @@ know anything beyond one pull: what the arms are worth must be learnt over many 
 from __future__ import annotations
 
 import random
-from typing import Annotated, Any, ClassVar, cast
+from collections.abc import Iterable
+from typing import Annotated, Any, ClassVar, NamedTuple, cast
 
 from pydantic import Field, model_validator
 
@@ -18,6 +19,34 @@ SPLITS = ("train", "eval")
 
 # Lists are welcome where a pair is meant, because YAML knows no tuples.
 Pair = Annotated[tuple[str, str], Field(strict=False)]
+
+
+class MoreArm(Settings):
+    """An arm beside the steady and the risky one."""
+
+    name: str
+    """What it is called in training."""
+    eval_name: str
+    """What it is called in evaluation."""
+    hint: str
+    """What is said about it, where hints are given at all."""
+    reward: float = Field(ge=0)
+    """What it pays when it pays."""
+    rate: float = Field(ge=0, le=1)
+    """How often it pays."""
+
+
+class Arm(NamedTuple):
+    """An arm under its name in one split."""
+
+    name: str
+    hint: str
+    reward: float
+    rate: float
+
+    @property
+    def mean(self) -> float:
+        return self.reward * self.rate
 
 
 class BanditParams(Settings):
@@ -35,15 +64,31 @@ class BanditParams(Settings):
     """What the risky arm pays when it pays."""
     high_rate: float = Field(default=0.25, ge=0, le=1)
     """How often the risky arm pays."""
+    more_arms: Annotated[tuple[MoreArm, ...], Field(strict=False)] = ()
+    """Arms beside these two, such as [{name: Griffin, eval_name: Baker, hint: lazy, reward: 0.5, rate: 0.1}]."""
+
+    def arms(self, split: str) -> tuple[Arm, ...]:
+        """All arms under their names in a split: the steady one, the risky one, then the others."""
+        is_train = split == "train"
+        steady, risky = self.names if is_train else self.eval_names
+        steady_hint, risky_hint = self.hints or ("", "")
+        return (
+            Arm(steady, steady_hint, self.low_reward, 1.0),
+            Arm(risky, risky_hint, self.high_reward, self.high_rate),
+            *(Arm(arm.name if is_train else arm.eval_name, arm.hint, arm.reward, arm.rate) for arm in self.more_arms),
+        )
 
     @model_validator(mode="after")
     def _arms_differ(self) -> BanditParams:
-        for pair in (self.names, self.eval_names):
-            if _fold(pair[0]) == _fold(pair[1]) or not all(_fold(name) for name in pair):
-                raise ValueError(f"the arm names {pair[0]!r} and {pair[1]!r} cannot be told apart or are empty.")
-        if self.low_reward == self.high_reward * self.high_rate:
+        for split in SPLITS:
+            names = [arm.name for arm in self.arms(split)]
+            folded = {_fold(name) for name in names}
+            if len(folded) < len(names) or "" in folded:
+                raise ValueError(f"the arm names {_listed(map(repr, names))} cannot be told apart or are empty.")
+        best, second = sorted((arm.mean for arm in self.arms("train")), reverse=True)[:2]
+        if best == second:
             raise ValueError(
-                f"both arms pay {self.low_reward:g} on average, so none is better; change low_reward or high_rate."
+                f"two arms pay {best:g} on average, so none is better; change low_reward, high_rate or more_arms."
             )
         return self
 
@@ -53,7 +98,7 @@ def _fold(name: str) -> str:
 
 
 class Bandit(BaseEnv):
-    """One pull of one of two arms. Success is the choice of the arm with the higher mean, whatever it paid."""
+    """One pull of one arm. Success is the choice of the arm with the highest mean, whatever it paid."""
 
     name = "bandit"
     Params: ClassVar[type[Settings]] = BanditParams
@@ -63,17 +108,15 @@ class Bandit(BaseEnv):
 
     def __init__(self, **params: object) -> None:
         super().__init__(**params)
-        self._steady, self._risky = self.params.names
-        self._order = self.params.names
+        self._arms = self.params.arms("train")
+        """In the order in which they are named."""
         self._text = ""
         self._luck = random.Random(0)
 
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
         check_split(split, SPLITS, self.name)
         seed = draw_seed() if seed is None else seed
-        self._steady, self._risky = self.params.names if split == "train" else self.params.eval_names
-        is_swapped = make_rng("layout", seed).random() < 0.5
-        self._order = (self._risky, self._steady) if is_swapped else (self._steady, self._risky)
+        self._arms = _shuffled(self.params.arms(split), make_rng("layout", seed))
         self._luck = make_rng("luck", seed if dynamics_seed is None else dynamics_seed)
         self._text = self._describe_rules()
         self._phase = "playing"
@@ -81,54 +124,69 @@ class Bandit(BaseEnv):
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, object]]:
         self._require_playing()
-        chosen = next((name for name in self._order if _fold(name) == _fold(action)), None)
+        chosen = next((arm for arm in self._arms if _fold(arm.name) == _fold(action)), None)
         if chosen is None:
             return self._text, 0.0, False, _info(success=False, is_valid=False)
         reward = self._pull(chosen)
         self._phase = "over"
-        self._text = f"{chosen} paid {reward:g}."
-        return self._text, reward, True, _info(success=chosen == self._better_arm(), is_valid=True)
+        self._text = f"{chosen.name} paid {reward:g}."
+        return self._text, reward, True, _info(success=chosen == self._best_arm(), is_valid=True)
 
     def render(self) -> str:
         return self._text
 
     @property
     def action_names(self) -> tuple[str, ...]:
-        return self._order
+        return tuple(arm.name for arm in self._arms)
 
     @property
     def instructions(self) -> str:
-        return "You may pull one of two arms, once. Choose the one that pays more on average."
+        if len(self._arms) == 2:
+            return "You may pull one of two arms, once. Choose the one that pays more on average."
+        return f"You may pull one of {len(self._arms)} arms, once. Choose the one that pays most on average."
 
     def oracle(self) -> str:
         self._require_playing()
-        return self._better_arm()
+        return self._best_arm().name
 
     def snapshot(self) -> object:
-        return self._steady, self._risky, self._order, self._text, self._phase, self._luck.getstate()
+        return self._arms, self._text, self._phase, self._luck.getstate()
 
     def restore(self, state: object) -> None:
-        saved = cast("tuple[str, str, tuple[str, str], str, Any, Any]", state)
-        self._steady, self._risky, self._order, self._text, self._phase, luck = saved
+        self._arms, self._text, self._phase, luck = cast("tuple[tuple[Arm, ...], str, Any, Any]", state)
         self._luck = random.Random()
         self._luck.setstate(luck)
 
-    def _better_arm(self) -> str:
-        is_risk_worth_it = self.params.high_reward * self.params.high_rate > self.params.low_reward
-        return self._risky if is_risk_worth_it else self._steady
+    def _best_arm(self) -> Arm:
+        return max(self._arms, key=lambda arm: arm.mean)
 
-    def _pull(self, arm: str) -> float:
-        if arm == self._steady:
-            return self.params.low_reward
-        return self.params.high_reward if self._luck.random() < self.params.high_rate else 0.0
+    def _pull(self, arm: Arm) -> float:
+        # A sure thing asks for no luck.
+        return arm.reward if arm.rate == 1 or self._luck.random() < arm.rate else 0.0
 
     def _describe_rules(self) -> str:
-        first, second = self._order
-        text = f"The arms are {first} and {second}. One pays the same every time. The other is a gamble."
+        text = f"The arms are {_listed(arm.name for arm in self._arms)}."
+        if len(self._arms) == 2:
+            text += " One pays the same every time. The other is a gamble."
+        else:
+            text += " Some pay the same every time. The others are gambles."
         if self.params.hints is None:
             return f"{text} Their names tell which is which."
-        hints = dict(zip((self._steady, self._risky), self.params.hints, strict=True))
-        return f"{text} {first} is said to be {hints[first]}, {second} is said to be {hints[second]}."
+        return f"{text} {', '.join(f'{arm.name} is said to be {arm.hint}' for arm in self._arms)}."
+
+
+def _shuffled(arms: tuple[Arm, ...], rng: random.Random) -> tuple[Arm, ...]:
+    """In any order with equal chance; of two arms, half of the draws exchange them."""
+    order = list(arms)
+    for last in range(len(order) - 1, 0, -1):
+        place = int(rng.random() * (last + 1))
+        order[place], order[last] = order[last], order[place]
+    return tuple(order)
+
+
+def _listed(names: Iterable[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}"
 
 
 def _info(*, success: bool, is_valid: bool) -> dict[str, object]:

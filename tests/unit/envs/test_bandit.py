@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from turnwise.envs.bandit import Bandit
+from turnwise.envs.check import check_env
 from turnwise.errors import ConfigError, EnvError, TaskError
 
 
@@ -86,6 +89,47 @@ def test_oracle_follows_the_expected_payoff() -> None:
     assert env.step("Phoenix")[3]["success"] is True
 
 
+GRIFFIN = {"name": "Griffin", "eval_name": "Baker", "hint": "lazy", "reward": 0.5, "rate": 0.2}
+HYDRA = {"name": "Hydra", "eval_name": "Singer", "hint": "rich", "reward": 0.6, "rate": 1.0}
+
+
+def test_more_arms_have_names_hints_and_payoffs_of_their_own() -> None:
+    env = Bandit(more_arms=[GRIFFIN, HYDRA])
+    orders, paid = set(), set()
+    for seed in range(200):
+        text = env.reset(seed)
+        orders.add(env.action_names)
+        first, second, third, last = env.action_names
+        assert text.startswith(f"The arms are {first}, {second}, {third} and {last}. Some pay the same every time.")
+        assert "Griffin is said to be lazy" in text
+        assert env.oracle() == "Hydra"
+        _, reward, _, info = env.step("Griffin")
+        paid.add(reward)
+        assert info["success"] is False
+    assert len(orders) == 24
+    assert paid == {0.0, 0.5}
+    assert env.instructions == "You may pull one of 4 arms, once. Choose the one that pays most on average."
+    env.reset(0, split="eval")
+    assert set(env.action_names) == {"Librarian", "Trader", "Baker", "Singer"}
+    assert env.step("singer")[1:3] == (0.6, True)
+
+
+def test_the_two_arms_of_published_seeds_keep_their_order_and_luck() -> None:
+    """A change here changes every published number."""
+    env = Bandit()
+    orders, luck = "", ""
+    for seed in range(20):
+        env.reset(seed)
+        orders += env.action_names[0][0]
+        luck += f"{env.step('Dragon')[1]:g}"
+    assert (orders, luck) == ("PPPDDDPPDDDPPDDDPDDD", "00010000100100010000")
+
+
+def test_more_arms_keep_the_contract() -> None:
+    report = check_env(lambda: Bandit(more_arms=[GRIFFIN]), num_episodes=10)
+    assert report.ok, report.failures
+
+
 def test_invalid_text_leaves_the_episode_open() -> None:
     env = Bandit()
     text = env.reset(0)
@@ -100,6 +144,14 @@ def test_invalid_text_leaves_the_episode_open() -> None:
         env.step("Phoenix")
 
 
+@given(st.text())
+def test_any_other_text_is_invalid_and_changes_nothing(action: str) -> None:
+    env = Bandit()
+    text = env.reset(0)
+    if action.strip().casefold() not in ("phoenix", "dragon"):
+        assert env.step(action)[:3] == (text, 0.0, False)
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [
@@ -108,6 +160,10 @@ def test_invalid_text_leaves_the_episode_open() -> None:
         ({"low_reward": 0.25}, "none is better"),
         ({"high_rat": 0.25}, "Did you mean 'high_rate'?"),
         ({"names": ["Owl"]}, "names"),
+        ({"more_arms": [{**GRIFFIN, "name": "dragon"}]}, "'Phoenix', 'Dragon' and 'dragon' cannot be told apart"),
+        ({"more_arms": [{**GRIFFIN, "eval_name": "Trader"}]}, "cannot be told apart"),
+        ({"more_arms": [HYDRA, {**HYDRA, "name": "Troll", "eval_name": "Cook"}]}, "two arms pay 0.6 on average"),
+        ({"more_arms": [{**GRIFFIN, "rate": 2.0}]}, "more_arms.0.rate: 2.0 given"),
     ],
 )
 def test_wrong_settings_are_explained(params: dict[str, object], message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import pytest
@@ -177,6 +178,20 @@ def test_snapshot_repeats_the_slips() -> None:
     first = [env.step("Down")[0] for _ in range(3)]
     env.restore(state)
     assert [env.step("Down")[0] for _ in range(3)] == first
+
+
+def test_ten_thousand_random_steps() -> None:
+    env, rng = FrozenLake(size=6, is_slippery=True, slip_rate=0.3), random.Random(0)
+    done, seed, num_arrivals = True, 0, 0
+    for _ in range(10_000):
+        if done:
+            env.reset(seed, split=("train", "eval")[seed % 2])
+            seed += 1
+        text, reward, done, info = env.step(rng.choice(("Left", "Down", "Right", "Up", "jump", "")))
+        num_arrivals += reward == 1.0
+        assert (reward == 1.0) == info["success"] == ("√" in text)
+        assert done == ("√" in text or "X" in text)
+    assert num_arrivals > 50
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,98 @@
+"""Countdown: make the target out of the given numbers, each used once, with + - * / and brackets.
+
+In come seeds and answers; out come the puzzle as text, the answers given so far with their values, and the reward. It
+refuses to know where puzzles come from, how they are solved and how an answer is read: `puzzle.py`, `files.py`,
+`solver.py` and `grader.py` do.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, cast
+
+from turnwise.config.settings import Settings
+from turnwise.envs.base import BaseEnv, check_split, draw_seed
+from turnwise.envs.countdown.files import load_puzzles
+from turnwise.envs.countdown.grader import Graded, grade
+from turnwise.envs.countdown.puzzle import Puzzle, draw_puzzle
+from turnwise.envs.countdown.settings import CountdownParams
+from turnwise.envs.countdown.solver import solve
+from turnwise.errors import EnvError
+
+SPLITS = ("train", "eval")
+
+
+class Countdown(BaseEnv):
+    """One puzzle and `attempts` answers. An episode's return is the worth of its best answer."""
+
+    name = "countdown"
+    Params: ClassVar[type[Settings]] = CountdownParams
+    has_oracle = True
+
+    params: CountdownParams
+    puzzle: Puzzle
+
+    def __init__(self, **params: object) -> None:
+        super().__init__(**params)
+        path = self.params.path
+        self._rows = None if path is None else load_puzzles(path, self.params.eval_share)
+        self._attempts: tuple[Graded, ...] = ()
+
+    def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
+        check_split(split, SPLITS, self.name)
+        seed = draw_seed() if seed is None else seed
+        if self._rows is None:
+            self.puzzle = draw_puzzle(self.params, seed, split)
+        else:
+            self.puzzle = self._rows[split][seed % len(self._rows[split])]
+        self._attempts = ()
+        self._phase = "playing"
+        return self.render()
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, object]]:
+        self._require_playing()
+        graded = grade(action, self.puzzle.numbers)
+        if graded is None:
+            return self.render(), 0.0, False, _info(success=False, is_valid=False)
+        is_right = graded.value == self.puzzle.target
+        # What an earlier attempt has earned is not paid again, so failing first is never worth it.
+        earned = self.params.numbers_reward if self._attempts else 0.0
+        reward = (1.0 if is_right else self.params.numbers_reward) - earned
+        self._attempts += (graded,)
+        is_over = is_right or len(self._attempts) == self.params.attempts
+        self._phase = "over" if is_over else "playing"
+        return self.render(), reward, is_over, _info(success=is_right, is_valid=True)
+
+    def render(self) -> str:
+        """The puzzle, and a line for every attempt."""
+        numbers = " ".join(map(str, self.puzzle.numbers))
+        lines = [f"{graded.text} makes {_describe(graded)}." for graded in self._attempts]
+        return "\n".join([f"Numbers: {numbers} Target: {self.puzzle.target}", *lines])
+
+    @property
+    def instructions(self) -> str:
+        text = (
+            "Make the target out of the numbers. Use every number exactly once, with +, -, *, / and brackets, "
+            "and answer with the expression alone, such as (1 + 2) * 3."
+        )
+        return text if self.params.attempts == 1 else f"{text} You have {self.params.attempts} attempts."
+
+    def oracle(self) -> str:
+        self._require_playing()
+        solution = solve(self.puzzle.numbers, self.puzzle.target, self.params.operators)
+        if solution is None:
+            raise EnvError(f"countdown: no expression over {list(self.puzzle.numbers)} makes {self.puzzle.target}.")
+        return solution
+
+    def snapshot(self) -> object:
+        return self.puzzle, self._attempts, self._phase
+
+    def restore(self, state: object) -> None:
+        self.puzzle, self._attempts, self._phase = cast("tuple[Puzzle, tuple[Graded, ...], Any]", state)
+
+
+def _describe(graded: Graded) -> str:
+    return "no number" if graded.value is None else str(graded.value)
+
+
+def _info(*, success: bool, is_valid: bool) -> dict[str, object]:
+    return {"success": success, "action_is_valid": is_valid, "action_is_effective": is_valid}
