@@ -40,7 +40,7 @@ def packed_games() -> Iterator[tuple[Household, list[str]]]:
     rows = [
         line
         for split in ("train", "valid_seen", "valid_unseen", "valid_train")
-        for line in gzip.open(GAMES / f"{split}.jsonl.gz", "rt")
+        for line in gzip.decompress((GAMES / f"{split}.jsonl.gz").read_bytes()).splitlines()
     ]
     for line in rows[::STRIDE]:
         game = json.loads(line)

@@ -37,7 +37,7 @@ class Thing:
 
     type: str
     properties: frozenset[str]
-    """What can be done with it: pickupable, cleanable, heatable, coolable, sliceable, toggleable; isreceptacleobject."""
+    """The original's words for what can be done with it, in lower case: pickupable, heatable, toggleable and so on."""
     receptacles: tuple[str, ...]
     locations: tuple[str, ...]
     is_cool: bool = False
