@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from itertools import pairwise
 
 import pytest
@@ -135,3 +138,20 @@ def test_an_object_in_two_receptacles_need_not_be_brought_back() -> None:
     assert plan is not None
     assert len(plan) == fewest_commands(game) == 4
     play_out(game, plan)
+
+
+def test_plans_are_the_same_in_every_process() -> None:
+    code = (
+        "from turnwise.envs.alfworld import AlfWorld\n"
+        "env = AlfWorld(num_receptacles=20, num_objects=40)\n"
+        "for seed in range(60):\n"
+        "    print(env.reset(seed), env.oracle(), AlfWorld.baselines['explorer'](env))\n"
+        "    print(env._plan, AlfWorld.baselines['random'](env))\n"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1

@@ -143,6 +143,10 @@ class Game:
         command, property_, _ = TREATMENTS[goal.type]
         return property_ in kind.properties and thing in self.state.marks[MARKS[command]]
 
+    def contents_of(self, receptacle: str) -> list[str]:
+        """What is in it, in the household's order: that of a set is another one in every process."""
+        return sorted(self.state.contents[receptacle], key=self._rank.__getitem__)
+
     def is_open(self, receptacle: str) -> bool:
         """Whether one can reach into it."""
         return receptacle in self.state.opened or not self.household.receptacles[receptacle].is_openable
@@ -287,7 +291,7 @@ class Game:
         if not self.is_open(receptacle):
             return f"The {receptacle} is closed."
         self.state.searched.add(receptacle)
-        contents = _listed(sorted(self.state.contents[receptacle], key=self._rank.__getitem__))
+        contents = _listed(self.contents_of(receptacle))
         if receptacle in self.state.opened:
             return f"The {receptacle} is open. In it, you see {contents}."
         return f"On the {receptacle}, you see {contents}."

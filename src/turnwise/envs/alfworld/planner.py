@@ -60,7 +60,7 @@ class _Drafts:
         self._goal = game.household.goal
         self._sources: dict[str, list[str]] = {}
         for receptacle in sources:
-            for thing in self._state.contents[receptacle]:
+            for thing in game.contents_of(receptacle):
                 self._sources.setdefault(thing, []).append(receptacle)
         self._start = _Draft((), self._state.location, frozenset(self._state.opened), self._state.held)
 
