@@ -103,6 +103,7 @@ ENVS = Registry(
         "sokoban": "turnwise.envs.sokoban:Sokoban",
         "countdown": "turnwise.envs.countdown:Countdown",
         "prompts": "turnwise.envs.prompts:Prompts",
+        "alfworld": "turnwise.envs.alfworld:AlfWorld",
     },
 )
 ENGINES = Registry(

@@ -1,0 +1,138 @@
+"""AlfWorld: do a task in a household by text commands, in the original's games or in generated rooms.
+
+In come seeds and commands; out come the game's own texts, reward 1 when the task is done, and the end with it. It
+refuses to know the rules, the plans and where households come from; `game.py`, `planner.py`, `files.py` and
+`generator.py` do.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+from turnwise.config.settings import Settings
+from turnwise.envs.alfworld.files import list_games, load_game
+from turnwise.envs.alfworld.game import NOTHING_HAPPENS, Game, State
+from turnwise.envs.alfworld.generator import draw_household
+from turnwise.envs.alfworld.household import Household
+from turnwise.envs.alfworld.planner import explore, shortest_plan
+from turnwise.envs.alfworld.settings import AlfWorldParams
+from turnwise.envs.base import BaseEnv, check_split, draw_seed, make_rng
+from turnwise.errors import EnvError, TaskError
+
+SPLITS = ("train", "eval", "seen", "unseen")
+
+
+def _choose_randomly(env: AlfWorld) -> str:
+    return env.dice.choice(env.admissible_commands)
+
+
+def _explore(env: AlfWorld) -> str:
+    return explore(env.game)
+
+
+class AlfWorld(BaseEnv):
+    """A household and a task; no time limit of its own. `eval` is `unseen`: rooms that training never enters."""
+
+    name = "alfworld"
+    Params: ClassVar[type[Settings]] = AlfWorldParams
+    has_oracle = True
+    baselines: ClassVar[Mapping[str, Callable[[Any], str]]] = {"random": _choose_randomly, "explorer": _explore}
+
+    params: AlfWorldParams
+    game: Game
+    dice: random.Random
+    """For random play; the game itself leaves nothing to chance."""
+
+    def __init__(self, **params: object) -> None:
+        super().__init__(**params)
+        self._text = ""
+        self._plan: tuple[str, ...] = ()
+        self._games: Mapping[str, tuple[Path, ...]] = {}
+        if self.params.game_file is not None:
+            load_game(self.params.game_file)
+        if self.params.games is not None:
+            self._games = list_games(self.params.games, self.params.eval_share)
+
+    def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
+        check_split(split, SPLITS, self.name)
+        seed = draw_seed() if seed is None else seed
+        self.dice = make_rng("random play", seed if dynamics_seed is None else dynamics_seed)
+        self.game = Game(self._find_household(seed, "unseen" if split == "eval" else split))
+        self._text = self.game.introduce()
+        self._plan, self._phase = (), "playing"
+        return self._text
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, object]]:
+        self._require_playing()
+        command = action.strip()
+        outcome = self.game.play(command)
+        self._text = NOTHING_HAPPENS if outcome is None else outcome.text
+        if outcome is not None and outcome.is_effective:
+            # A plan goes on for whoever follows it; any other change makes it void.
+            self._plan = self._plan[1:] if self._plan[:1] == (command,) else ()
+        is_won = self.game.is_won()
+        if is_won:
+            self._phase = "over"
+        info = {
+            "success": is_won,
+            "won": is_won,
+            "action_is_valid": outcome is not None,
+            "action_is_effective": outcome is not None and outcome.is_effective,
+            "admissible_commands": self.admissible_commands,
+        }
+        return self._text, float(is_won), is_won, info
+
+    def render(self) -> str:
+        return self._text
+
+    @property
+    def admissible_commands(self) -> list[str]:
+        """Everything that can be done now, sorted."""
+        return sorted(self.game.commands)
+
+    @property
+    def instructions(self) -> str:
+        return (
+            "You are in a household and have a task to do. Say one command at a time: look, inventory, go to PLACE, "
+            "open PLACE, close PLACE, examine PLACE, take THING from PLACE, move THING to PLACE, use LAMP, "
+            "clean THING with SINKBASIN, heat THING with MICROWAVE, cool THING with FRIDGE, slice THING with KNIFE. "
+            "Places and things have a name and a number, such as cabinet 2."
+        )
+
+    def oracle(self) -> str:
+        self._require_playing()
+        if self.params.oracle == "explorer":
+            return explore(self.game)
+        if not self._plan:
+            plan = shortest_plan(self.game)
+            if plan is None:
+                raise EnvError(f"{self.name}: no plan leads to the task '{self.game.household.task}' from here.")
+            # A task that is done already needs any command at all.
+            self._plan = plan or ("look",)
+        return self._plan[0]
+
+    def snapshot(self) -> object:
+        return self.game.household, self.game.state.copy(), self._text, self._phase, self.dice.getstate()
+
+    def restore(self, state: object) -> None:
+        household, saved, self._text, self._phase, dice = cast("tuple[Household, State, str, Any, Any]", state)
+        self.game = Game(household, saved.copy())
+        self._plan = ()
+        self.dice = random.Random()
+        self.dice.setstate(dice)
+
+    def _find_household(self, seed: int, split: str) -> Household:
+        if self.params.game_file is not None:
+            return load_game(self.params.game_file)
+        if self.params.games is None:
+            return draw_household(self.params, seed, split)
+        games = self._games[split]
+        if not games:
+            raise TaskError(
+                f"{self.name}: '{self.params.games}' (env.games) has no game of the split '{split}'. Add some, "
+                "say their 'split' in the list, or change env.eval_share."
+            )
+        return load_game(games[seed % len(games)])
