@@ -56,6 +56,8 @@ class MetaMathQAParams(Settings):
     """No number of a built-in problem is larger, the answer included."""
     backward_rate: float = Field(default=0.5, ge=0, le=1)
     """How often a built-in problem tells the end and asks for a number on the way."""
+    held_out: Literal["numbers", "wording"] = "numbers"
+    """What training never meets of a built-in evaluation problem: its numbers, or only the same numbers so worded."""
 
     @model_validator(mode="after")
     def _files_fit(self) -> MetaMathQAParams:
@@ -145,16 +147,19 @@ def _load(params: MetaMathQAParams) -> ProblemSet | None:
 
 
 def _make_problem(params: MetaMathQAParams, seed: int, split: str) -> Problem:
-    """Draw until a story belongs to the split; its numbers decide, so forward and backward versions stay together."""
+    """Draw until a problem belongs to the split."""
     rng = make_rng("story", seed)
     for _ in range(_MAX_DRAWS):
         story = draw_story(
             rng, operations=params.operations, num_events=params.num_events, max_number=params.max_number
         )
-        if story is None or is_held_out(repr((story.start, story.events)), params.eval_share) != (split == "eval"):
+        if story is None:
             continue
         question, answer = tell(story, rng, is_backward=rng.random() < params.backward_rate)
-        return Problem(question, answer, question)
+        # By their numbers, the forward and backward versions of a story stay together.
+        origin = repr((story.start, story.events)) if params.held_out == "numbers" else question
+        if is_held_out(origin, params.eval_share) == (split == "eval"):
+            return Problem(question, answer, origin)
     raise TaskError(
         f"metamathqa: no word problem for the split '{split}' was found with env.max_number {params.max_number}, "
         f"env.num_events {params.num_events} and env.operations {', '.join(params.operations)}. "

@@ -72,8 +72,13 @@ class _Reader:
         text = ""
         while self._at < len(self._tokens) and (token := self._next()) != "}":
             piece = self._read_token(token)
-            # A whole number in front of a fraction is a mixed number.
-            text += f" {piece}" if token in _FRACTIONS and text[-1:].isdigit() else piece
+            if token in "^_":
+                text = text.rstrip() + piece
+            elif token in _FRACTIONS and text[-1:].isdigit():
+                # A whole number in front of a fraction is a mixed number.
+                text += f" {piece}"
+            else:
+                text += piece
         return text
 
     def _next(self) -> str:

@@ -50,13 +50,12 @@ def draw_story(
     start = amount = rng.randint(1, max_number)
     events: list[tuple[Operation, int]] = []
     for _ in range(num_events):
-        choices = [
-            (operation, numbers) for operation in operations if (numbers := _fits(operation, amount, max_number))
-        ]
+        fitting: dict[Operation, Sequence[int]] = {each: _fits(each, amount, max_number) for each in operations}
+        choices = [each for each, numbers in fitting.items() if numbers]
         if not choices:
             return None
-        operation, numbers = rng.choice(choices)
-        number = rng.choice(numbers)
+        operation = rng.choice(choices)
+        number = rng.choice(fitting[operation])
         amount = apply(operation, amount, number)
         events.append((operation, number))
     return Story(start, tuple(events), amount)
