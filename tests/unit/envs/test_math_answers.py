@@ -9,7 +9,7 @@ import sys
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.envs.make import make_env
@@ -185,8 +185,7 @@ COMMANDS = ("\\frac", "\\sqrt", "\\boxed{", "\\text{", "####", " ")
 SYMBOLS = (*COMMANDS, *"{}()[]^_,.120/*%e+-$")
 
 
-@given(st.text(max_size=300))
-@settings(max_examples=300)
+@given(st.text(max_size=200))
 def test_no_text_raises(text: str) -> None:
     assert is_same_answer(text, "5") in (True, False)
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.config.load import load_settings
 from turnwise.envs.check import GARBAGE, check_env
 from turnwise.envs.metamathqa import MetaMathQA
 from turnwise.envs.metamathqa.word_problems import OPERATIONS, apply, draw_story
@@ -215,7 +214,3 @@ def test_wrong_settings_are_explained(params: dict[str, object], error: type[Exc
     with pytest.raises(error) as caught:
         MetaMathQA(**params).reset(0)
     assert message in str(caught.value)
-
-
-def test_the_recipe_chooses_it() -> None:
-    assert load_settings("metamathqa").env.type == "metamathqa"

@@ -7,7 +7,10 @@ package.
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
+
+import numpy as np
 
 from turnwise.envs.adapters.global_rngs import OwnGlobalRngs
 from turnwise.envs.base import BaseEnv, check_split, draw_seed
@@ -56,6 +59,11 @@ def seed_for(seed: int, split: str) -> int:
 def is_playable(action: str) -> bool:
     """Whether a reply is worth passing on; the others are invalid actions."""
     return bool(action.strip()) and len(action) <= MAX_REPLY_LENGTH
+
+
+def worth_of(reward: object) -> float:
+    """A reward as a number; one that is none counts nothing here and is refused by name at the boundary."""
+    return float(reward) if isinstance(reward, (Real, np.bool_)) else 0.0
 
 
 def foreign_info(*, success: bool, is_valid: bool, is_effective: bool) -> dict[str, object]:

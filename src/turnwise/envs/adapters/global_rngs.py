@@ -14,37 +14,39 @@ from typing import Any
 
 import numpy as np
 
-_States = tuple[Any, Any]
+States = tuple[Any, Any]
+"""Of the generator of `random` and of that of numpy."""
 
 
 class OwnGlobalRngs:
     """The global generators as one environment sees them."""
 
     def __init__(self) -> None:
-        self._states = _seeded(0)
+        self.states = _seeded(0)
+        """Where the generators stand; what an episode needs to go on from here."""
 
     def seed(self, seed: int) -> None:
-        self._states = _seeded(seed)
+        self.states = _seeded(seed)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
         outside = _read()
-        _write(self._states)
+        _write(self.states)
         try:
             yield
         finally:
-            self._states = _read()
+            self.states = _read()
             _write(outside)
 
 
-def _seeded(seed: int) -> _States:
+def _seeded(seed: int) -> States:
     return random.Random(seed).getstate(), np.random.RandomState(seed % 2**32).get_state()
 
 
-def _read() -> _States:
+def _read() -> States:
     return random.getstate(), np.random.get_state()
 
 
-def _write(states: _States) -> None:
+def _write(states: States) -> None:
     random.setstate(states[0])
     np.random.set_state(states[1])

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from turnwise.config.settings import Settings
-from turnwise.envs.adapters.foreign import ForeignWorld, Option, foreign_info, require_rest, seed_for
+from turnwise.envs.adapters.foreign import ForeignWorld, Option, foreign_info, require_rest, seed_for, worth_of
 from turnwise.envs.adapters.spaces import Actions, check_observations, describe_observation
 from turnwise.envs.packages import require_package
 
@@ -68,7 +68,7 @@ class GymnasiumWorld(ForeignWorld):
         with self._rngs.inside():
             observation, reward, terminated, truncated, _ = self._world.step(value)
         before, self._text = self._text, describe_observation(observation)
-        self._earned += reward
+        self._earned += worth_of(reward)
         self._phase = "over" if terminated or truncated else "playing"
         success = bool(terminated) and self._earned > self.params.success_above
         info = foreign_info(success=success, is_valid=True, is_effective=before != self._text)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, cast
 
-from turnwise.envs.adapters.foreign import ForeignWorld, foreign_info, is_playable
+from turnwise.envs.adapters.foreign import ForeignWorld, foreign_info, is_playable, worth_of
+from turnwise.envs.adapters.global_rngs import States
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,7 @@ class OneTurnWorld(ForeignWorld):
         with self._rngs.inside():
             score = self._task.grade(action)
         self._phase = "over"
-        # A score that is no number is left as it is: the boundary refuses it by name.
-        success = isinstance(score, Real) and float(score) > self.params.success_above
+        success = worth_of(score) > self.params.success_above
         return "", score, True, foreign_info(success=success, is_valid=True, is_effective=True)
 
     def render(self) -> str:
@@ -65,10 +64,10 @@ class OneTurnWorld(ForeignWorld):
         return self._task.answer or super().oracle()
 
     def snapshot(self) -> object:
-        return self._task, self._phase
+        return self._task, self._phase, self._rngs.states
 
     def restore(self, state: object) -> None:
-        self._task, self._phase = cast("tuple[OneTurnTask, Any]", state)
+        self._task, self._phase, self._rngs.states = cast("tuple[OneTurnTask, Any, States]", state)
 
     def _refuse(self) -> tuple[str, float, bool, dict[str, object]]:
         return self._task.prompt, 0.0, False, foreign_info(success=False, is_valid=False, is_effective=False)

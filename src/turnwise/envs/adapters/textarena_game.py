@@ -16,7 +16,15 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 from pydantic import Field
 
 from turnwise.config.settings import Settings
-from turnwise.envs.adapters.foreign import ForeignWorld, Option, foreign_info, is_playable, require_rest, seed_for
+from turnwise.envs.adapters.foreign import (
+    ForeignWorld,
+    Option,
+    foreign_info,
+    is_playable,
+    require_rest,
+    seed_for,
+    worth_of,
+)
 from turnwise.envs.base import make_rng
 from turnwise.envs.packages import require_package
 from turnwise.errors import ConfigError, EnvError, TaskError, did_you_mean
@@ -90,8 +98,7 @@ class TextArenaGame(ForeignWorld):
             rewards, about = self._game.close()
             reward = 0.0 if rewards is None else rewards.get(_POLICY, 0.0)
             is_valid = is_valid and not about[_POLICY].get("invalid_move", False)
-        # A reward that is no number is left as it is: the boundary refuses it by name.
-        success = is_over and isinstance(reward, (int, float)) and reward > self.params.success_above
+        success = is_over and worth_of(reward) > self.params.success_above
         return self._text, reward, is_over, foreign_info(success=success, is_valid=is_valid, is_effective=is_valid)
 
     def render(self) -> str:

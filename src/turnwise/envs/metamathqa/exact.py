@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from functools import lru_cache
 
 from turnwise.envs.metamathqa.final_answer import final_answer
 from turnwise.envs.metamathqa.latex import plain_mathematics
@@ -45,6 +46,7 @@ def is_same_answer(given: str, expected: str) -> bool:
     return not _readings(final_answer(given)).isdisjoint(_readings(final_answer(expected)))
 
 
+@lru_cache(maxsize=4096)
 def _readings(answer: str) -> frozenset[_Reading]:
     """What an answer may mean; `70,110` is a number and a list of two."""
     plain = plain_mathematics(answer).strip("*` ").rstrip(" .,;")
