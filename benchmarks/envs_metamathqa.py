@@ -7,7 +7,15 @@ import time
 from turnwise.envs.metamathqa import MetaMathQA
 from turnwise.envs.metamathqa.exact import is_same_answer
 
-PAIRS = (("1,234", "1234"), (r"\frac{3}{4}", "0.75"), ("85 feet", "85"), (r"\frac{\sqrt6}3", r"\frac{\sqrt{6}}{3}"))
+
+def write_pairs(num_pairs: int) -> list[tuple[str, str]]:
+    """Different answers each time, because equal ones are read once."""
+    return [
+        ((f"{n:,} marbles", str(n)), (rf"\frac{{{n}}}{{4}}", str(n / 4)), (rf"\frac{{\sqrt{{{n}}}}}3", f"sqrt({n})/3"))[
+            n % 3
+        ]
+        for n in range(1_000, 1_000 + num_pairs)
+    ]
 
 
 def run(num_levels: int = 5_000, num_comparisons: int = 20_000) -> dict[str, object]:
@@ -20,16 +28,19 @@ def run(num_levels: int = 5_000, num_comparisons: int = 20_000) -> dict[str, obj
     step_s, num_steps = 0.0, 0
     for seed in range(num_levels):
         env.reset(seed)
-        answers = ("-1", "-2", env.oracle())
+        answers = (f"-{seed}", f"{seed} apples", env.oracle())
         started = time.perf_counter()
+        is_over = False
         for answer in answers:
-            env.step(answer)
+            if not is_over:
+                is_over = env.step(answer)[2]
+                num_steps += 1
         step_s += time.perf_counter() - started
-        num_steps += len(answers)
 
+    pairs = write_pairs(num_comparisons)
     started = time.perf_counter()
-    for number in range(num_comparisons):
-        is_same_answer(*PAIRS[number % len(PAIRS)])
+    for left, right in pairs:
+        is_same_answer(left, right)
     compare_s = time.perf_counter() - started
     return {
         "benchmark": "envs_metamathqa",

@@ -9,7 +9,7 @@ import pytest
 from turnwise.envs.adapters import textarena_game
 from turnwise.envs.check import check_env
 from turnwise.envs.make import make_env
-from turnwise.errors import ConfigError, EnvError
+from turnwise.errors import ConfigError, EnvError, TaskError
 
 
 class TestReasoningGym:
@@ -62,6 +62,8 @@ class TestReasoningGym:
             make_env("reasoning_gym:leg_countin")
         with pytest.raises(ConfigError, match=r"cannot be made with the options .*TypeError"):
             make_env("reasoning_gym:leg_counting", options={"legs": 3})
+        with pytest.raises(ConfigError, match="options sets size, which the task decides"):
+            make_env("reasoning_gym:leg_counting", options={"size": 3})
 
 
 class TestTextArena:
@@ -138,5 +140,7 @@ class TestTextArena:
     def test_wrong_settings_are_explained(self) -> None:
         with pytest.raises(ConfigError, match=r"no such game. Did you mean 'TicTacToe-v0'\?"):
             make_env("textarena:TicTacTo-v0")
+        with pytest.raises(TaskError, match="expected a game for one or two players; the game says"):
+            make_env("textarena:ThreePlayerTicTacToe-v0").reset(0)
         with pytest.raises(ConfigError, match="'scripted' needs its opponent_moves"):
             make_env("textarena:TicTacToe-v0", opponent="scripted")

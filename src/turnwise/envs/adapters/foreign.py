@@ -40,14 +40,15 @@ class ForeignWorld(BaseEnv):
         self._rngs.seed(seed_for(seed, split))
         return seed, seed if dynamics_seed is None else dynamics_seed
 
-    def _make(self, make: Callable[..., Any], **options: Option) -> Any:
+    def _make(self, make: Callable[..., Any], **arguments: object) -> Any:
         """Build the foreign object; whatever it objects to is a matter of the settings."""
         try:
             with self._rngs.inside():
-                return make(**options)
+                return make(**arguments)
         except Exception as error:
             raise ConfigError(
-                f"env '{self.label()}' cannot be made with the options {options}: {type(error).__name__}: {error}"
+                f"env '{self.label()}' cannot be made with the options {self.params.options}: "
+                f"{type(error).__name__}: {error}"
             ) from error
 
 

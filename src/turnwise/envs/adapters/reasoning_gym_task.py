@@ -17,8 +17,7 @@ from turnwise.envs.adapters.one_turn import OneTurnTask, OneTurnWorld
 from turnwise.envs.packages import require_package
 from turnwise.errors import ConfigError, did_you_mean
 
-_SIZE = 2**31
-"""Items are made on demand, so a family may be as large as there are seeds."""
+_OURS = frozenset({"seed", "size"})
 
 
 class ReasoningGymParams(Settings):
@@ -40,9 +39,10 @@ class ReasoningGymWorld(OneTurnWorld):
 
     def __init__(self, **params: object) -> None:
         super().__init__(**params)
-        package = require_package("reasoning_gym", extra="reasoning-gym", asked_by=self.label())
-        options: dict[str, Option] = {"size": _SIZE, "seed": 0, **self.params.options}
-        self._items = self._make(lambda **given: package.create_dataset(self.family, **given), **options)
+        if given := _OURS & self.params.options.keys():
+            raise ConfigError(f"env '{self.label()}': options sets {', '.join(given)}, which the task decides.")
+        self._package = require_package("reasoning_gym", extra="reasoning-gym", asked_by=self.label())
+        self._make(self._make_family, seed=0)
         # Some families have no stored answer, or one that their own scorer does not accept.
         with self._rngs.inside():
             probe = self._make_task(0, "train")
@@ -55,10 +55,15 @@ class ReasoningGymWorld(OneTurnWorld):
         except Exception:  # noqa: BLE001 - the boundary: scorers raise whatever they like about a senseless answer
             return self._refuse()
 
+    def _make_family(self, seed: int) -> Any:
+        """Of one item: some families prepare all their items at once, so every task has a family of its own."""
+        return self._package.create_dataset(self.family, **self.params.options, seed=seed, size=1)
+
     def _make_task(self, seed: int, split: str) -> OneTurnTask:
-        item = self._items[seed_for(seed, split)]
+        family = self._make_family(seed_for(seed, split))
+        item = family[0]
         answer = item["answer"] if isinstance(item["answer"], str) else None
-        return OneTurnTask(item["question"], lambda reply: self._items.score_answer(reply, item), answer)
+        return OneTurnTask(item["question"], lambda reply: family.score_answer(reply, item), answer)
 
 
 @lru_cache

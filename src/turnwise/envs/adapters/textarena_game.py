@@ -110,14 +110,16 @@ class TextArenaGame(ForeignWorld):
 
     def _start(self, seed: int) -> None:
         """The game itself knows how many players it takes, and says so only by refusing."""
+        reason = ""
         for num_players in (1, 2) if self._num_players is None else (self._num_players,):
             try:
                 self._game.reset(num_players=num_players, seed=seed)
-            except AssertionError:
+            except (AssertionError, ValueError) as error:
+                reason = str(error)
                 continue
             self._num_players = num_players
             return
-        raise TaskError(f"{self.label()} takes neither one nor two players; expected a game for one or two.")
+        raise TaskError(f"{self.label()}: expected a game for one or two players; the game says: {reason}")
 
     def _hand_over(self, *, is_over: bool) -> tuple[bool, str]:
         """Let the other player move until it is the policy's turn; what the policy is told meanwhile."""
