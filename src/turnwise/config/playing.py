@@ -13,7 +13,7 @@ class EnvSettings(Settings):
     """Which world, and its own settings beside `type` (see `turnwise envs`)."""
 
     type: str
-    """A registered name or 'package.module:Class'."""
+    """A registered name, 'package.module:Class', or another package's world such as 'gymnasium:FrozenLake-v1'."""
     train: dict[str, str | int | float | bool | None] = Field(default={})
     """Settings that differ while training; evaluation uses the ones outside."""
 

@@ -1,6 +1,7 @@
 """Every pluggable name, in pipeline order: a table of strings that is also the index of the library.
 
-In: a registered name or a user's `package.module:Class`. Out: the object. Nothing is imported before it is chosen.
+In: a registered name, a user's `package.module:Class`, or `adapter:NAME` for what another package offers under NAME.
+Out: the object. Nothing is imported before it is chosen.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from turnwise.errors import ConfigError, did_you_mean
 
@@ -18,9 +19,13 @@ from turnwise.errors import ConfigError, did_you_mean
 class Registry(Mapping[str, str]):
     """Names to `module:attribute` targets, resolved on use."""
 
-    def __init__(self, kind: str, default_mapping: Mapping[str, str]) -> None:
+    def __init__(
+        self, kind: str, default_mapping: Mapping[str, str], adapters: Mapping[str, str] | None = None
+    ) -> None:
         self.kind = kind
         self.default_mapping = dict(default_mapping)
+        self.adapters = dict(adapters or {})
+        """Prefixes to functions that take the rest of a name, `gymnasium:REST`, and return the object."""
         self._added: dict[str, object] = {}
 
     def __getitem__(self, name: str) -> str:
@@ -47,7 +52,11 @@ class Registry(Mapping[str, str]):
             return self._added[name]
         if name in self.default_mapping:
             return import_target(self.default_mapping[name], self.kind)
-        if ":" in name:
+        prefix, colon, rest = name.partition(":")
+        if colon and prefix in self.adapters:
+            adapt = cast("Callable[[str], object]", import_target(self.adapters[prefix], self.kind))
+            return adapt(rest)
+        if colon:
             return import_target(name, self.kind)
         raise ConfigError(
             f"there is no {self.kind} named '{name}'. {did_you_mean(name, self)} "
@@ -104,6 +113,13 @@ ENVS = Registry(
         "countdown": "turnwise.envs.countdown:Countdown",
         "prompts": "turnwise.envs.prompts:Prompts",
         "alfworld": "turnwise.envs.alfworld:AlfWorld",
+        "metamathqa": "turnwise.envs.metamathqa:MetaMathQA",
+    },
+    adapters={
+        "function": "turnwise.envs.adapters.function_task:adapt_function",
+        "gymnasium": "turnwise.envs.adapters.gymnasium_world:adapt_gymnasium",
+        "reasoning_gym": "turnwise.envs.adapters.reasoning_gym_task:adapt_reasoning_gym",
+        "textarena": "turnwise.envs.adapters.textarena_game:adapt_textarena",
     },
 )
 ENGINES = Registry(

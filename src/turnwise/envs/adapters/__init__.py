@@ -1,0 +1,1 @@
+"""Worlds of other packages, and plain functions, as environments of turnwise."""

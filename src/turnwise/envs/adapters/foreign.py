@@ -1,0 +1,77 @@
+"""What all adapted worlds share: a name with a prefix, own global generators, seeds apart for each split.
+
+In come seeds, a split and options; out come seeds for the foreign world, and the world itself. It refuses to know any
+package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from turnwise.envs.adapters.global_rngs import OwnGlobalRngs
+from turnwise.envs.base import BaseEnv, check_split, draw_seed
+from turnwise.errors import ConfigError, TaskError
+
+SPLITS = ("train", "eval")
+MAX_REPLY_LENGTH = 10_000
+"""Longer replies are not passed on: some packages search them with patterns that take quadratic time."""
+
+Option = str | int | float | bool | None | list[str | int | float | bool | None]
+"""What a keyword argument of a foreign constructor may be in a settings file."""
+
+
+class ForeignWorld(BaseEnv):
+    """The base of adapted worlds; subclasses wrap every call of foreign code in `self._rngs.inside()`."""
+
+    def __init__(self, **params: object) -> None:
+        super().__init__(**params)
+        self._rngs = OwnGlobalRngs()
+
+    def _begin(self, seed: int | None, split: str, dynamics_seed: int | None) -> tuple[int, int]:
+        """The seed of the layout and that of chance, both given or drawn."""
+        check_split(split, SPLITS, self.label())
+        seed = draw_seed() if seed is None else seed
+        if seed < 0:
+            raise TaskError(f"{self.label()}: the seed {seed} was given; expected 0 or more.")
+        self._rngs.seed(seed_for(seed, split))
+        return seed, seed if dynamics_seed is None else dynamics_seed
+
+    def _make(self, make: Callable[..., Any], **arguments: object) -> Any:
+        """Build the foreign object; whatever it objects to is a matter of the settings."""
+        try:
+            with self._rngs.inside():
+                return make(**arguments)
+        except Exception as error:
+            raise ConfigError(
+                f"env '{self.label()}' cannot be made with the options {self.params.options}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+
+def seed_for(seed: int, split: str) -> int:
+    """A seed for worlds that know no splits: train and eval never share one."""
+    return 2 * seed + (split == "eval")
+
+
+def is_playable(action: str) -> bool:
+    """Whether a reply is worth passing on; the others are invalid actions."""
+    return bool(action.strip()) and len(action) <= MAX_REPLY_LENGTH
+
+
+def worth_of(reward: object) -> float:
+    """A reward as a number; one that is none counts nothing here and is refused by name at the boundary."""
+    return float(reward) if isinstance(reward, (Real, np.bool_)) else 0.0
+
+
+def foreign_info(*, success: bool, is_valid: bool, is_effective: bool) -> dict[str, object]:
+    return {"success": success, "action_is_valid": is_valid, "action_is_effective": is_effective}
+
+
+def require_rest(rest: str, example: str) -> None:
+    """The part behind the prefix says which world; without it there is none."""
+    if not rest.strip():
+        raise ConfigError(f"the environment '{example.partition(':')[0]}:' names nothing; expected e.g. '{example}'.")

@@ -1,0 +1,99 @@
+"""Worlds of the package gymnasium: `gymnasium:ID`, such as `gymnasium:FrozenLake-v1`.
+
+In comes the id of a world; out comes an environment class that speaks text. It refuses worlds that cannot be told in
+words (see `spaces.py`) and knows nothing of what they are about.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, cast
+
+import numpy as np
+from pydantic import Field
+
+from turnwise.config.settings import Settings
+from turnwise.envs.adapters.foreign import ForeignWorld, Option, foreign_info, require_rest, seed_for, worth_of
+from turnwise.envs.adapters.spaces import Actions, check_observations, describe_observation
+from turnwise.envs.packages import require_package
+
+
+class GymnasiumParams(Settings):
+    """The settings of a world of gymnasium."""
+
+    options: dict[str, Option] = Field(default={})
+    """Passed to `gymnasium.make`: `{is_slippery: false}`."""
+    action_words: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """What each action is called, in order; empty: their numbers."""
+    rules: str = ""
+    """What the world is about, for the instructions; it does not say so itself."""
+    success_above: float = 0.0
+    """An episode that ends by itself with more reward than this in all counts as a success."""
+
+
+class GymnasiumWorld(ForeignWorld):
+    """One world of gymnasium."""
+
+    Params: ClassVar[type[Settings]] = GymnasiumParams
+    world_id: ClassVar[str] = ""
+
+    params: GymnasiumParams
+
+    def __init__(self, **params: object) -> None:
+        super().__init__(**params)
+        gymnasium = require_package("gymnasium", extra="gymnasium", asked_by=self.label())
+        self._world = self._make(
+            lambda **options: gymnasium.make(self.world_id, disable_env_checker=True, **options), **self.params.options
+        )
+        check_observations(self._world.observation_space, gymnasium.spaces, self.label())
+        self._actions = Actions(self._world.action_space, gymnasium.spaces, self.params.action_words, self.label())
+        self._text = ""
+        self._earned = 0.0
+
+    def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
+        seed, luck = self._begin(seed, split, dynamics_seed)
+        with self._rngs.inside():
+            observation, _ = self._world.reset(seed=seed_for(seed, split))
+        # The layout is made; from here on chance is that of this episode alone.
+        self._world.unwrapped.np_random = np.random.default_rng(luck)
+        self._rngs.seed(luck)
+        self._text, self._earned, self._phase = describe_observation(observation), 0.0, "playing"
+        return self._text
+
+    def step(self, action: str) -> tuple[Any, ...]:
+        self._require_playing()
+        value = self._actions.parse(action)
+        if value is None:
+            return self._text, 0.0, False, foreign_info(success=False, is_valid=False, is_effective=False)
+        with self._rngs.inside():
+            observation, reward, terminated, truncated, _ = self._world.step(value)
+        before, self._text = self._text, describe_observation(observation)
+        self._earned += worth_of(reward)
+        self._phase = "over" if terminated or truncated else "playing"
+        success = bool(terminated) and self._earned > self.params.success_above
+        info = foreign_info(success=success, is_valid=True, is_effective=before != self._text)
+        return self._text, reward, terminated, truncated, info
+
+    def render(self) -> str:
+        return self._text
+
+    def close(self) -> None:
+        self._world.close()
+
+    @property
+    def action_names(self) -> tuple[str, ...] | None:
+        return self._actions.names
+
+    @property
+    def instructions(self) -> str:
+        return self.params.rules
+
+
+@lru_cache
+def adapt_gymnasium(world_id: str) -> type[GymnasiumWorld]:
+    """The environment class of an id."""
+    require_rest(world_id, "gymnasium:FrozenLake-v1")
+    name = f"gymnasium:{world_id}"
+    require_package("gymnasium", extra="gymnasium", asked_by=name)
+    members = {"name": name, "world_id": world_id, "__module__": __name__}
+    return cast("type[GymnasiumWorld]", type("GymnasiumWorld", (GymnasiumWorld,), members))

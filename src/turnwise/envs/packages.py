@@ -1,0 +1,19 @@
+"""Packages that only some environments need: imported when they are chosen, explained when they are missing."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from turnwise.errors import ConfigError
+
+
+def require_package(module: str, *, extra: str, asked_by: str) -> ModuleType:
+    """The module, or one sentence on how to get it; `extra` is the part of turnwise's install that brings it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"{asked_by} needs the package '{module}', which cannot be imported ({error}). "
+            f"Install it with: pip install 'turnwise[{extra}]'"
+        ) from error
