@@ -101,6 +101,7 @@ class Bandit(BaseEnv):
     """One pull of one arm. Success is the choice of the arm with the highest mean, whatever it paid."""
 
     name = "bandit"
+    rewards = "what the arm pays"
     Params: ClassVar[type[Settings]] = BanditParams
     has_oracle = True
 

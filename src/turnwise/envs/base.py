@@ -32,6 +32,11 @@ class BaseEnv(ABC):
     name: ClassVar[str] = ""
     """How messages call it; the class name where empty."""
     Params: ClassVar[type[Settings]] = Settings
+    rewards: ClassVar[str] = ""
+    """What is paid for, in a few words for people."""
+    data: ClassVar[str] = "built in"
+    """What it is made from, in a few words for people: made here, a file, or a package."""
+    splits: ClassVar[tuple[str, ...]] = ("train", "eval")
     has_oracle: bool = False
     is_judged: ClassVar[bool] = False
     """Its rewards come from a judge: `reward.judge`."""

@@ -30,6 +30,9 @@ from turnwise.loop.play import play_in_terminal
 from turnwise.loop.run import evaluate, resume, train
 from turnwise.report.progress import phase
 
+_MAX_ACTIONS = 6
+"""Of an environment, in a list of environments."""
+
 
 def run(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Dispatch a parsed command; returns the exit code."""
@@ -114,21 +117,32 @@ def _play(options: argparse.Namespace, overrides: list[str], console: Console) -
 
 def _envs(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
     _refuse(overrides)
-    rows = []
-    for name in sorted(ENVS):
-        env = make_env(name)
-        env.reset(seed=0)
-        rows.append(
-            {
-                "env": name,
-                "about": env.instructions,
-                "actions": ", ".join(env.action_names or ("any text",)),
-                "oracle": "yes" if env.has_oracle else "no",
-                "settings": ", ".join(env.Params.model_fields),
-            }
-        )
+    rows = [_describe_env(name) for name in sorted(ENVS)]
+    if not options.json:
+        # Settings have a page of their own; a terminal is narrow.
+        rows = [{key: text for key, text in row.items() if key != "settings"} for row in rows]
     _show(console, rows, as_json=options.json)
+    if not options.json:
+        adapters = ", ".join(f"{prefix}:NAME" for prefix in ENVS.adapters)
+        console.print(f"Worlds of other packages: {adapters}. Your own: package.module:Class.", markup=False)
     return 0
+
+
+def _describe_env(name: str) -> dict[str, Any]:
+    env = make_env(name)
+    env.reset(seed=0)
+    actions = env.action_names
+    shown = "any text" if actions is None else ", ".join(actions[:_MAX_ACTIONS])
+    return {
+        "env": name,
+        "about": env.instructions,
+        "actions": shown + (", ..." if actions is not None and len(actions) > _MAX_ACTIONS else ""),
+        "rewards": env.rewards,
+        "splits": ", ".join(env.splits),
+        "oracle": "yes" if env.has_oracle else "no",
+        "data": env.data,
+        "settings": ", ".join(env.Params.model_fields),
+    }
 
 
 def _check(options: argparse.Namespace, overrides: list[str], console: Console) -> int:

@@ -37,6 +37,9 @@ class AlfWorld(BaseEnv):
     """A household and a task; no time limit of its own. `eval` is `unseen`: rooms that training never enters."""
 
     name = "alfworld"
+    rewards = "1 for the task"
+    data = "built in, or original game files"
+    splits = SPLITS
     Params: ClassVar[type[Settings]] = AlfWorldParams
     has_oracle = True
     baselines: ClassVar[Mapping[str, Callable[[Any], str]]] = {"random": _choose_randomly, "explorer": _explore}

@@ -25,6 +25,8 @@ class Countdown(BaseEnv):
     """One puzzle and `attempts` answers. An episode's return is the worth of its best answer."""
 
     name = "countdown"
+    rewards = "1 for the target, 0.1 for the right numbers"
+    data = "built in, or a file of puzzles"
     Params: ClassVar[type[Settings]] = CountdownParams
     has_oracle = True
 

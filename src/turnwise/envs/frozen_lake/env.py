@@ -31,6 +31,7 @@ class FrozenLake(BaseEnv):
     """A lake of `size` x `size` cells; no time limit of its own."""
 
     name = "frozen_lake"
+    rewards = "1 at the goal"
     Params: ClassVar[type[Settings]] = LakeParams
     has_oracle = True
     baselines: ClassVar[Mapping[str, Callable[[Any], str]]] = {"hole_blind": _hole_blind, "myopic": _myopic}

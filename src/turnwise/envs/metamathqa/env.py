@@ -70,6 +70,8 @@ class MetaMathQA(BaseEnv):
     """Mathematics with several attempts. Success is a right answer, whichever attempt it took."""
 
     name = "metamathqa"
+    rewards = "1 for the answer, less for each attempt"
+    data = "built in, or a file of problems"
     Params: ClassVar[type[Settings]] = MetaMathQAParams
     has_oracle = True
 

@@ -36,6 +36,8 @@ class Prompts(BaseEnv):
     """One prompt and one reply. The oracle says the reference response, where every row has one."""
 
     name = "prompts"
+    rewards = "from reward.judge"
+    data = "built in, or a file of prompts"
     Params: ClassVar[type[Settings]] = PromptsParams
     is_judged = True
 
