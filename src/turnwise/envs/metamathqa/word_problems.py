@@ -51,7 +51,7 @@ def draw_story(
     events: list[tuple[Operation, int]] = []
     for _ in range(num_events):
         fitting: dict[Operation, Sequence[int]] = {each: _fits(each, amount, max_number) for each in operations}
-        choices = [each for each, numbers in fitting.items() if numbers]
+        choices: list[Operation] = [each for each, numbers in fitting.items() if numbers]
         if not choices:
             return None
         operation = rng.choice(choices)
