@@ -101,6 +101,7 @@ ENVS = Registry(
         "frozen_lake": "turnwise.envs.frozen_lake:FrozenLake",
         "bandit": "turnwise.envs.bandit:Bandit",
         "prompts": "turnwise.envs.prompts:Prompts",
+        "webshop": "turnwise.envs.webshop:WebShop",
     },
 )
 ENGINES = Registry(
