@@ -6,7 +6,6 @@ that ends the episode. It refuses to know how products are found and judged; `se
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
@@ -21,10 +20,6 @@ from turnwise.envs.webshop.reward import score_purchase
 from turnwise.envs.webshop.settings import WebShopParams
 from turnwise.envs.webshop.synthetic import NUM_PRODUCTS, make_catalogue
 from turnwise.errors import TaskError
-
-_ACTION = re.compile(r"\s*(search|click)\[(.+)\]", re.DOTALL)
-_COMPAT_ACTION = re.compile(r"(.+)\[(.+)\]")
-"""The original's: a second bracket belongs to the name of the action, which is then unknown."""
 
 
 class WebShop(BaseEnv):
@@ -116,10 +111,8 @@ class WebShop(BaseEnv):
 
     def _parse(self, action: str) -> tuple[str, str]:
         """The verb and its argument in lower case; empty where the action is neither a search nor a click."""
-        match = (_COMPAT_ACTION if self.params.compat else _ACTION).match(action)
-        if match is None or match[1] not in ("search", "click"):
-            return "", ""
-        return match[1], match[2].lower()
+        verb, argument = (_split_loosely if self.params.compat else _split)(action)
+        return (verb, argument.lower()) if verb in ("search", "click") and argument else ("", "")
 
     def _is_sayable(self, name: str) -> bool:
         return self._parse(f"click[{name}]") == ("click", name)
@@ -136,3 +129,17 @@ def _load(params: WebShopParams) -> Catalogue:
     attributes = FileState.of(params.attributes, "env.attributes") if params.attributes else None
     goals = FileState.of(params.goals, "env.goals") if params.goals else None
     return load_catalogue(FileState.of(params.products, "env.products"), attributes, goals, params.num_products)
+
+
+def _split(action: str) -> tuple[str, str]:
+    """At the first bracket; what stands behind the last one is ignored."""
+    verb, _, rest = action.strip().partition("[")
+    return verb, rest.rpartition("]")[0]
+
+
+def _split_loosely(action: str) -> tuple[str, str]:
+    """As the original does: the first line only, at the last bracket that leaves an argument."""
+    line = action.split("\n", 1)[0]
+    end = line.rfind("]")
+    start = line.rfind("[", 1, max(end - 1, 0))
+    return (line[:start], line[start + 1 : end]) if start > 0 else ("", "")

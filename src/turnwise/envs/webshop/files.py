@@ -169,7 +169,8 @@ def _options(fields: Mapping[str, object], place: str) -> dict[str, tuple[str, .
     for name, values in given.items():
         if values is None:
             continue
-        texts = [value.get("value") if isinstance(value, dict) else value for value in values]
+        listed = values if isinstance(values, list) else [None]
+        texts = [value.get("value") if isinstance(value, dict) else value for value in listed]
         if not all(isinstance(text, str) for text in texts):
             raise TaskError(f"{place}: the option '{name}' has the values {values!r:.80}; expected texts.")
         options[str(name).lower()] = tuple(normal_value(str(text)) for text in texts)
@@ -186,10 +187,10 @@ def _lines(fields: Mapping[str, object], place: str, *keys: str) -> tuple[str, .
 
 
 def _pick(fields: Mapping[str, object], kind: type[T], place: str, *keys: str) -> T | None:
-    """What stands under the first of the keys that is there; null counts as not there."""
+    """What stands under the first of the keys that is there; null counts as not there, and so does an empty text."""
     for key in keys:
         value = fields.get(key)
-        if value is None:
+        if value is None or value == "":
             continue
         if not isinstance(value, kind):
             raise TaskError(f"{place}: '{key}' is {value!r:.80}; expected a {kind.__name__}.")

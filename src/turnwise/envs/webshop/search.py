@@ -50,7 +50,7 @@ class SearchIndex:
         self._ranks = np.argsort(np.argsort(np.array(names)))
         counts = [Counter(_terms(text)) for text in texts]
         lengths = np.array([count.total() for count in counts], dtype=np.float64)
-        average = np.float32(lengths.mean()) if texts else np.float32(1)
+        average = np.float32(lengths.mean() or 1)
         rounded = np.array([_one_byte_length(int(length)) for length in lengths], dtype=np.float32)
         inverse_norms = np.float32(1) / (np.float32(_K1) * (np.float32(1 - _B) + np.float32(_B) * rounded / average))
         places: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
