@@ -25,8 +25,8 @@ BRANDS = (
 )  # fmt: skip
 COLOURS = ("black", "white", "red", "blue", "green", "grey", "pink", "yellow", "brown", "orange", "purple", "silver")
 SIZES = ("small", "medium", "large", "x-large")
-_NUM_ATTRIBUTES = 4
-_NUM_WANTED = 2
+_NUM_ATTRIBUTES, _NUM_IN_TITLE, _NUM_WANTED = 4, 3, 2
+"""Of a product, of those its title names, and of those somebody asks for."""
 _RANGE_RATE = 0.2
 """The share of products with a lowest and a highest price."""
 
@@ -141,7 +141,7 @@ def _make_product(number: int, rng: random.Random) -> Product:
     shelf = rng.choice(SHELVES)
     kind, brand = rng.choice(shelf.kinds), rng.choice(BRANDS)
     attributes = rng.sample(shelf.attributes, _NUM_ATTRIBUTES)
-    wanted = tuple(rng.sample(attributes, _NUM_WANTED))
+    wanted = tuple(rng.sample(attributes[:_NUM_IN_TITLE], _NUM_WANTED))
     claims = [
         claim.format(Attribute=attribute.capitalize(), kind=kind)
         for attribute, claim in zip(attributes, _CLAIMS, strict=True)
@@ -149,7 +149,7 @@ def _make_product(number: int, rng: random.Random) -> Product:
     listed = f"{', '.join(attributes[:-1])} and {attributes[-1]}"
     return Product(
         asin=f"P{number}",
-        title=f"{brand} {kind.title()}, {attributes[0].title()}, {attributes[1].title()}",
+        title=", ".join([f"{brand} {kind}", *attributes[:_NUM_IN_TITLE]]).title(),
         description=f"The {brand} {kind}: {listed}. {rng.choice(_CLOSINGS)}",
         bullets=tuple(rng.sample(claims, len(claims))),
         prices=_draw_prices(shelf, rng),
@@ -164,9 +164,11 @@ def _make_product(number: int, rng: random.Random) -> Product:
 
 
 def _draw_prices(shelf: _Shelf, rng: random.Random) -> tuple[float, ...]:
-    cheapest, dearest = shelf.prices
-    lowest = rng.randint(cheapest, dearest) - 0.01
-    return (lowest, lowest + rng.randint(1, 20)) if rng.random() < _RANGE_RATE else (lowest,)
+    """Whole dollars but one cent."""
+    lowest = rng.randint(*shelf.prices)
+    highest = lowest + rng.randint(1, 20)
+    dollars = (lowest, highest) if rng.random() < _RANGE_RATE else (lowest,)
+    return tuple(round(price - 0.01, 2) for price in dollars)
 
 
 def _draw_values(values: tuple[str, ...], rng: random.Random) -> tuple[str, ...]:
