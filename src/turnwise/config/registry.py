@@ -112,6 +112,7 @@ ENVS = Registry(
         "sokoban": "turnwise.envs.sokoban:Sokoban",
         "countdown": "turnwise.envs.countdown:Countdown",
         "prompts": "turnwise.envs.prompts:Prompts",
+        "webshop": "turnwise.envs.webshop:WebShop",
         "alfworld": "turnwise.envs.alfworld:AlfWorld",
         "metamathqa": "turnwise.envs.metamathqa:MetaMathQA",
     },
