@@ -119,8 +119,8 @@ def _envs(options: argparse.Namespace, overrides: list[str], console: Console) -
     _refuse(overrides)
     rows = [_describe_env(name) for name in sorted(ENVS)]
     if not options.json:
-        # Settings have a page of their own; a terminal is narrow.
-        rows = [{key: text for key, text in row.items() if key != "settings"} for row in rows]
+        # Settings and texts have pages of their own; a terminal is narrow.
+        rows = [{key: text for key, text in row.items() if key not in ("settings", "about")} for row in rows]
     _show(console, rows, as_json=options.json)
     if not options.json:
         adapters = ", ".join(f"{prefix}:NAME" for prefix in ENVS.adapters)
@@ -214,8 +214,9 @@ def _show(console: Console, rows: Sequence[dict[str, Any]], *, as_json: bool) ->
         console.print_json(json.dumps(list(rows)))
         return
     table = Table(show_edge=False, pad_edge=False)
-    for name in rows[0]:
-        table.add_column(name, overflow="fold")
+    for number, name in enumerate(rows[0]):
+        # A row is known by its first cell, which must stay whole in a narrow terminal.
+        table.add_column(name, overflow="fold", no_wrap=number == 0)
     for row in rows:
         table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
     console.print(table)
