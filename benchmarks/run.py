@@ -8,15 +8,26 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import credit, engine_multi_turn, memory
+from benchmarks import (
+    credit,
+    engine_multi_turn,
+    envs_alfworld,
+    envs_countdown,
+    envs_metamathqa,
+    envs_small,
+    envs_sokoban,
+    envs_webshop,
+    memory,
+)
 
+ENVIRONMENTS = (envs_alfworld, envs_countdown, envs_metamathqa, envs_small, envs_sokoban, envs_webshop)
 RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     facts = {"python": platform.python_version(), "torch": torch.__version__, "threads": torch.get_num_threads()}
-    for benchmark in (credit, engine_multi_turn, memory):
+    for benchmark in (credit, engine_multi_turn, memory, *ENVIRONMENTS):
         result = {**benchmark.run(), **facts}
         print(json.dumps(result, indent=2))
         (RESULTS / f"{result['benchmark']}.json").write_text(json.dumps(result, indent=2) + "\n")
