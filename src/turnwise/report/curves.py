@@ -41,7 +41,7 @@ def _draw_panel(axes: Axes, recipe: str, seeds: Sequence[Sequence[Metrics]], yar
     for name, height in yardsticks.items():
         axes.axhline(height, color=FAINT, linewidth=0.8, linestyle=":")
         axes.annotate(
-            name, (0.99, height), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=7, color=FAINT
+            name, (0.99, height), xycoords=("axes fraction", "data"), ha="right", va="top", fontsize=7, color=FAINT
         )
     axes.set_ylim(0, 1)
     axes.tick_params(labelsize=8)
