@@ -214,9 +214,9 @@ def _show(console: Console, rows: Sequence[dict[str, Any]], *, as_json: bool) ->
         console.print_json(json.dumps(list(rows)))
         return
     table = Table(show_edge=False, pad_edge=False)
-    for number, name in enumerate(rows[0]):
-        # A row is known by its first cell, which must stay whole in a narrow terminal.
-        table.add_column(name, overflow="fold", no_wrap=number == 0)
+    for name in rows[0]:
+        # The name of an environment is typed again, so it stays whole in a narrow terminal; a path may be long.
+        table.add_column(name, overflow="fold", no_wrap=name == "env")
     for row in rows:
         table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
     console.print(table)
