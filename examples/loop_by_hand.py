@@ -160,6 +160,7 @@ def build_experience(trajectory: Trajectory) -> Experience:
         raw_rewards=raw,
         turn_rewards=raw + penalties,
         turn_states=np.array([fingerprint(turn.observation) for turn in trajectory.turns], dtype=np.uint64),
+        turn_steps=np.arange(len(trajectory.turns), dtype=np.int32),
         policy_version=trajectory.turns[0].policy_version,
         is_last=True,
         is_truncated=trajectory.stop_reason.is_truncated,

@@ -176,6 +176,8 @@ class StopReason(StrEnum):
 
     ENV_ERROR = "env_error"
     ENGINE_ERROR = "engine_error"
+    WORKFLOW_ERROR = "workflow_error"
+    TIMEOUT = "timeout"
     TERMINATED = "terminated"
     ENV_TRUNCATED = "env_truncated"
     MAX_ACTIONS = "max_actions"
@@ -184,12 +186,15 @@ class StopReason(StrEnum):
 
     @property
     def is_error(self) -> bool:
-        return self in (StopReason.ENV_ERROR, StopReason.ENGINE_ERROR)
+        return self in _ERRORS
 
     @property
     def is_truncated(self) -> bool:
         """A budget ended the episode, so its last state still has a value."""
         return not self.is_error and self is not StopReason.TERMINATED
+
+
+_ERRORS = frozenset((StopReason.ENV_ERROR, StopReason.ENGINE_ERROR, StopReason.WORKFLOW_ERROR, StopReason.TIMEOUT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +215,8 @@ class Turn:
     """Shaping added to the raw reward (zero or negative)."""
     policy_version: int
     info: Info
+    step: int | None = None
+    """The step of a workflow that made this call; None: every turn is a step of its own."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -294,6 +301,8 @@ class Experience:
     """Raw rewards after shaping (penalties, normalisation); what credit is computed from."""
     turn_states: NDArray[np.uint64]
     """A fingerprint of the state each turn was played from: equal states of one task have equal numbers."""
+    turn_steps: IntArray
+    """The step each turn belongs to, ascending: its own index, unless one step of a workflow made several calls."""
     policy_version: int
     """The oldest version that sampled any of its tokens."""
     is_last: bool
@@ -310,6 +319,7 @@ class Experience:
             raw_rewards=self.raw_rewards,
             turn_rewards=self.turn_rewards,
             turn_states=self.turn_states,
+            turn_steps=self.turn_steps,
         )
         seen = np.unique(self.segment.turn_ids[self.segment.loss_mask])
         if not np.array_equal(seen, self.turn_indices):

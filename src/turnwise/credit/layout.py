@@ -90,6 +90,8 @@ class PlayedTokens:
     """[tokens] zeros where the learner set none."""
     turn_states: NDArray[np.uint64]
     """[turns]"""
+    turn_steps: Ints
+    """[turns] the step of its workflow that each belongs to."""
     trajectory_ids: Sequence[TrajectoryId]
     is_truncated: NDArray[np.bool_]
     """[trajectories]"""
@@ -146,6 +148,7 @@ def play_back(experiences: Sequence[Experience], annotations: Annotations) -> Pl
         bare_rewards=np.concatenate([e.turn_rewards for e in ordered]).astype(np.float64),
         token_penalties=np.zeros(sum(counts)) if penalties is None else _gather(penalties, experiences, order),
         turn_states=np.concatenate([e.turn_states for e in ordered]),
+        turn_steps=np.concatenate([e.turn_steps for e in ordered]).astype(np.int64),
         trajectory_ids=tuple(last_rows),
         is_truncated=np.array([e.is_truncated for e in last_rows.values()], dtype=np.bool_),
         greedy_returns=np.array([e.greedy_return for e in last_rows.values()], dtype=np.float64),

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from turnwise.config.settings import Settings
 from turnwise.credit.group import EPSILON, group_mean_std
-from turnwise.credit.layout import Floats, Ints, TurnLayout, play_back, scan_back
+from turnwise.credit.layout import Floats, Ints, PlayedTokens, layout_from_keys, play_back, scan_back
 from turnwise.credit.samples import make_samples
 from turnwise.types import Annotations, Experience, Sample
 
@@ -80,14 +80,20 @@ class StepReturnParams(Settings):
     """Divide by the spread of the group's returns."""
 
 
-def estimate_step_return(layout: TurnLayout, turn_rewards: Floats, groups: Ints, params: StepReturnParams) -> Floats:
+def estimate_step_return(played: PlayedTokens, params: StepReturnParams) -> Floats:
     """[turns] the rewards from each step on, against the mean over all steps of the group."""
-    returns = scan_back(turn_rewards, layout.trajectory_starts, params.gamma)
-    group_of_turn = np.repeat(groups, np.diff(layout.trajectory_starts))
-    means, stds, sizes = group_mean_std(returns, group_of_turn)
+    turn_starts = played.layout.trajectory_starts
+    trajectory_of_turn = np.repeat(np.arange(len(turn_starts) - 1), np.diff(turn_starts))
+    # A step that made several calls is one step: they share its reward and its return.
+    steps = layout_from_keys(trajectory_of_turn, played.turn_steps)
+    rewards = steps.sum_tokens(played.turn_rewards)
+    returns = scan_back(rewards, steps.trajectory_starts, params.gamma)
+    group_of_step = np.repeat(played.group_of_trajectory, np.diff(steps.trajectory_starts))
+    means, stds, sizes = group_mean_std(returns, group_of_step)
     is_alone = sizes == 1
     centred = returns - np.where(is_alone, 0.0, means)
-    return centred / (np.where(is_alone, 1.0, stds) + EPSILON) if params.scale_by_std else centred
+    scaled = centred / (np.where(is_alone, 1.0, stds) + EPSILON) if params.scale_by_std else centred
+    return steps.turns_to_tokens(scaled)
 
 
 class StepReturn:
@@ -103,6 +109,6 @@ class StepReturn:
 
     def __call__(self, experiences: Sequence[Experience], annotations: Annotations) -> list[Sample]:
         played = play_back(experiences, annotations)
-        per_turn = estimate_step_return(played.layout, played.turn_rewards, played.group_of_trajectory, self.params)
+        per_turn = estimate_step_return(played, self.params)
         per_token = played.layout.turns_to_tokens(per_turn)
         return make_samples(played, per_token, per_token, annotations)

@@ -42,6 +42,7 @@ def split_trajectory(trajectory: Trajectory, *, greedy_return: float | None = No
                 raw_rewards=np.array([turn.reward for turn in turns], dtype=np.float32),
                 turn_rewards=np.array([turn.reward + turn.penalty for turn in turns], dtype=np.float32),
                 turn_states=np.array([fingerprint(turn.observation) for turn in turns], dtype=np.uint64),
+                turn_steps=np.array([turn.index if turn.step is None else turn.step for turn in turns], dtype=np.int32),
                 policy_version=min(turn.policy_version for turn in turns),
                 is_last=index == len(trajectory.segments) - 1,
                 is_truncated=trajectory.stop_reason.is_truncated,

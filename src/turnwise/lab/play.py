@@ -63,6 +63,7 @@ def play_groups(
                 raw_rewards=rewards,
                 turn_rewards=rewards,
                 turn_states=states.astype(np.uint64),
+                turn_steps=np.arange(num_turns, dtype=np.int32),
                 policy_version=0,
                 is_last=True,
                 # The budget belongs to the task and to the true values: using it up is an end like any other.

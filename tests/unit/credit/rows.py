@@ -25,6 +25,8 @@ class Play:
     states: Sequence[int] | None = None
     """Per turn, the state it was played from; None: turn k of every play is in state k."""
     greedy_return: float | None = None
+    steps: Sequence[int] | None = None
+    """Per turn, the workflow's step it belongs to; None: every turn is a step of its own."""
 
     @property
     def token_penalties(self) -> Sequence[Sequence[float]]:
@@ -60,6 +62,7 @@ def make_rows(
                 raw_rewards=rewards,
                 turn_rewards=rewards,
                 turn_states=states[start:end],
+                turn_steps=np.array(play.steps or range(len(play.rewards)), dtype=np.int32)[start:end],
                 policy_version=0,
                 is_last=end == len(play.rewards),
                 is_truncated=play.is_truncated,

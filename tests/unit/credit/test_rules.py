@@ -203,6 +203,15 @@ def test_multi_step_grpo_reads_the_last_step_and_step_return_all_of_them() -> No
     np.testing.assert_allclose(np.concatenate(found), [0.75, -0.25, -0.25, -0.25])
 
 
+def test_step_return_counts_steps_and_not_the_calls_in_them() -> None:
+    # Two calls, then one; the reward of 1 comes in the second step and is one step away from both calls of the first.
+    play = Play([0.0, 0.0, 1.0], [[0.0]] * 3, steps=[0, 0, 1], sibling=0)
+    other = Play([0.0], [[0.0]], sibling=1)
+    found = sampled(StepReturn(StepReturnParams(gamma=0.5, scale_by_std=False)), [play, other])
+    # Returns of the three steps 0.5, 1 and 0, with a mean of 0.5.
+    np.testing.assert_allclose(np.concatenate(found), [0.0, 0.0, 0.5, -0.5])
+
+
 def test_turn_gae_gives_every_token_of_a_turn_the_same() -> None:
     play = Play([1.0, 2.0], [[0.5, 9.0], [0.25, 9.0, 9.0]])
     rule = TurnGae(TurnGaeParams(gamma=0.9, lam=0.5, whiten=False))

@@ -60,6 +60,7 @@ def make_experience(rng: np.random.Generator, number: int = 0, *, length: int | 
         raw_rewards=rewards,
         turn_rewards=rewards,
         turn_states=indices.astype(np.uint64),
+        turn_steps=indices,
         policy_version=0,
         is_last=True,
         is_truncated=False,

@@ -83,6 +83,7 @@ def cut_batch() -> Batch:
             raw_rewards=np.zeros(1, dtype=np.float32),
             turn_rewards=np.zeros(1, dtype=np.float32),
             turn_states=np.zeros(1, dtype=np.uint64),
+            turn_steps=np.zeros(1, dtype=np.int32),
         )
         samples.append(experience)
     return pack_without_credit(samples)
