@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from turnwise.loop.run import Run, evaluate, resume, train
     from turnwise.rollout.agent_proxy import AgentProxy
     from turnwise.rollout.env_manager import EnvStateManager
+    from turnwise.rollout.step_wise import RewardPropagationWorkflow, StepWiseRewardWorkflow, Workflow
     from turnwise.types import Experience
 
 __version__ = "0.1.0"
@@ -33,6 +34,9 @@ _HOMES = {
     "train": "turnwise.loop.run",
     "AgentProxy": "turnwise.rollout.agent_proxy",
     "EnvStateManager": "turnwise.rollout.env_manager",
+    "RewardPropagationWorkflow": "turnwise.rollout.step_wise",
+    "StepWiseRewardWorkflow": "turnwise.rollout.step_wise",
+    "Workflow": "turnwise.rollout.step_wise",
     "Experience": "turnwise.types",
 }
 
@@ -43,7 +47,10 @@ __all__ = [
     "ContextManager",
     "EnvStateManager",
     "Experience",
+    "RewardPropagationWorkflow",
     "Run",
+    "StepWiseRewardWorkflow",
+    "Workflow",
     "__version__",
     "check_env",
     "evaluate",

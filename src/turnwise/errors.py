@@ -39,6 +39,10 @@ class ModelError(TurnwiseError):
     """A model folder or tokenizer cannot be used."""
 
 
+class WorkflowError(TurnwiseError):
+    """A workflow or an agent broke its contract or failed while playing."""
+
+
 class RewardError(TurnwiseError):
     """A reward is missing, not a number, or not finite."""
 

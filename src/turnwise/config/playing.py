@@ -80,6 +80,14 @@ class RolloutSettings(Settings):
     """Most environment actions in one episode; null: no limit beside max_turns."""
     workflow: str = "environment"
     """A registered workflow or 'package.module:Class'."""
+    workflow_args: dict[str, str | int | float | bool | list[str] | None] = Field(default={})
+    """What a workflow asks for itself, such as max_env_steps; it finds them in `self.task.workflow_args`."""
+    max_concurrent: PositiveInt | None = None
+    """Most episodes at the same time; null: all of a rollout."""
+    episode_timeout_s: PositiveFloat | None = None
+    """Longest episode; one that takes longer is ended and counts as failed. Null: no limit."""
+    max_retries: int = Field(default=0, ge=0)
+    """How often an episode that failed is played again, in a fresh environment."""
     temperature: PositiveFloat = 1.0
     """Of sampling while exploring; the learner scores tokens at the same temperature."""
     invalid_penalty: float = Field(default=-0.1, le=0)

@@ -133,6 +133,9 @@ WORKFLOWS = Registry(
     "workflow",
     {
         "environment": "turnwise.rollout.workflow:EnvironmentWorkflow",
+        "step_wise_environment": "turnwise.rollout.env_steps:StepWiseEnvironmentWorkflow",
+        "reward_propagation_environment": "turnwise.rollout.env_steps:RewardPropagationEnvironmentWorkflow",
+        "single_turn": "turnwise.rollout.env_steps:SingleTurnWorkflow",
     },
 )
 CREDITS = Registry(

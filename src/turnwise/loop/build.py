@@ -34,9 +34,13 @@ from turnwise.learn.trainer import Trainer
 from turnwise.loop.sample_texts import draw_sample_texts
 from turnwise.loop.worlds import World, main_world, worlds_of
 from turnwise.protocols import CreditRule, Judge, PolicyLoss
-from turnwise.rollout.agent_proxy import AgentProxy, WorkflowFactory
+from turnwise.rollout.agent_proxy import AgentProxy
 from turnwise.rollout.env_manager import EnvConfigs, EnvStateManager
 from turnwise.rollout.judges import FunctionJudge, Judging
+from turnwise.rollout.runner import Front, RunnerLimits
+from turnwise.rollout.step_wise import Workflow
+from turnwise.rollout.workflow import EnvironmentFront, WorkflowFactory
+from turnwise.rollout.workflow_front import Stage, WorkflowFront
 from turnwise.sync.memory import MemoryChannel
 from turnwise.types import Sampling, Task
 
@@ -189,15 +193,43 @@ def _build_proxy(
     group_size: int,
     temperature: float,
 ) -> AgentProxy:
-    return AgentProxy(
-        build_states(settings, worlds, split, group_size=group_size),
-        build_context(worlds, template),
-        engine,
-        cast(WorkflowFactory, WORKFLOWS.get_target(settings.rollout.workflow)),
-        sampling=replace(Sampling(), temperature=temperature),
-        seed=settings.run.seed,
-        judging=judging,
+    sampling = replace(Sampling(), temperature=temperature)
+    rollout = settings.rollout
+    chosen = WORKFLOWS.get_target(rollout.workflow)
+    front: Front
+    if isinstance(chosen, type) and issubclass(chosen, Workflow):
+        stages = {
+            world.tag: Stage(
+                make_env=world.make,
+                context=world.context,
+                limits=world.limits,
+                invalid_penalty=rollout.invalid_penalty,
+                workflow_args=rollout.workflow_args,
+            )
+            for world in worlds
+        }
+        front = WorkflowFront(
+            chosen,
+            stages,
+            engine,
+            template,
+            group_size=group_size,
+            sampling=sampling,
+            seed=settings.run.seed,
+        )
+    else:
+        front = EnvironmentFront(
+            build_states(settings, worlds, split, group_size=group_size),
+            build_context(worlds, template),
+            engine,
+            cast(WorkflowFactory, chosen),
+            sampling=sampling,
+            seed=settings.run.seed,
+        )
+    limits = RunnerLimits(
+        max_concurrent=rollout.max_concurrent, timeout_s=rollout.episode_timeout_s, max_retries=rollout.max_retries
     )
+    return AgentProxy(front, limits=limits, judging=judging)
 
 
 def build_judging(settings: TurnwiseSettings) -> Judging | None:

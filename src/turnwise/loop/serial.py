@@ -94,7 +94,7 @@ def refuse_to_starve(explored: Explored, step: int, num_starved: int) -> None:
 
 def env_seconds(parts: TrainParts) -> float:
     proxies = [parts.proxy] if parts.greedy_proxy is None else [parts.proxy, parts.greedy_proxy]
-    return sum(proxy.states.env_seconds for proxy in proxies)
+    return sum(proxy.front.env_seconds for proxy in proxies)
 
 
 def first_failure(groups: list[Group]) -> str:

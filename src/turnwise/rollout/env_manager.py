@@ -54,6 +54,10 @@ class _Episode:
     is_success: bool = False
     stop_reason: StopReason | None = None
     failure: str = ""
+    attempt: int = 0
+    """0 for the first; higher after failures."""
+    is_env_lost: bool = False
+    """Whether a call that nobody waits for any more may still be running in the environment."""
 
     def output(self) -> EnvOutput:
         return EnvOutput(
@@ -116,7 +120,8 @@ class EnvStateManager:
         number = self._num_rollouts if rollout is None else rollout
         self._num_rollouts = number + 1
         for episode in self._episodes.values():
-            self._spare[episode.task.tag].append(episode.env)
+            if not episode.is_env_lost:
+                self._spare[episode.task.tag].append(episode.env)
         self._episodes = {}
         for group_id, task in enumerate(tasks):
             for sibling in range(self.group_size):
@@ -154,6 +159,29 @@ class EnvStateManager:
         episode = self._running(env_id)
         episode.stop_reason, episode.failure = reason, failure
 
+    def abandon(self, env_id: int, reason: StopReason, failure: str) -> None:
+        """End an episode whose environment may still be busy; the environment is closed and never used again."""
+        episode = self._episode(env_id)
+        if episode.stop_reason is None:
+            episode.stop_reason, episode.failure = reason, failure
+        episode.is_env_lost = True
+        # Closing may take as long as the call that hangs.
+        self._threads.submit(episode.env.close)
+
+    async def restart(self, env_id: int, attempt: int) -> EnvOutput | None:
+        """Begin an episode anew in a fresh environment, after it failed; None: the reset failed again."""
+        old = self._episode(env_id)
+        if not old.is_env_lost:
+            self.abandon(env_id, StopReason.ENV_ERROR, old.failure)
+        env = self._make_env(old.task.tag, self._split)
+        episode = _Episode(env_id, old.group_id, old.id, old.task, env, attempt=attempt)
+        self._episodes[env_id] = episode
+        if env.is_slow:
+            await asyncio.get_running_loop().run_in_executor(self._threads, self._start, episode)
+        else:
+            self._start(episode)
+        return episode.output() if episode.stop_reason is None else None
+
     def oracle_action(self, env_id: int) -> str:
         """What the environment's oracle would do now; EnvError where there is none."""
         return str(call_env(self._running(env_id).env, "oracle"))
@@ -181,7 +209,8 @@ class EnvStateManager:
         task = episode.task
         with self._timed(episode.env):
             try:
-                dynamics_seed = derive_seed(str(episode.id))
+                again = (episode.attempt,) if episode.attempt else ()
+                dynamics_seed = derive_seed(str(episode.id), *again)
                 state = reset_env(episode.env, seed=task.seed, split=task.split, dynamics_seed=dynamics_seed)
                 episode.about = describe_env(episode.env)
             except (EnvError, TaskError) as error:

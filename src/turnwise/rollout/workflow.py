@@ -1,4 +1,4 @@
-"""One play of a task: prompt, reply, actions, until the episode is over.
+"""One play of a task in a managed environment: prompt, reply, actions, until the episode is over.
 
 Every rollout is a workflow that runs as a task of its own and never waits for its siblings. A failure inside becomes
 data on the Trajectory.
@@ -6,14 +6,17 @@ data on the Trajectory.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from turnwise.context.manager import ContextManager
 from turnwise.errors import ContextOverflow, EngineError
 from turnwise.exchange import EnvOutput, LmInput, LmOutput
-from turnwise.protocols import Engine
+from turnwise.protocols import Engine, Workflow
 from turnwise.rollout.env_manager import EnvStateManager, derive_seed
-from turnwise.types import GenerateRequest, Sampling, StopReason, Trajectory
+from turnwise.rollout.runner import Play
+from turnwise.types import GenerateRequest, Sampling, StopReason, Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,11 @@ class WorkflowParts:
     """With the episode and the turn it chooses the random numbers of each request."""
     rollout: int
 
+    def formulate(self, env_id: int) -> Trajectory:
+        """The finished episode with its tokens."""
+        (trajectory,) = self.context.formulate_rollouts(self.states.get_rollout_states([env_id]))
+        return trajectory
+
 
 class EnvironmentWorkflow:
     """The built-in workflow: the model plays an environment turn by turn."""
@@ -35,17 +43,17 @@ class EnvironmentWorkflow:
     def __init__(self, parts: WorkflowParts, first: EnvOutput) -> None:
         self._parts = parts
         self._first = first
+        self._session = ""
 
     async def run(self) -> Trajectory:
         parts, env_id = self._parts, self._first.env_id
         output: EnvOutput | None = self._first
-        session = ""
         while output is not None:
             try:
                 (lm_input,) = parts.context.get_lm_inputs([output])
-                if lm_input.session != session:
-                    self._release(session)
-                    session = lm_input.session
+                if lm_input.session != self._session:
+                    self.release()
+                    self._session = lm_input.session
                 completion = await parts.engine.generate(self._request(lm_input, turn=len(output.history)))
                 if len(completion.token_ids) == 0:
                     raise EngineError("the engine returned a reply without a token; a reply has at least its end.")
@@ -57,9 +65,14 @@ class EnvironmentWorkflow:
                 break
             (env_input,) = parts.context.get_env_inputs([LmOutput(env_id=env_id, completion=completion)])
             output = await parts.states.step_one(env_input)
-        self._release(session)
-        (trajectory,) = parts.context.formulate_rollouts(parts.states.get_rollout_states([env_id]))
-        return trajectory
+        self.release()
+        return parts.formulate(env_id)
+
+    def release(self) -> None:
+        """The engine may let go of what it keeps for this episode."""
+        if self._session:
+            self._parts.engine.release(self._session)
+            self._session = ""
 
     def _request(self, lm_input: LmInput, turn: int) -> GenerateRequest:
         sampling = self._parts.sampling
@@ -75,6 +88,67 @@ class EnvironmentWorkflow:
             session=lm_input.session,
         )
 
-    def _release(self, session: str) -> None:
-        if session:
-            self._parts.engine.release(session)
+
+WorkflowFactory: TypeAlias = Callable[[WorkflowParts, EnvOutput], Workflow]
+
+
+class EnvironmentFront:
+    """Plays in environments that an `EnvStateManager` holds, talked to by a `ContextManager`."""
+
+    def __init__(
+        self,
+        states: EnvStateManager,
+        context: ContextManager,
+        engine: Engine,
+        workflow: WorkflowFactory,
+        *,
+        sampling: Sampling,
+        seed: int,
+    ) -> None:
+        self.states = states
+        self.group_size = states.group_size
+        self._context = context
+        self._engine = engine
+        self._workflow = workflow
+        self._sampling = sampling
+        self._seed = seed
+
+    @property
+    def env_seconds(self) -> float:
+        return self.states.env_seconds
+
+    def begin(self, tasks: Sequence[Task], *, rollout: int, round_number: int) -> list[Play]:
+        parts = WorkflowParts(
+            states=self.states,
+            context=self._context,
+            engine=self._engine,
+            sampling=self._sampling,
+            seed=derive_seed(self._seed, "round", round_number) if round_number else self._seed,
+            rollout=rollout,
+        )
+        running = {output.env_id: output for output in self.states.begin(tasks, rollout=rollout)}
+        env_ids = range(len(tasks) * self.group_size)
+        return [_EnvironmentPlay(parts, self._workflow, env_id, running.get(env_id)) for env_id in env_ids]
+
+
+class _EnvironmentPlay:
+    def __init__(self, parts: WorkflowParts, workflow: WorkflowFactory, env_id: int, first: EnvOutput | None) -> None:
+        self._parts = parts
+        self._factory = workflow
+        self._env_id = env_id
+        self._first = first
+        self._running: Workflow | None = None
+
+    async def run(self, attempt: int) -> Trajectory:
+        first = self._first if attempt == 0 else await self._parts.states.restart(self._env_id, attempt)
+        if first is None:
+            # An environment that failed in reset has nothing to play; its trajectory is empty and says why.
+            return self._parts.formulate(self._env_id)
+        self._running = self._factory(self._parts, first)
+        return await self._running.run()
+
+    def give_up(self, reason: StopReason, failure: str) -> Trajectory:
+        self._parts.states.abandon(self._env_id, reason, failure)
+        if isinstance(self._running, EnvironmentWorkflow):
+            self._running.release()
+        return self._parts.formulate(self._env_id)

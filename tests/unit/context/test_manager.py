@@ -14,7 +14,7 @@ from turnwise.context.manager import ContextManager
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.rollout.agent_proxy import AgentProxy
 from turnwise.rollout.limits import Limits
-from turnwise.rollout.workflow import EnvironmentWorkflow
+from turnwise.rollout.workflow import EnvironmentFront, EnvironmentWorkflow
 from turnwise.types import GenerateRequest, Sampling, StopReason, Trajectory
 
 from .chat_families import template_of, tokenizer_of
@@ -33,7 +33,9 @@ class Played:
         self.engine = ScriptedEngine(self._reply, stop_ids=self.template.stop_ids)
         states = make_states(groups=1, group_size=1, limits=Limits(max_turns=len(replies)), invalid_penalty=-0.1)
         context = ContextManager(self.template, self.settings)
-        proxy = AgentProxy(states, context, self.engine, EnvironmentWorkflow, sampling=Sampling(), seed=0)
+        proxy = AgentProxy(
+            EnvironmentFront(states, context, self.engine, EnvironmentWorkflow, sampling=Sampling(), seed=0)
+        )
         (group,) = asyncio.run(proxy.collect(states._tasks.take(1), rollout=0))
         self.trajectory: Trajectory = group.trajectories[0]
 
@@ -207,6 +209,6 @@ def test_policy_versions_are_kept_per_turn() -> None:
     engine = ScriptedEngine(reply, stop_ids=template.stop_ids)
     states = make_states(groups=1, group_size=1, limits=Limits(max_turns=3))
     context = ContextManager(template, ContextSettings())
-    proxy = AgentProxy(states, context, engine, EnvironmentWorkflow, sampling=Sampling(), seed=0)
+    proxy = AgentProxy(EnvironmentFront(states, context, engine, EnvironmentWorkflow, sampling=Sampling(), seed=0))
     (group,) = asyncio.run(proxy.collect(states._tasks.take(1), rollout=0))
     assert [turn.policy_version for turn in group.trajectories[0].turns] == [1, 2, 3]

@@ -16,7 +16,7 @@ from turnwise.envs.base import BaseEnv
 from turnwise.errors import EngineError
 from turnwise.rollout.agent_proxy import AgentProxy
 from turnwise.rollout.limits import Limits
-from turnwise.rollout.workflow import EnvironmentWorkflow
+from turnwise.rollout.workflow import EnvironmentFront, EnvironmentWorkflow
 from turnwise.types import Completion, GenerateRequest, Group, Sampling, StopReason, Task, Trajectory
 
 from .worlds import BrokenStart, WordWorld, make_states
@@ -66,7 +66,7 @@ def make_proxy(engine: ScriptedEngine, world: type[BaseEnv] = WordWorld, *, seed
     states = make_states(lambda *_: world(), groups=2, group_size=2, limits=Limits(max_turns=4))
     context = ContextManager(TEMPLATE, ContextSettings())
     sampling = Sampling(temperature=0.7, top_k=5, top_p=0.9, max_new_tokens=1)
-    return AgentProxy(states, context, engine, EnvironmentWorkflow, sampling=sampling, seed=seed)
+    return AgentProxy(EnvironmentFront(states, context, engine, EnvironmentWorkflow, sampling=sampling, seed=seed))
 
 
 def collect(proxy: AgentProxy, rollout: int = 0) -> list[Group]:

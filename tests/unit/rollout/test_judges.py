@@ -17,7 +17,7 @@ from turnwise.errors import RewardError
 from turnwise.rollout.agent_proxy import AgentProxy
 from turnwise.rollout.judges import FunctionJudge, Judging
 from turnwise.rollout.limits import Limits
-from turnwise.rollout.workflow import EnvironmentWorkflow
+from turnwise.rollout.workflow import EnvironmentFront, EnvironmentWorkflow
 from turnwise.types import GenerateRequest, Group, Message, Sampling, StopReason, Task
 
 from .worlds import BrokenStart, WordWorld, make_states
@@ -60,7 +60,9 @@ def collect(
     states = make_states(lambda *_: world(), groups=2, group_size=2, limits=Limits(max_turns=3))
     judging = Judging(judge=judge, tags=frozenset(tags), success_above=success_above)
     context = ContextManager(TEMPLATE, ContextSettings())
-    proxy = AgentProxy(states, context, say(words), EnvironmentWorkflow, sampling=Sampling(), seed=0, judging=judging)
+    proxy = AgentProxy(
+        EnvironmentFront(states, context, say(words), EnvironmentWorkflow, sampling=Sampling(), seed=0), judging=judging
+    )
     return asyncio.run(proxy.collect(tasks, rollout=0))
 
 

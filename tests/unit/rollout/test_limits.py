@@ -56,6 +56,7 @@ def test_actions_left(limits: Limits, num_actions: int, num_turns: int, left: in
 
 @pytest.mark.parametrize("reason", StopReason)
 def test_only_budgets_truncate(reason: StopReason) -> None:
-    is_error = reason in (StopReason.ENV_ERROR, StopReason.ENGINE_ERROR)
+    budgets = (StopReason.ENV_TRUNCATED, StopReason.MAX_ACTIONS, StopReason.MAX_TURNS, StopReason.CONTEXT_OVERFLOW)
+    is_error = reason not in (*budgets, StopReason.TERMINATED)
     assert reason.is_error is is_error
     assert reason.is_truncated is (not is_error and reason is not StopReason.TERMINATED)
