@@ -109,6 +109,7 @@ class ModelHandle:
         prefix: str = "",
     ) -> list[Response]:
         """`n` replies to a conversation; waits for them, so it is for programs that run in a thread of their own."""
+        self._refuse_if_cancelled()
         try:
             asyncio.get_running_loop()
         except RuntimeError:
