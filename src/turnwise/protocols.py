@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from turnwise.errors import RewardError
+from turnwise.exchange import EnvDescription
 from turnwise.types import (
     Annotations,
     Batch,
@@ -49,6 +50,18 @@ class Env(Protocol):
     def render(self) -> str: ...
 
     def close(self) -> None: ...
+
+
+class Opponent(Protocol):
+    """The other player of a game for two. Equal seeds and texts give equal moves."""
+
+    def begin(self, about: EnvDescription, seed: int) -> None:
+        """A new episode of the game that is described; all chances taken in it come from the seed."""
+        ...
+
+    def choose_move(self, text: str, offered: Sequence[str]) -> str:
+        """What to do after being told `text`; `offered` are the moves that it names, where it names any."""
+        ...
 
 
 class ChatTemplate(Protocol):
@@ -193,6 +206,7 @@ __all__ = [
     "Env",
     "Judge",
     "Learner",
+    "Opponent",
     "PolicyLoss",
     "Sink",
     "TaskSource",

@@ -119,8 +119,17 @@ ENVS = Registry(
     adapters={
         "function": "turnwise.envs.adapters.function_task:adapt_function",
         "gymnasium": "turnwise.envs.adapters.gymnasium_world:adapt_gymnasium",
+        "openenv": "turnwise.envs.adapters.openenv_world:adapt_openenv",
         "reasoning_gym": "turnwise.envs.adapters.reasoning_gym_task:adapt_reasoning_gym",
         "textarena": "turnwise.envs.adapters.textarena_game:adapt_textarena",
+    },
+)
+OPPONENTS = Registry(
+    "opponent",
+    {
+        "random": "turnwise.envs.adapters.opponents:RandomMoves",
+        "scripted": "turnwise.envs.adapters.opponents:ScriptedMoves",
+        "policy": "turnwise.loop.opponent:FrozenPolicy",
     },
 )
 ENGINES = Registry(

@@ -86,18 +86,11 @@ class TrainParts(PlayParts):
 
 def build_play(settings: TurnwiseSettings, model_path: str | Path, *, split: str = "eval") -> PlayParts:
     """Tokenizer, engine and the tasks of a split, each to be played once."""
-    path = str(model_path)
-    tokenizer = load_tokenizer(path)
-    template = LearnedTemplate(tokenizer)
-    if settings.context.system_prompt and not template.accepts_system:
-        raise ConfigError(f"context.system_prompt is set and the chat template of '{path}' has no system role.")
-    engine_class = cast(Callable[..., LocalEngine], ENGINES.get_target(settings.engine.type))
-    model = load_model(path, torch_dtype(settings.model.dtype))
-    engine = engine_class(model, stop_ids=template.stop_ids, max_rows=settings.engine.max_rows)
+    tokenizer, template, engine = build_engine(settings, str(model_path))
     judging = build_judging(settings)
     return PlayParts(
         settings=settings,
-        tokenizer=cast(PreTrainedTokenizerBase, tokenizer),
+        tokenizer=tokenizer,
         template=template,
         engine=engine,
         # Each task once, greedily by default.
@@ -114,6 +107,18 @@ def build_play(settings: TurnwiseSettings, model_path: str | Path, *, split: str
         eval_tasks=held_out_tasks(settings, split),
         judging=judging,
     )
+
+
+def build_engine(settings: TurnwiseSettings, path: str) -> tuple[PreTrainedTokenizerBase, LearnedTemplate, LocalEngine]:
+    """A model that answers, with its words."""
+    tokenizer = load_tokenizer(path)
+    template = LearnedTemplate(tokenizer)
+    if settings.context.system_prompt and not template.accepts_system:
+        raise ConfigError(f"context.system_prompt is set and the chat template of '{path}' has no system role.")
+    engine_class = cast(Callable[..., LocalEngine], ENGINES.get_target(settings.engine.type))
+    model = load_model(path, torch_dtype(settings.model.dtype))
+    engine = engine_class(model, stop_ids=template.stop_ids, max_rows=settings.engine.max_rows)
+    return cast(PreTrainedTokenizerBase, tokenizer), template, engine
 
 
 def build_train(settings: TurnwiseSettings, model_path: str | Path | None = None) -> TrainParts:

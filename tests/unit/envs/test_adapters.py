@@ -77,7 +77,7 @@ def test_a_settings_file_names_an_adapted_world(tmp_path: Path) -> None:
         load_settings({"env": {"type": f"function:{TASKS}:nothing"}})
 
 
-@pytest.mark.parametrize("prefix", ["function", "gymnasium", "reasoning_gym", "textarena"])
+@pytest.mark.parametrize("prefix", ["function", "gymnasium", "openenv", "reasoning_gym", "textarena"])
 def test_a_prefix_alone_names_nothing(prefix: str) -> None:
     with pytest.raises(ConfigError, match=f"'{prefix}:' names nothing; expected e.g. '{prefix}:"):
         make_env(f"{prefix}:")
@@ -87,6 +87,7 @@ def test_a_prefix_alone_names_nothing(prefix: str) -> None:
     ("name", "package", "extra"),
     [
         ("gymnasium:Nothing-v9", "gymnasium", "gymnasium"),
+        ("openenv:http://127.0.0.1:1", "websockets", "openenv"),
         ("reasoning_gym:nothing", "reasoning_gym", "reasoning-gym"),
         ("textarena:Nothing-v9", "textarena", "textarena"),
     ],

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import turnwise as tw
+from turnwise.config.load import env_params, load_settings
 from turnwise.envs.alfworld import AlfWorld
 from turnwise.envs.alfworld.generator import draw_household, is_room_held_out
 from turnwise.envs.alfworld.household import TASK_TYPES, Household
@@ -251,6 +252,13 @@ def test_one_game_file_is_every_episode(games: Path) -> None:
 
 
 @needs_games
+def test_resolved_settings_play_game_files(games: Path) -> None:
+    resolved = load_settings({"env": {"type": "alfworld", "games": str(games)}})
+    env = tw.make_env("alfworld", **env_params(resolved.env, "eval"))
+    assert env.reset(0, split="eval") == AlfWorld(games=str(games)).reset(0, split="eval")
+
+
+@needs_games
 def test_a_folder_is_split_by_the_originals_names(games: Path) -> None:
     env = AlfWorld(games=str(games))
     for split, folder in (
@@ -342,6 +350,7 @@ def test_missing_files_are_named_with_their_setting(tmp_path: Path) -> None:
         ({"game_file": "a", "num_objects": 4}, "num_objects would have no effect beside game_file"),
         ({"game_file": "a", "eval_share": 0.3}, "eval_share would have no effect"),
         ({"games": "a", "task_types": ["look_at_obj_in_light"]}, "task_types would have no effect beside games"),
+        ({"backend": "textworld"}, "backend 'textworld' plays game files only; give game_file or games"),
         ({"num_receptacles": 3}, "num_receptacles"),
         ({"num_receptacles": 21}, "num_receptacles"),
         ({"task_types": []}, "task_types"),

@@ -1,51 +1,40 @@
 """Games of the package textarena: `textarena:ID`, such as `textarena:GuessTheNumber-v0`.
 
 In comes the id of a game for one or two players; out comes an environment class. The policy is player 0; in a game for
-two the other player is a simple one with moves from the settings or from what the game offers. It refuses games for
-more players. Rewards come at the end, as the game gives them.
+two the other player is an `Opponent`, a simple one or a frozen policy. It refuses games for more players. Rewards come
+at the end, as the game gives them.
 """
 
 from __future__ import annotations
 
-import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, TypeAlias, cast
 
-from pydantic import Field
-
+from turnwise.config.registry import OPPONENTS
 from turnwise.config.settings import Settings
 from turnwise.envs.adapters.foreign import (
+    MAX_REPLY_LENGTH,
     ForeignWorld,
-    Option,
     foreign_info,
     is_playable,
     require_rest,
     seed_for,
     worth_of,
 )
-from turnwise.envs.base import make_rng
+from turnwise.envs.adapters.textarena_settings import TextArenaParams
+from turnwise.envs.boundary import describe_env
 from turnwise.envs.packages import require_package
 from turnwise.errors import ConfigError, EnvError, TaskError, did_you_mean
+from turnwise.protocols import Opponent
+
+MakeOpponent: TypeAlias = Callable[[TextArenaParams, str], Opponent]
 
 _POLICY = 0
 _MOVE = re.compile(r"\[[^\[\]\n]{1,40}\]")
 _MAX_OPPONENT_MOVES = 1_000
 """In one turn of the policy; a game that never hands over is broken."""
-
-
-class TextArenaParams(Settings):
-    """The settings of a game of textarena."""
-
-    options: dict[str, Option] = Field(default={})
-    """Passed to `textarena.make`: `{max_number: 10}`."""
-    opponent: Literal["random", "scripted"] = "random"
-    """How the other player of a game for two moves: at random, or through its moves in order, again and again."""
-    opponent_moves: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """The other player's moves, such as `[col 3]`; empty: what the game last offered in brackets, at random only."""
-    success_above: float = 0.0
-    """An episode that ends with more reward than this counts as a success."""
 
 
 class TextArenaGame(ForeignWorld):
@@ -58,8 +47,6 @@ class TextArenaGame(ForeignWorld):
 
     def __init__(self, **params: object) -> None:
         super().__init__(**params)
-        if self.params.opponent == "scripted" and not self.params.opponent_moves:
-            raise ConfigError(f"env '{self.label()}': opponent 'scripted' needs its opponent_moves; none are given.")
         textarena = require_package("textarena", extra="textarena", asked_by=self.label())
         # The raw version of a game tells what is new; the others repeat the whole conversation in every turn.
         raw = f"{self.game_id}-raw"
@@ -67,16 +54,15 @@ class TextArenaGame(ForeignWorld):
         self._game = self._make(lambda **options: textarena.make(game_id, **options), **self.params.options)
         self._num_players: int | None = None
         self._text = ""
-        self._luck = random.Random(0)
-        self._offered: Sequence[str] = ()
-        self._num_opponent_moves = 0
+        make_opponent = cast("MakeOpponent", OPPONENTS.get_target(self.params.opponent))
+        self._opponent = make_opponent(self.params, self.label())
 
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
         seed, luck = self._begin(seed, split, dynamics_seed)
         with self._rngs.inside():
             self._start(seed_for(seed, split))
         self._rngs.seed(luck)
-        self._luck, self._offered, self._num_opponent_moves = make_rng("opponent", luck), (), 0
+        self._opponent.begin(describe_env(self), luck)
         is_over, self._text = self._hand_over(is_over=False)
         if is_over:
             raise EnvError(f"{self.label()}: the game is over before the first move of the policy.")
@@ -87,11 +73,7 @@ class TextArenaGame(ForeignWorld):
         self._require_playing()
         if not is_playable(action):
             return self._text, 0.0, False, foreign_info(success=False, is_valid=False, is_effective=False)
-        # Games look for moves in brackets; a bare word is meant as one.
-        move = action if "[" in action else f"[{action.strip()}]"
-        with self._rngs.inside():
-            is_over, _ = self._game.step(move)
-        is_over, self._text = self._hand_over(is_over=bool(is_over))
+        is_over, self._text = self._hand_over(is_over=self._move(action))
         reward, is_valid = 0.0, "attempted an invalid move" not in self._text
         if is_over:
             self._phase = "over"
@@ -118,6 +100,8 @@ class TextArenaGame(ForeignWorld):
                 reason = str(error)
                 continue
             self._num_players = num_players
+            if num_players == 1 and self.params.opponent == "policy":
+                raise TaskError(f"{self.label()} is a game for one; env.opponent 'policy' would have no effect.")
             return
         raise TaskError(f"{self.label()}: expected a game for one or two players; the game says: {reason}")
 
@@ -129,25 +113,22 @@ class TextArenaGame(ForeignWorld):
             player, messages = self._game.get_observation()
             if player == _POLICY:
                 return False, _tell(messages)
-            with self._rngs.inside():
-                is_over, _ = self._game.step(self._choose_move(messages))
+            move = self._opponent.choose_move(_tell(messages, player), _offers(messages))
+            is_over = self._move(move[:MAX_REPLY_LENGTH])
         raise EnvError(f"{self.label()}: the other player moved {_MAX_OPPONENT_MOVES} times in one turn.")
 
-    def _choose_move(self, messages: Any) -> str:
-        if self.params.opponent == "scripted":
-            self._num_opponent_moves += 1
-            return self.params.opponent_moves[(self._num_opponent_moves - 1) % len(self.params.opponent_moves)]
-        self._offered = self.params.opponent_moves or _offers(messages) or self._offered
-        if not self._offered:
-            raise EnvError(f"{self.label()} offers no moves in brackets; set env.opponent_moves.")
-        return self._luck.choice(self._offered)
+    def _move(self, action: str) -> bool:
+        """Games look for moves in brackets; a bare word is meant as one. Whether the game is over."""
+        with self._rngs.inside():
+            is_over, _ = self._game.step(action if "[" in action else f"[{action.strip()}]")
+        return bool(is_over)
 
 
-def _tell(messages: Any) -> str:
-    """What the game and the others said; the policy knows its own words."""
+def _tell(messages: Any, player: int = _POLICY) -> str:
+    """What the game and the others said; a player knows its own words."""
     if isinstance(messages, str):
         return messages.strip()
-    return "\n".join(str(text).strip() for sender, text, *_ in messages if sender != _POLICY)
+    return "\n".join(str(text).strip() for sender, text, *_ in messages if sender != player)
 
 
 def _offers(messages: Any) -> list[str]:

@@ -2,7 +2,8 @@
 
 In come seeds and commands; out come the game's own texts, reward 1 when the task is done, and the end with it. It
 refuses to know the rules, the plans and where households come from; `game.py`, `planner.py`, `files.py` and
-`generator.py` do.
+`generator.py` do. Where TextWorld plays (`textworld_engine.py`), the built-in rules follow along: they plan, and know
+what a command changed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from turnwise.envs.alfworld.generator import draw_household
 from turnwise.envs.alfworld.household import Household
 from turnwise.envs.alfworld.planner import explore, shortest_plan
 from turnwise.envs.alfworld.settings import AlfWorldParams
+from turnwise.envs.alfworld.textworld_engine import Record, TextWorldEngine
 from turnwise.envs.base import BaseEnv, check_split, draw_seed, make_rng
 from turnwise.errors import EnvError, TaskError
 
@@ -58,13 +60,19 @@ class AlfWorld(BaseEnv):
             load_game(self.params.game_file)
         if self.params.games is not None:
             self._games = list_games(self.params.games, self.params.eval_share)
+        self._engine = TextWorldEngine() if self.params.backend == "textworld" else None
 
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
         check_split(split, SPLITS, self.name)
         seed = draw_seed() if seed is None else seed
         self.dice = make_rng("random play", seed if dynamics_seed is None else dynamics_seed)
-        self.game = Game(self._find_household(seed, "unseen" if split == "eval" else split))
-        self._text = self.game.introduce()
+        split = "unseen" if split == "eval" else split
+        file = self._find_file(seed, split)
+        self.game = Game(draw_household(self.params, seed, split) if file is None else load_game(file))
+        if self._engine is None or file is None:
+            self._text = self.game.introduce()
+        else:
+            self._text = self._engine.begin(file)
         self._plan, self._phase = (), "playing"
         return self._text
 
@@ -72,18 +80,23 @@ class AlfWorld(BaseEnv):
         self._require_playing()
         command = action.strip()
         outcome = self.game.play(command)
-        self._text = NOTHING_HAPPENS if outcome is None else outcome.text
-        if outcome is not None and outcome.is_effective:
+        is_effective = outcome is not None and outcome.is_effective
+        if is_effective:
             # A plan goes on for whoever follows it; any other change makes it void.
             self._plan = self._plan[1:] if self._plan[:1] == (command,) else ()
-        is_won = self.game.is_won()
+        if self._engine is None:
+            is_valid, self._text = outcome is not None, NOTHING_HAPPENS if outcome is None else outcome.text
+            is_won = self.game.is_won()
+        else:
+            is_valid, self._text = command in self._engine.commands, self._engine.play(command)
+            is_won = self._engine.is_won
         if is_won:
             self._phase = "over"
         info = {
             "success": is_won,
             "won": is_won,
-            "action_is_valid": outcome is not None,
-            "action_is_effective": outcome is not None and outcome.is_effective,
+            "action_is_valid": is_valid,
+            "action_is_effective": is_effective,
             "admissible_commands": self.admissible_commands,
         }
         return self._text, float(is_won), is_won, info
@@ -94,7 +107,7 @@ class AlfWorld(BaseEnv):
     @property
     def admissible_commands(self) -> list[str]:
         """Everything that can be done now, sorted."""
-        return sorted(self.game.commands)
+        return sorted(self.game.commands) if self._engine is None else self._engine.commands
 
     @property
     def instructions(self) -> str:
@@ -118,24 +131,33 @@ class AlfWorld(BaseEnv):
         return self._plan[0]
 
     def snapshot(self) -> object:
-        return self.game.household, self.game.state.copy(), self._text, self._phase, self.dice.getstate()
+        record = None if self._engine is None else self._engine.record()
+        return self.game.household, self.game.state.copy(), self._text, self._phase, self.dice.getstate(), record
 
     def restore(self, state: object) -> None:
-        household, saved, self._text, self._phase, dice = cast("tuple[Household, State, str, Any, Any]", state)
-        self.game = Game(household, saved.copy())
+        saved = cast("tuple[Household, State, str, Any, Any, Record | None]", state)
+        household, facts, self._text, self._phase, dice, record = saved
+        self.game = Game(household, facts.copy())
+        if self._engine is not None and record is not None:
+            self._engine.restore(record)
         self._plan = ()
         self.dice = random.Random()
         self.dice.setstate(dice)
 
-    def _find_household(self, seed: int, split: str) -> Household:
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+
+    def _find_file(self, seed: int, split: str) -> Path | None:
+        """The game file of a seed; None where households are generated."""
         if self.params.game_file is not None:
-            return load_game(self.params.game_file)
+            return Path(self.params.game_file).expanduser()
         if self.params.games is None:
-            return draw_household(self.params, seed, split)
+            return None
         games = self._games[split]
         if not games:
             raise TaskError(
                 f"{self.name}: '{self.params.games}' (env.games) has no game of the split '{split}'. Add some, "
                 "say their 'split' in the list, or change env.eval_share."
             )
-        return load_game(games[seed % len(games)])
+        return games[seed % len(games)]

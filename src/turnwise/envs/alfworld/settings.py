@@ -24,6 +24,8 @@ class AlfWorldParams(Settings):
     games: str | None = None
     """Many games of the original: a folder, or a list of game files, as text with one path per line or as JSON lines
     with `game_file` and, where the path does not tell, `split`. Without this and `game_file`: generated households."""
+    backend: Literal["builtin", "textworld"] = "builtin"
+    """Who plays game files: the built-in rules, or TextWorld itself, slowly, with the extra `alfworld` installed."""
     task_types: TaskTypes = TASK_TYPES
     """Which tasks are generated, all equally often."""
     num_receptacles: int = Field(default=8, ge=4, le=MAX_RECEPTACLES)
@@ -43,7 +45,10 @@ class AlfWorldParams(Settings):
             raise ValueError("game_file and games are both given; expected one of them.")
         given = [key for key, value in (("game_file", self.game_file), ("games", self.games)) if value is not None]
         ignored = _ONLY_GENERATED if self.game_file is None else (*_ONLY_GENERATED, "eval_share")
-        idle = [key for key in ignored if key in self.model_fields_set]
+        # A resolved file writes out every default.
+        idle = [key for key in ignored if getattr(self, key) != type(self).model_fields[key].default]
         if given and idle:
             raise ValueError(f"{', '.join(idle)} would have no effect beside {given[0]}; leave one or the other out.")
+        if self.backend == "textworld" and not given:
+            raise ValueError("backend 'textworld' plays game files only; give game_file or games.")
         return self
