@@ -62,7 +62,9 @@ def test_rewards_become_floats(reward: object, expected: float) -> None:
     assert type(result.reward) is float
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf"), -np.inf, "1.0", None, [1.0], 1j, np.array([1.0, 2.0])])
+@pytest.mark.parametrize(
+    "reward", [float("nan"), float("inf"), -np.inf, 10**400, "1.0", None, [1.0], 1j, np.array([1.0, 2.0])]
+)
 def test_other_rewards_are_refused(reward: object) -> None:
     with pytest.raises(RewardError, match="Answering"):
         step_env(Answering(("text", reward, False, {})), "go")

@@ -1,4 +1,4 @@
-"""Rows of files: every format gives the same rows with their places, and a mistake is told alike by every environment."""
+"""Rows of files: every format gives the same rows and places, and every environment tells a mistake alike."""
 
 from __future__ import annotations
 

@@ -64,7 +64,8 @@ class TextArenaGame(ForeignWorld):
         # The raw version of a game tells what is new; the others repeat the whole conversation in every turn.
         raw = f"{self.game_id}-raw"
         game_id = raw if raw in textarena.envs.registration.ENV_REGISTRY else self.game_id
-        self._game = self._make(lambda **options: textarena.make(game_id, **options), **self.params.options)
+        self._new_game = lambda: self._make(lambda **options: textarena.make(game_id, **options), **self.params.options)
+        self._game = self._new_game()
         self._num_players: int | None = None
         self._text = ""
         self._luck = random.Random(0)
@@ -73,11 +74,16 @@ class TextArenaGame(ForeignWorld):
 
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
         seed, luck = self._begin(seed, split, dynamics_seed)
+        # Some games keep things from one episode to the next, such as the order of a deck.
+        self._game = self._new_game()
+        layout = seed_for(seed, split)
         with self._rngs.inside():
-            self._start(seed_for(seed, split))
-        self._rngs.seed(luck)
-        self._luck, self._offered, self._num_opponent_moves = make_rng("opponent", luck), (), 0
+            self._start(layout)
+        self._luck, self._offered, self._num_opponent_moves = make_rng("opponent", layout), (), 0
         is_over, self._text = self._hand_over(is_over=False)
+        # Siblings begin alike, an opening of the other player included; from here on chance is this episode's alone.
+        self._rngs.seed(luck)
+        self._luck = make_rng("opponent", luck)
         if is_over:
             raise EnvError(f"{self.label()}: the game is over before the first move of the policy.")
         self._phase = "playing"

@@ -7,7 +7,6 @@ refuses to know the rules, the plans and where households come from; `game.py`, 
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -19,14 +18,10 @@ from turnwise.envs.alfworld.generator import draw_household
 from turnwise.envs.alfworld.household import Household
 from turnwise.envs.alfworld.planner import explore, shortest_plan
 from turnwise.envs.alfworld.settings import AlfWorldParams
-from turnwise.envs.base import BaseEnv, check_split, draw_seed, make_rng
+from turnwise.envs.base import BaseEnv, check_split, draw_seed
 from turnwise.errors import EnvError, TaskError
 
 SPLITS = ("train", "eval", "seen", "unseen")
-
-
-def _choose_randomly(env: AlfWorld) -> str:
-    return env.dice.choice(env.admissible_commands)
 
 
 def _explore(env: AlfWorld) -> str:
@@ -42,12 +37,10 @@ class AlfWorld(BaseEnv):
     splits = SPLITS
     Params: ClassVar[type[Settings]] = AlfWorldParams
     has_oracle = True
-    baselines: ClassVar[Mapping[str, Callable[[Any], str]]] = {"random": _choose_randomly, "explorer": _explore}
+    baselines: ClassVar[Mapping[str, Callable[[Any], str]]] = {"explorer": _explore}
 
     params: AlfWorldParams
     game: Game
-    dice: random.Random
-    """For random play; the game itself leaves nothing to chance."""
 
     def __init__(self, **params: object) -> None:
         super().__init__(**params)
@@ -62,7 +55,6 @@ class AlfWorld(BaseEnv):
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
         check_split(split, SPLITS, self.name)
         seed = draw_seed() if seed is None else seed
-        self.dice = make_rng("random play", seed if dynamics_seed is None else dynamics_seed)
         self.game = Game(self._find_household(seed, "unseen" if split == "eval" else split))
         self._text = self.game.introduce()
         self._plan, self._phase = (), "playing"
@@ -96,6 +88,9 @@ class AlfWorld(BaseEnv):
         """Everything that can be done now, sorted."""
         return sorted(self.game.commands)
 
+    def admissible_actions(self) -> list[str]:
+        return self.admissible_commands
+
     @property
     def instructions(self) -> str:
         return (
@@ -118,14 +113,12 @@ class AlfWorld(BaseEnv):
         return self._plan[0]
 
     def snapshot(self) -> object:
-        return self.game.household, self.game.state.copy(), self._text, self._phase, self.dice.getstate()
+        return self.game.household, self.game.state.copy(), self._text, self._phase
 
     def restore(self, state: object) -> None:
-        household, saved, self._text, self._phase, dice = cast("tuple[Household, State, str, Any, Any]", state)
+        household, saved, self._text, self._phase = cast("tuple[Household, State, str, Any]", state)
         self.game = Game(household, saved.copy())
         self._plan = ()
-        self.dice = random.Random()
-        self.dice.setstate(dice)
 
     def _find_household(self, seed: int, split: str) -> Household:
         if self.params.game_file is not None:

@@ -14,7 +14,7 @@ from turnwise.envs.base import BaseEnv, check_split, draw_seed, make_rng
 from turnwise.envs.row_files import RowFile
 from turnwise.envs.webshop.files import ATTRIBUTES, GOALS, PRODUCTS, load_catalogue
 from turnwise.envs.webshop.goals import SPLITS, read_goal, split_goals
-from turnwise.envs.webshop.oracle import next_action
+from turnwise.envs.webshop.oracle import next_action, plain_query
 from turnwise.envs.webshop.pages import BUY_NOW, Page, Shop
 from turnwise.envs.webshop.products import Catalogue, Goal
 from turnwise.envs.webshop.reward import score_purchase
@@ -80,6 +80,12 @@ class WebShop(BaseEnv):
     def clickables(self) -> list[str]:
         """What can be clicked now."""
         return self._shop.clickables(self._page)
+
+    def admissible_actions(self) -> list[str]:
+        """Everything that can be clicked; where there is nothing but the form, a search in the instruction's words."""
+        if self._page.kind == "search":
+            return [f"search[{plain_query(self.goal.instruction_text)}]"]
+        return [f"click[{name}]" for name in self.clickables if self._is_sayable(name)]
 
     @property
     def instructions(self) -> str:
