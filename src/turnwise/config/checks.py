@@ -158,6 +158,8 @@ def find_no_effect(settings: TurnwiseSettings) -> list[str]:
         notes.append("watch.min_spread_share has no effect with rollout.group_size 1: nobody has siblings.")
     if isinstance(settings.learn.kl, NoKl) and settings.watch.max_reference_kl != WatchSettings().max_reference_kl:
         notes.append("watch.max_reference_kl has no effect with learn.kl.type 'none': there is no reference.")
+    for path, env, _ in _worlds(settings):
+        notes += [f"{path}.{name} has no effect while {path}.{why}." for name, why in env.idle_settings().items()]
     judge = settings.reward.judge
     if isinstance(judge, ModelJudgeSettings) and judge.path == "tiny" and getattr(settings.env, "path", None):
         notes.append(
