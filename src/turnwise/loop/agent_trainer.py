@@ -31,16 +31,18 @@ class AgentTrainer:
     def __init__(
         self,
         config: str | Path | Mapping[str, object] = "agent_class",
+        overrides: Mapping[str, object] | None = None,
         *,
         agent_cls: type[BaseAgent],
         tokenizer: PreTrainedTokenizerBase | None = None,
         run_dir: str | Path | None = None,
         console: Console | None = None,
     ) -> None:
-        """`config` is a recipe's name, file or mapping. `tokenizer`, where given, must be the model's own."""
+        """`config` and `overrides` are as in `train`. `tokenizer`, where given, must be the model's own."""
         self.agent_cls = agent_cls
         self.config = config
         self.overrides = {
+            **(overrides or {}),
             "rollout.workflow": "agent",
             "rollout.workflow_args.agent_cls": f"{agent_cls.__module__}:{agent_cls.__qualname__}",
         }

@@ -12,11 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from turnwise.config.registry import import_target
+from turnwise.context.answer import parse_answer
+from turnwise.context.manager import write_preamble
+from turnwise.envs.boundary import describe_env, reset_env, step_env
 from turnwise.errors import ConfigError, WorkflowError
 from turnwise.rollout.agent_proxy import AgentProxy
 from turnwise.rollout.model_handle import ChatMessage, ModelHandle, Response
 from turnwise.rollout.step_wise import StepFacts, StepWiseRewardWorkflow, WorkflowTask
-from turnwise.types import Experience, Group, StepResult, StopReason, Task
+from turnwise.types import Experience, Group, Message, StepResult, StopReason, Task
 
 
 class BaseAgent(ABC):
@@ -49,6 +52,37 @@ class BaseAgent(ABC):
         return
 
 
+class EnvironmentAgent(BaseAgent):
+    """Plays the environment of the settings and keeps the whole conversation; a model for agents of your own."""
+
+    def __init__(self, task: WorkflowTask) -> None:
+        super().__init__(task)
+        self.env = task.make_env()
+        self.history: list[Message] = []
+
+    def reset(self) -> StepResult:
+        given = self.task
+        text = reset_env(self.env, seed=given.seed, split=given.task.split, dynamics_seed=given.dynamics_seed)
+        self.history = []
+        preamble = write_preamble(describe_env(self.env), given.context)
+        return StepResult(text=preamble + text, reward=0.0, terminated=False, truncated=False, info={})
+
+    def get_llm_prompts(self, env_out: StepResult) -> Sequence[ChatMessage]:
+        self.history.append(Message("user", env_out.text))
+        return list(self.history)
+
+    def get_env_outputs(self, llm_response: str) -> StepResult:
+        self.history.append(Message("assistant", llm_response))
+        actions = parse_answer(llm_response, self.task.context.answer).actions
+        if not actions:
+            info = {"success": False, "action_is_valid": False, "action_is_effective": False}
+            return StepResult(text=self.env.render(), reward=0.0, terminated=False, truncated=False, info=info)
+        return step_env(self.env, actions[0])
+
+    def close(self) -> None:
+        self.env.close()
+
+
 class AgentWorkflow(StepWiseRewardWorkflow):
     """`rollout.workflow: agent` with `workflow_args: {agent_cls: 'package.module:Class'}`."""
 
@@ -62,7 +96,8 @@ class AgentWorkflow(StepWiseRewardWorkflow):
         before = self._now or _checked(self._agent.reset(), "reset")
         (reply,) = self.model.chat(self._agent.get_llm_prompts(before))
         after = self._now = _checked(self._agent.get_env_outputs(reply.response_text), "get_env_outputs")
-        self._facts[step_num] = StepFacts(info=after.info)
+        is_invalid = not after.info.get("action_is_valid", True)
+        self._facts[step_num] = StepFacts(penalty=self.task.invalid_penalty if is_invalid else 0.0, info=after.info)
         if after.truncated and not after.terminated:
             self.stop_reason = StopReason.ENV_TRUNCATED
         return not after.done
