@@ -179,7 +179,9 @@ def test_a_tool_call_is_answered_and_the_answer_after_it_is_played(call: str, an
 
 def test_a_model_that_only_calls_tools_runs_out_of_calls() -> None:
     call = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 1}}</tool_call>'
-    trajectory = play_one(ToolCallingWorkflow, raw(*[call] * 6), tools=TOOLS, max_tool_calls=2, max_turns=2, context=LONG)
+    trajectory = play_one(
+        ToolCallingWorkflow, raw(*[call] * 6), tools=TOOLS, max_tool_calls=2, max_turns=2, context=LONG
+    )
     assert [turn.step for turn in trajectory.turns] == [0, 0, 0, 1, 1, 1]
     assert trajectory.stop_reason is StopReason.MAX_TURNS
 
