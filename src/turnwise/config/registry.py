@@ -150,6 +150,14 @@ WORKFLOWS = Registry(
         "agent": "turnwise.rollout.agents:AgentWorkflow",
     },
 )
+PRIORITIES = Registry(
+    "priority",
+    {
+        "newest": "turnwise.experience.priorities:Newest",
+        "linear_decay": "turnwise.experience.priorities:LinearDecay",
+        "decay_limit_randomization": "turnwise.experience.priorities:DecayLimitRandomization",
+    },
+)
 CREDITS = Registry(
     "credit rule",
     {
