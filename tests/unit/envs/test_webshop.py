@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -274,8 +275,8 @@ def test_the_oracle_buys_everything_that_can_be_asked_for_in_the_fewest_steps() 
 
 def test_the_oracle_finds_its_way_from_anywhere() -> None:
     rng = random.Random(1)
-    for page_size in (1, 4, 10):
-        env = WebShop(num_products=80, page_size=page_size)
+    for page_size, who in ((1, "planner"), (4, "planner"), (10, "planner"), (4, "explorer")):
+        env = WebShop(num_products=80, page_size=page_size, oracle=who)
         for seed in range(40):
             env.reset(seed)
             for _ in range(rng.randint(0, 12)):
@@ -300,6 +301,38 @@ def test_the_oracle_turns_pages_both_ways(tmp_path: Path) -> None:
     assert actions == ["search[grey wool sock]", "click[next >]", "click[b17]"]
     play(env, "click[< prev]", "click[next >]")
     assert env.oracle() == "click[< prev]"
+
+
+def test_the_explorer_keeps_to_the_words_of_the_errand() -> None:
+    """The planner's titles name brands that nobody was told; who imitates them can only learn them by heart."""
+    searches: dict[str, list[bool]] = {"planner": [], "explorer": []}
+    for who, told in searches.items():
+        env = WebShop(num_products=400, page_size=2, oracle=who)
+        for seed in range(60):
+            env.reset(seed)
+            reward, done = 0.0, False
+            while not done:
+                action = env.oracle()
+                if action.startswith("search"):
+                    told.append(set(action[7:-1].split()) <= set(re.findall(r"\w+", env.goal.instruction_text.lower())))
+                _, reward, done, _ = env.step(action)
+            assert reward == 1
+    assert all(searches["explorer"])
+    assert not all(searches["planner"])
+
+
+def test_the_explorer_takes_the_first_product_that_will_do(tmp_path: Path) -> None:
+    products = [{"asin": f"B{n:02}", "name": "grey wool sock"} for n in range(30)]
+    shop = write_shop(tmp_path, products, {})
+    sock = {"query": "wool sock", "name": "grey wool sock", "attributes": ["grey"], "price_upper": 1000.0}
+    goal = lamp_goal(asin="B17", goal_options=[], **sock)
+    clicks = {}
+    for who in ("planner", "explorer"):
+        env = WebShop(**shop, goal=goal, oracle=who)
+        env.reset(0)
+        env.step("search[grey wool sock]")
+        clicks[who] = env.oracle()
+    assert clicks == {"planner": "click[next >]", "explorer": "click[b00]"}
 
 
 def test_the_oracle_says_so_where_no_search_helps(tmp_path: Path) -> None:

@@ -94,7 +94,8 @@ class WebShop(BaseEnv):
 
     def oracle(self) -> str:
         self._require_playing()
-        return next_action(self._shop, self.goal, self._page, compat=self.params.compat, is_sayable=self._is_sayable)
+        who, compat = self.params.oracle, self.params.compat
+        return next_action(self._shop, self.goal, self._page, who=who, compat=compat, is_sayable=self._is_sayable)
 
     def snapshot(self) -> object:
         return self.goal, self._page, self._phase

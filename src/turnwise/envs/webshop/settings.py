@@ -33,6 +33,9 @@ class WebShopParams(Settings):
     """The text of the original, or a short one in lower case that also says which options are chosen."""
     page_size: int = Field(default=10, ge=1, le=50)
     """Products on one page of results."""
+    oracle: Literal["planner", "explorer"] = "planner"
+    """Who demonstrates: one who knows which product is meant and also searches by its title, or one who searches in the
+    words of the instruction and takes the first product that is all it asks for."""
     eval_share: float = Field(default=0.1, gt=0, lt=1)
     """The share of the products that is never asked for in training."""
 
