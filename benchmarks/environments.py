@@ -28,7 +28,7 @@ def main() -> None:
     options = parser.parse_args()
     wanted = [(recipe, seed) for seed in range(options.seeds) for recipe in options.recipes]
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(lambda job: train_once(*job, options.runs), wanted))
+        list(pool.map(lambda job: train_once(job[0], job[1], options.runs), wanted))
     runs = {
         recipe: [Run(options.runs / f"{recipe}-{seed}") for seed in range(options.seeds)] for recipe in options.recipes
     }
@@ -37,7 +37,9 @@ def main() -> None:
 
 def write_page(runs: dict[str, list[Run]], out: Path) -> None:
     """The table and the curves; what stands above the mark in the page is left as it is."""
-    plot_comparison({name: [run.metrics() for run in some] for name, some in runs.items()}, {}, out / "environments.png")
+    plot_comparison(
+        {name: [run.metrics() for run in some] for name, some in runs.items()}, {}, out / "environments.png"
+    )
     page = out / "environments.md"
     above = page.read_text().split(MARK)[0] if page.exists() else "# Four environments\n\n"
     atomic_write(page, (above + MARK + "\n\n" + describe(runs)).encode())
@@ -50,7 +52,7 @@ def describe(runs: dict[str, list[Run]]) -> str:
         "|---|---|---|---|---|",
     ]
     seconds = [
-        "| recipe | steps | environment steps | set-up and warm start | rollout | update | whole run |",
+        "| recipe | steps | environment steps | set-up, warm start, first evaluation | rollout | update | whole run |",
         "|---|---|---|---|---|---|---|",
     ]
     others = ["| recipe | on the same episodes |", "|---|---|"]
@@ -60,7 +62,8 @@ def describe(runs: dict[str, list[Run]]) -> str:
         after = [s.success_after or 0.0 for s in summaries]
         gains = [a - b for a, b in zip(after, before, strict=True)]
         success.append(
-            f"| `{name}` | {summaries[0].eval_episodes} | {_list(before)} | **{_list(after)}** | {_list(gains, '+.3f')} |"
+            f"| `{name}` | {summaries[0].eval_episodes} | {_list(before)} | **{_list(after)}** "
+            f"| {_list(gains, '+.3f')} |"
         )
         env_steps = median(sum(row.get("rollout/env_steps", 0) for row in run.metrics()) for run in some)
         rollout = median(s.time_split["rollout"] + s.time_split["env"] for s in summaries)

@@ -283,6 +283,7 @@ def test_the_oracle_finds_its_way_from_anywhere() -> None:
                 action = random_action(env, rng)
                 if action != "click[buy now]":
                     env.step(action)
+            reward, done = 0.0, False
             for _ in range(60):
                 _, reward, done, _ = env.step(env.oracle())
                 if done:

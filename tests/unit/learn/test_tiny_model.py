@@ -98,7 +98,7 @@ def test_the_seed_decides_the_weights_and_does_not_disturb_torch(tmp_path: Path)
 def pieces(cut: Literal["space", "words"], text: str) -> list[str]:
     page = "color: white, black\nsize: 11, 12\np17 mug, white $5.99\n"
     tokenizer = fit_tokenizer([page, "click[white]", "click[11]", "click[p17]"] * 4, 400, cut)
-    return [tokenizer.decode([token]) for token in tokenizer(text)["input_ids"]]
+    return [str(tokenizer.decode([token])) for token in tokenizer(text)["input_ids"]]
 
 
 def test_a_cut_at_words_spells_a_name_alike_wherever_it_stands() -> None:
