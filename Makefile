@@ -42,7 +42,8 @@ bench: install ## run the benchmarks; writes benchmarks/results/*.json
 
 results: install ## train presets and environments over three seeds; writes docs/results/
 	$(BIN)/python -m benchmarks.presets
-	$(BIN)/python -m benchmarks.environments
+	$(BIN)/python -m benchmarks.learning --page environments
+	$(BIN)/python -m benchmarks.learning --page step_wise
 
 clean: ## remove the environment and all caches; runs/ stays
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
@@ -40,20 +41,19 @@ def main() -> None:
     write_page(runs, options.out)
 
 
-def train_once(preset: str, seed: int, folder: Path) -> None:
-    """In a process of its own, so that runs do not share torch's threads."""
-    path = folder / f"{preset}-{seed}"
+def train_once(name: str, seed: int, folder: Path, recipe: Sequence[str] = ()) -> None:
+    """In a process of its own, so that runs do not share torch's threads; `recipe` where it is not the name itself."""
+    path = folder / f"{name}-{seed}"
     try:
         summary = Run(path).summary
     except RunError:
-        words = [preset, f"run.seed={seed}", "learn.num_threads=1", "report.tensorboard=false", "--run-dir", str(path)]
+        given = recipe or [name]
+        words = [*given, f"run.seed={seed}", "learn.num_threads=1", "report.tensorboard=false", "--run-dir", str(path)]
         done = subprocess.run([sys.executable, "-m", "turnwise", "train", *words], capture_output=True, text=True)
         if done.returncode:
-            raise SystemExit(f"{preset} with seed {seed} failed:\n{done.stderr}") from None
+            raise SystemExit(f"{name} with seed {seed} failed:\n{done.stderr}") from None
         summary = Run(path).summary
-    print(
-        f"{preset} seed {seed}: {summary.success_before:.3f} -> {summary.success_after:.3f} in {summary.wall_s:.0f} s"
-    )
+    print(f"{name} seed {seed}: {summary.success_before:.3f} -> {summary.success_after:.3f} in {summary.wall_s:.0f} s")
 
 
 def write_page(runs: dict[str, list[Run]], out: Path) -> None:

@@ -1,4 +1,4 @@
-"""`make results`: trains one recipe per environment over several seeds; writes the table and curves to docs/results/.
+"""`make results`: trains recipes over several seeds; writes their tables and curves to docs/results/, a page each.
 
 A run that is already there and finished is not made again, so an interrupted comparison goes on where it stopped.
 """
@@ -15,37 +15,43 @@ from turnwise.loop.run import Run
 from turnwise.report.curves import plot_comparison
 from turnwise.report.files import atomic_write
 
-RECIPES = ("sokoban", "countdown", "alfworld", "webshop")
+PAGES: dict[str, dict[str, list[str]]] = {
+    "environments": {name: [name] for name in ("sokoban", "countdown", "alfworld", "webshop")},
+    "step_wise": {
+        f"{recipe}, {credit}": [f"{recipe}_step_wise", f"credit.type={credit}"]
+        for recipe in ("frozenlake", "sokoban")
+        for credit in ("multi_step_grpo", "step_return")
+    },
+}
+"""The rows of each page, with the words that `turnwise train` is given for them."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--recipes", nargs="+", default=RECIPES, choices=RECIPES)
+    parser.add_argument("--page", choices=PAGES, default="environments")
+    parser.add_argument("--rows", nargs="+", help="only these rows of the page")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time, each on one thread")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "environments")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "learning")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
     options = parser.parse_args()
-    wanted = [(recipe, seed) for seed in range(options.seeds) for recipe in options.recipes]
+    rows = {name: words for name, words in PAGES[options.page].items() if name in (options.rows or PAGES[options.page])}
+    wanted = [(name, seed) for seed in range(options.seeds) for name in rows]
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(lambda job: train_once(job[0], job[1], options.runs), wanted))
-    runs = {
-        recipe: [Run(options.runs / f"{recipe}-{seed}") for seed in range(options.seeds)] for recipe in options.recipes
-    }
-    write_page(runs, options.out)
+        list(pool.map(lambda job: train_once(job[0], job[1], options.runs, rows[job[0]]), wanted))
+    runs = {name: [Run(options.runs / f"{name}-{seed}") for seed in range(options.seeds)] for name in rows}
+    write_page(runs, options.page, options.out)
 
 
-def write_page(runs: dict[str, list[Run]], out: Path) -> None:
+def write_page(runs: dict[str, list[Run]], name: str, out: Path) -> None:
     """The table and the curves; what stands above the mark in the page is left as it is."""
-    plot_comparison(
-        {name: [run.metrics() for run in some] for name, some in runs.items()}, {}, out / "environments.png"
-    )
-    page = out / "environments.md"
-    above = page.read_text().split(MARK)[0] if page.exists() else "# Four environments\n\n"
-    atomic_write(page, (above + MARK + "\n\n" + describe(runs)).encode())
+    plot_comparison({row: [run.metrics() for run in some] for row, some in runs.items()}, {}, out / f"{name}.png")
+    page = out / f"{name}.md"
+    above = page.read_text().split(MARK)[0] if page.exists() else f"# {name}\n\n"
+    atomic_write(page, (above + MARK + "\n\n" + describe(runs, f"{name}.png")).encode())
 
 
-def describe(runs: dict[str, list[Run]]) -> str:
+def describe(runs: dict[str, list[Run]], figure_name: str) -> str:
     """Success by seed, then where the seconds of a run go, then what other players reach on the same episodes."""
     success = [
         "| recipe | episodes | warm start, by seed | after training, by seed | gain, by seed |",
@@ -74,7 +80,7 @@ def describe(runs: dict[str, list[Run]]) -> str:
         )
         shown = {other: rate for other, rate in summaries[0].baselines.items() if other != "warm_start"}
         others.append(f"| `{name}` | {', '.join(f'{other} {rate:.3f}' for other, rate in shown.items())} |")
-    figure = ["![Success on held-out episodes while training, one line per seed](environments.png)"]
+    figure = [f"![Success on held-out episodes while training, one line per seed]({figure_name})"]
     return "\n\n".join("\n".join(part) for part in (success, figure, others, seconds)) + "\n"
 
 
