@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from turnwise.loop.run import Run, evaluate, resume, train
     from turnwise.rollout.agent_proxy import AgentProxy
     from turnwise.rollout.env_manager import EnvStateManager
-    from turnwise.rollout.step_wise import RewardPropagationWorkflow, StepWiseRewardWorkflow, Workflow
+    from turnwise.rollout.step_wise import (
+        RewardPropagationWorkflow,
+        StepWiseRewardWorkflow,
+        Workflow,
+        WorkflowTask,
+    )
     from turnwise.types import Experience
 
 __version__ = "0.1.0"
@@ -37,6 +42,7 @@ _HOMES = {
     "RewardPropagationWorkflow": "turnwise.rollout.step_wise",
     "StepWiseRewardWorkflow": "turnwise.rollout.step_wise",
     "Workflow": "turnwise.rollout.step_wise",
+    "WorkflowTask": "turnwise.rollout.step_wise",
     "Experience": "turnwise.types",
 }
 
@@ -51,6 +57,7 @@ __all__ = [
     "Run",
     "StepWiseRewardWorkflow",
     "Workflow",
+    "WorkflowTask",
     "__version__",
     "check_env",
     "evaluate",

@@ -145,6 +145,7 @@ WORKFLOWS = Registry(
         "step_wise_environment": "turnwise.rollout.env_steps:StepWiseEnvironmentWorkflow",
         "reward_propagation_environment": "turnwise.rollout.env_steps:RewardPropagationEnvironmentWorkflow",
         "single_turn": "turnwise.rollout.env_steps:SingleTurnWorkflow",
+        "openai_program": "turnwise.serve.openai_program:OpenAiProgramWorkflow",
     },
 )
 CREDITS = Registry(
