@@ -148,6 +148,14 @@ WORKFLOWS = Registry(
         "openai_program": "turnwise.serve.openai_program:OpenAiProgramWorkflow",
     },
 )
+PRIORITIES = Registry(
+    "priority",
+    {
+        "newest": "turnwise.experience.priorities:Newest",
+        "linear_decay": "turnwise.experience.priorities:LinearDecay",
+        "decay_limit_randomization": "turnwise.experience.priorities:DecayLimitRandomization",
+    },
+)
 CREDITS = Registry(
     "credit rule",
     {

@@ -47,7 +47,7 @@ async def train_serial(
             parts.buffer.add(build_experiences(explored.kept))
         watch.move("rollout", "env", env_seconds(parts) - env_s)
         with watch.section("learn"):
-            experiences = parts.buffer.take(settings.buffer.train_batch_size)
+            experiences = parts.buffer.take(step)
             num_starved = 0 if experiences else num_starved + 1
             refuse_to_starve(explored, step, num_starved)
             report = learn_from(parts, experiences)
@@ -63,6 +63,7 @@ async def train_serial(
                     **explored.metrics,
                     **report.metrics,
                     "buffer/experiences_left": float(len(parts.buffer)),
+                    "buffer/experiences_dropped": float(parts.buffer.num_dropped),
                 },
                 tokens_sampled=count_sampled(explored.played),
                 tokens_trained=sum(e.segment.num_action_tokens for e in experiences) * settings.learn.epochs,

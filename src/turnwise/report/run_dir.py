@@ -103,6 +103,11 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
+    def experience(self) -> Path:
+        """Where a durable buffer keeps what was explored."""
+        return self.path / "experience.db"
+
+    @property
     def plots(self) -> Path:
         return self.path / "plots"
 
