@@ -60,7 +60,7 @@ class SyncError(TurnwiseError):
 
 
 class ServeError(TurnwiseError):
-    """A request over HTTP cannot be served; `status`, `param` and `code` are what its client is told beside the text."""
+    """A request over HTTP cannot be served; its client is told `status`, `param` and `code` beside the text."""
 
     def __init__(self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)

@@ -10,10 +10,10 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from turnwise.errors import ServeError
 from turnwise.rollout.model_handle import Response
@@ -40,7 +40,16 @@ _INSTEAD = {
     "functions": "Describe functions in the messages and read their calls from the reply's text.",
 }
 _WITHOUT_MEANING = frozenset(
-    ("metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "seed", "service_tier", "store", "user")
+    (
+        "metadata",
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "safety_identifier",
+        "seed",
+        "service_tier",
+        "store",
+        "user",
+    )
 )
 """Bookkeeping, and hints that also the original may leave aside: taken and not used."""
 _MAX_CHOICES = 128
@@ -50,14 +59,23 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
+def _check_text(text: str) -> str:
+    """JSON can spell half a character, which no tokenizer takes."""
+    text.encode()
+    return text
+
+
+_Text = Annotated[str, AfterValidator(_check_text)]
+
+
 class _TextPart(_Body):
     type: Literal["text"]
-    text: str
+    text: _Text
 
 
 class _ChatMessage(_Body):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[_TextPart]
+    content: _Text | list[_TextPart]
     tool_calls: list[Any] | None = Field(default=None, max_length=0)
 
     def to_message(self) -> Message:

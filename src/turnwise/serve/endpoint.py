@@ -49,9 +49,14 @@ class Episode:
         self._max_response_tokens = max_response_tokens
         self._keeps_temperature = keeps_temperature
 
+    @property
+    def is_full(self) -> bool:
+        """Whether it has had all its calls."""
+        return self._num_calls >= self._max_calls
+
     async def ask(self, call: ChatCall) -> list[Response]:
         """The replies to one call, which is one step, recorded as such."""
-        if self._num_calls >= self._max_calls:
+        if self.is_full:
             raise self._refuse(
                 StopReason.MAX_TURNS,
                 ServeError(f"the episode has had its {self._max_calls} calls.", code="max_calls_exceeded"),
@@ -86,7 +91,9 @@ class Episode:
             return _read_number(given)
         steps = sorted({call.step for call in self.model.calls})
         if len(given) != len(steps):
-            raise RewardError(f"{len(given)} rewards given; expected one number, or one for each of {len(steps)} calls.")
+            raise RewardError(
+                f"{len(given)} rewards given; expected one number, or one for each of {len(steps)} calls."
+            )
         return dict(zip(steps, map(_read_number, given), strict=True))
 
     def _refuse(self, reason: StopReason, told: ServeError) -> ServeError:
@@ -120,7 +127,12 @@ class ChatEndpoint:
     """Serves the episodes of a host on the loopback interface, from `start` to `close`."""
 
     def __init__(
-        self, host: EpisodeHost, *, token: str, model_name: str, limits: HttpLimits = HttpLimits()  # noqa: B008 - frozen
+        self,
+        host: EpisodeHost,
+        *,
+        token: str,
+        model_name: str,
+        limits: HttpLimits = HttpLimits(),  # noqa: B008 - frozen
     ) -> None:
         self._host = host
         self._token = token
@@ -170,7 +182,7 @@ class ChatEndpoint:
         # Compared in constant time, so that the answer's delay tells nothing about the token.
         if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token.encode()):
             raise ServeError(
-                "the bearer token is missing or wrong. Send 'Authorization: Bearer TOKEN', or give the token as api_key.",
+                "the token is missing or wrong. Send 'Authorization: Bearer TOKEN', or give it as the client's api_key.",
                 status=HTTPStatus.UNAUTHORIZED,
                 code="invalid_api_key",
             )

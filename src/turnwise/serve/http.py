@@ -171,7 +171,7 @@ class HttpServer:
         if "transfer-encoding" in headers:
             raise ServeError("send the body with a Content-Length, not in chunks.", status=HTTPStatus.LENGTH_REQUIRED)
         given = headers.get("content-length", "0")
-        if not (given.isascii() and given.isdigit() and len(given) < 16):  # noqa: PLR2004 - more is no length
+        if not (given.isascii() and given.isdigit() and len(given) < 16):
             raise ServeError(f"Content-Length: {given[:40]!r} given; expected a number of bytes.")
         if int(given) > self._limits.max_body_bytes:
             raise ServeError(
@@ -197,7 +197,7 @@ def _parse_head(head: str) -> tuple[str, str, str, dict[str, str]]:
     """Method, path, version and headers."""
     first, *lines = head.removesuffix("\r\n\r\n").split("\r\n")
     words = first.split(" ")
-    if len(words) != 3 or words[2] not in ("HTTP/1.0", "HTTP/1.1"):  # noqa: PLR2004 - method, target, version
+    if len(words) != 3 or words[2] not in ("HTTP/1.0", "HTTP/1.1"):
         raise ServeError(f"{first[:80]!r} given; expected a request such as 'GET /v1/models HTTP/1.1'.")
     method, target, version = words
     headers: dict[str, str] = {}

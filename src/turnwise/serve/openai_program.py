@@ -45,9 +45,7 @@ class OpenAiProgramWorkflow(Workflow):
             keeps_temperature=True,
         )
         async with _offer(episode) as (base_url, api_key):
-            reward = await self._earn(
-                partial(program, base_url=base_url, api_key=api_key, task=self.task), episode
-            )
+            reward = await self._earn(partial(program, base_url=base_url, api_key=api_key, task=self.task), episode)
         return self.finish(reward, stop_reason=episode.stop_reason)
 
     async def _earn(self, program: Callable[[], Any], episode: Episode) -> float | Mapping[int, float]:
