@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from turnwise.envs.base import BaseEnv
     from turnwise.envs.check import check_env
     from turnwise.envs.make import make_env
+    from turnwise.loop.agent_trainer import AgentTrainer
     from turnwise.loop.run import Run, evaluate, resume, train
     from turnwise.rollout.agent_proxy import AgentProxy
+    from turnwise.rollout.agents import BaseAgent, SyncMultiTurnRollout
     from turnwise.rollout.env_manager import EnvStateManager
     from turnwise.rollout.step_wise import (
         RewardPropagationWorkflow,
@@ -33,11 +35,14 @@ _HOMES = {
     "BaseEnv": "turnwise.envs.base",
     "check_env": "turnwise.envs.check",
     "make_env": "turnwise.envs.make",
+    "AgentTrainer": "turnwise.loop.agent_trainer",
     "Run": "turnwise.loop.run",
     "evaluate": "turnwise.loop.run",
     "resume": "turnwise.loop.run",
     "train": "turnwise.loop.run",
     "AgentProxy": "turnwise.rollout.agent_proxy",
+    "BaseAgent": "turnwise.rollout.agents",
+    "SyncMultiTurnRollout": "turnwise.rollout.agents",
     "EnvStateManager": "turnwise.rollout.env_manager",
     "RewardPropagationWorkflow": "turnwise.rollout.step_wise",
     "StepWiseRewardWorkflow": "turnwise.rollout.step_wise",
@@ -49,6 +54,8 @@ _HOMES = {
 __all__ = [
     "WORKFLOWS",
     "AgentProxy",
+    "AgentTrainer",
+    "BaseAgent",
     "BaseEnv",
     "ContextManager",
     "EnvStateManager",
@@ -56,6 +63,7 @@ __all__ = [
     "RewardPropagationWorkflow",
     "Run",
     "StepWiseRewardWorkflow",
+    "SyncMultiTurnRollout",
     "Workflow",
     "WorkflowTask",
     "__version__",

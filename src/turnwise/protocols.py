@@ -59,6 +59,10 @@ class Opponent(Protocol):
         """A new episode of the game that is described; all chances taken in it come from the seed."""
         ...
 
+    def reseed(self, seed: int) -> None:
+        """From here on, chances come from this seed; what was said stays."""
+        ...
+
     def choose_move(self, text: str, offered: Sequence[str]) -> str:
         """What to do after being told `text`; `offered` are the moves that it names, where it names any."""
         ...

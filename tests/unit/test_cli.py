@@ -308,6 +308,20 @@ def test_play_with_a_run_and_with_rules(capsys: pytest.CaptureFixture[str], run:
     assert first == again != other
 
 
+@pytest.mark.parametrize("env", ["alfworld", "webshop", "countdown", "metamathqa", "sokoban", "bandit"])
+def test_random_play_takes_what_is_offered(env: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "play", env, "--agent", "random")
+    assert code == 0
+    assert "return" in out
+    assert "is not an action here" not in out
+
+
+def test_random_play_without_a_list_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call(capsys, "play", "prompts", "--agent", "random")
+    assert code == 2
+    assert "prompts takes any text and knows no list of actions" in err
+
+
 def test_play_as_a_person(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("Dragon\n"))
     code, out, _ = call(capsys, "play", "bandit", "--split", "train", "--agent", "human")
@@ -359,6 +373,20 @@ def test_check_of_an_environment_that_breaks_the_contract(
     code, out, _ = call(capsys, "check", "bad_env:Bad", "--json")
     assert code == 2
     assert any(row["passed"] == "NO" for row in json.loads(out))
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("frozen_lak", "there is no recipe, file or environment named 'frozen_lak'. Did you mean 'frozen_lake'?"),
+        ("tests.unit.envs.test_boundary:Stepless", "has no step"),
+        ("nowhere_at_all:Env", "module 'nowhere_at_all' cannot be imported"),
+    ],
+)
+def test_check_of_what_is_no_environment(target: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call(capsys, "check", target)
+    assert code == 2
+    assert message in err
 
 
 def test_plan(capsys: pytest.CaptureFixture[str]) -> None:

@@ -168,6 +168,8 @@ def find_no_effect(settings: TurnwiseSettings) -> list[str]:
     for key in sorted({"decay", "use_count_limit"} & buffer.priority.model_fields_set):
         if buffer.reuse_cooldown is None and getattr(buffer.priority, key) != _default_of(buffer.priority, key):
             notes.append(f"buffer.priority.{key} has no effect without buffer.reuse_cooldown: no group is used twice.")
+    for path, env, _ in _worlds(settings):
+        notes += [f"{path}.{name} has no effect while {path}.{why}." for name, why in env.idle_settings().items()]
     judge = settings.reward.judge
     if isinstance(judge, ModelJudgeSettings) and judge.path == "tiny" and getattr(settings.env, "path", None):
         notes.append(

@@ -145,6 +145,9 @@ WORKFLOWS = Registry(
         "step_wise_environment": "turnwise.rollout.env_steps:StepWiseEnvironmentWorkflow",
         "reward_propagation_environment": "turnwise.rollout.env_steps:RewardPropagationEnvironmentWorkflow",
         "single_turn": "turnwise.rollout.env_steps:SingleTurnWorkflow",
+        "tool_calling": "turnwise.rollout.tool_calls:ToolCallingWorkflow",
+        "reflect_and_retry": "turnwise.rollout.reflection:ReflectAndRetryWorkflow",
+        "agent": "turnwise.rollout.agents:AgentWorkflow",
         "openai_program": "turnwise.serve.openai_program:OpenAiProgramWorkflow",
     },
 )

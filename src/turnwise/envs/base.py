@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import ValidationError
@@ -83,6 +83,10 @@ class BaseEnv(ABC):
     def action_names(self) -> tuple[str, ...] | None:
         """The actions of the current episode; None where any text is an action."""
         return None
+
+    def admissible_actions(self) -> Sequence[str] | None:
+        """Actions that are valid now, for random play; None where none are known. Where any text is an action: some."""
+        return self.action_names
 
     @property
     def instructions(self) -> str:

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from turnwise.protocols import Env
 
 
+_RAISED = (Exception, SystemExit)
+"""What an author's code may raise; one that calls `sys.exit` ends its episode, not the run."""
+
+
 def reset_env(
     env: BaseEnv | Env, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None
 ) -> str:
@@ -33,7 +37,7 @@ def reset_env(
     except TaskError:
         # The task itself cannot be made: no fault of the author's code, and it names the settings to change.
         raise
-    except Exception as error:
+    except _RAISED as error:
         raise _failure(env, f"reset(seed={seed}, split={split!r})", error) from error
     if isinstance(answer, tuple) and len(answer) == 2:
         answer = answer[0]
@@ -44,7 +48,7 @@ def step_env(env: BaseEnv | Env, action: str) -> StepResult:
     """One step, from four values (observation, reward, done, info) or Gymnasium's five."""
     try:
         answer: object = env.step(action)
-    except Exception as error:
+    except _RAISED as error:
         raise _failure(env, f"step({reprlib.repr(action)})", error) from error
     if not isinstance(answer, tuple) or len(answer) not in (4, 5):
         size = f" of {len(answer)}" if isinstance(answer, tuple) else ""
@@ -72,7 +76,7 @@ def describe_env(env: BaseEnv) -> EnvDescription:
     """What an environment says about itself after a reset."""
     try:
         return EnvDescription(instructions=env.instructions, legend=env.legend, action_names=env.action_names)
-    except Exception as error:
+    except _RAISED as error:
         raise _failure(env, "instructions, legend or action_names", error) from error
 
 
@@ -80,7 +84,7 @@ def call_env(env: BaseEnv, method: str, *args: object) -> object:
     """Any other method of an author's: `oracle`, `snapshot`, `restore`."""
     try:
         return getattr(env, method)(*args)
-    except Exception as error:
+    except _RAISED as error:
         raise _failure(env, f"{method}()", error) from error
 
 
@@ -93,9 +97,12 @@ def _checked_text(text: object, env: object, method: str) -> str:
 def _checked_reward(reward: object, env: object) -> float:
     if not isinstance(reward, (Real, np.bool_)):
         raise RewardError(f"{_name(env)}.step returned the reward {reprlib.repr(reward)}; expected a real number.")
-    number = float(reward)
+    try:
+        number = float(reward)
+    except OverflowError:  # a whole number may be larger than any float
+        number = math.inf
     if not math.isfinite(number):
-        raise RewardError(f"{_name(env)}.step returned the reward {number}; expected a finite number.")
+        raise RewardError(f"{_name(env)}.step returned the reward {reprlib.repr(reward)}; expected a finite number.")
     return number
 
 
@@ -115,5 +122,5 @@ def _name(env: object) -> str:
     return type(env).__name__
 
 
-def _failure(env: object, call: str, error: Exception) -> EnvError:
+def _failure(env: object, call: str, error: BaseException) -> EnvError:
     return EnvError(f"{_name(env)}.{call} failed: {type(error).__name__}: {error}")

@@ -7,34 +7,38 @@ game is about: every check holds for any environment that keeps the contract of 
 from __future__ import annotations
 
 import copy
+import os
 import random
+import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 
 from turnwise.envs.base import REQUIRED_INFO_KEYS, BaseEnv
 from turnwise.envs.boundary import call_env, reset_env, step_env
 from turnwise.envs.make import make_env
-from turnwise.errors import EnvError, RewardError, TurnwiseError
+from turnwise.envs.trials import (
+    GARBAGE,
+    MAX_ORACLE_STEPS,
+    MAX_RANDOM_STEPS,
+    Subject,
+    Trace,
+    choose_action,
+    go_on,
+    play_oracle,
+    play_randomly,
+    told_by,
+    trace_of,
+)
+from turnwise.errors import EnvError, RewardError, TaskError, TurnwiseError
 from turnwise.types import StepResult
 
-GARBAGE = (
-    "",
-    " \n\t",
-    "left right " * 5_000,
-    "进攻 🧊 \u202e\x00",
-    "[[(<{",
-    "]})>",
-    "<answer>",
-    "%s {0} \\",
-    "-1",
-    "None",
-)
-MAX_RANDOM_STEPS = 50
-MAX_ORACLE_STEPS = 2_000
 SPEED_STEPS = 2_000
+MAX_CALL_S = 1.0
+"""On average; a slower environment holds up all others unless it says `is_slow`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,35 +61,30 @@ class CheckReport:
         return tuple(check for check in self.checks if not check.passed)
 
 
-@dataclass(frozen=True, slots=True)
-class _Subject:
-    """What is tested, and how much."""
-
-    make: Callable[[], BaseEnv]
-    num_episodes: int
-    seed: int
-
-    @property
-    def seeds(self) -> range:
-        return range(self.seed, self.seed + self.num_episodes)
-
-
-_Trace = list[tuple[str, float, bool]]
-
-
 def check_env(make: Callable[[], BaseEnv] | BaseEnv | str, *, num_episodes: int = 20, seed: int = 0) -> CheckReport:
     """Play the environment and report what holds; a fault while playing is reported, not raised."""
-    subject = _Subject(_maker(make), num_episodes, seed)
+    subject = Subject(_maker(make), num_episodes, seed)
     # A wrong name or setting is the caller's mistake and raised here, not reported twelve times below.
     subject.make().close()
-    checks = []
+    checks: dict[str, Check] = {}
     for name, run in _CHECKS.items():
         try:
             passed, detail = run(subject)
         except TurnwiseError as error:
             passed, detail = False, str(error)
-        checks.append(Check(name, passed, detail))
-    return CheckReport(tuple(checks))
+        cause = next((need for need in _needs(name) if need in checks and not checks[need].passed), None)
+        if cause and not passed:
+            # One fault is reported once, by the check that is made for it.
+            passed, detail = True, f"not tested: see '{cause}'"
+        checks[name] = Check(name, passed, detail)
+        if name == "garbage":
+            subject = replace(subject, plays_garbage=passed)
+    return CheckReport(tuple(checks.values()))
+
+
+def _needs(name: str) -> tuple[str, ...]:
+    """The checks without which this one says nothing."""
+    return ("contract", "rewards", "determinism") if name in _COMPARISONS else ("contract", "rewards")
 
 
 def _maker(make: Callable[[], BaseEnv] | BaseEnv | str) -> Callable[[], BaseEnv]:
@@ -98,128 +97,158 @@ def _maker(make: Callable[[], BaseEnv] | BaseEnv | str) -> Callable[[], BaseEnv]
     return make
 
 
-# --- playing --------------------------------------------------------------------------------------------------------
-
-
-def _choose(env: BaseEnv, rng: random.Random) -> str:
-    """A random action, now and then garbage; where any text is an action, the oracle's is the only meaningful one."""
-    if rng.random() < 0.2:
-        return rng.choice(GARBAGE)
-    if env.action_names:
-        return rng.choice(env.action_names)
-    return _ask_oracle(env) if env.has_oracle else rng.choice(GARBAGE)
-
-
-def _ask_oracle(env: BaseEnv) -> str:
-    action = call_env(env, "oracle")
-    if not isinstance(action, str):
-        raise EnvError(f"{type(env).__name__}.oracle returned a {type(action).__name__}; expected an action (str).")
-    return action
-
-
-def _play(env: BaseEnv, seed: int, dynamics_seed: int) -> Iterator[StepResult]:
-    """One random episode. It is a generator so that two of them can be played in turns."""
-    rng = random.Random(seed)
-    text = reset_env(env, seed, dynamics_seed=dynamics_seed)
-    yield StepResult(text=text, reward=0.0, terminated=False, truncated=False, info={})
-    yield from _go_on(env, rng)
-
-
-def _go_on(env: BaseEnv, rng: random.Random) -> Iterator[StepResult]:
-    for _ in range(MAX_RANDOM_STEPS):
-        result = step_env(env, _choose(env, rng))
-        yield result
-        if result.done:
-            return
-
-
-def _trace(results: Iterator[StepResult]) -> _Trace:
-    return [(result.text, result.reward, result.done) for result in results]
-
-
-def _play_oracle(env: BaseEnv, seed: int, dynamics_seed: int) -> tuple[_Trace, StepResult | None]:
-    """The episode of the oracle, and its last step; None where it does not end."""
-    trace: _Trace = [(reset_env(env, seed, dynamics_seed=dynamics_seed), 0.0, False)]
-    for _ in range(MAX_ORACLE_STEPS):
-        result = step_env(env, _ask_oracle(env))
-        trace.append((result.text, result.reward, result.done))
-        if result.done:
-            return trace, result
-    return trace, None
-
-
 # --- the checks -----------------------------------------------------------------------------------------------------
 
 
-def _check_contract(subject: _Subject) -> tuple[bool, str]:
+def _check_contract(subject: Subject) -> tuple[bool, str]:
     """Texts are str, info is a mapping, nothing is raised. Rewards have a check of their own."""
+    num_steps = 0
     try:
-        num_steps = sum(len(_trace(_play(subject.make(), seed, seed))) - 1 for seed in subject.seeds)
+        for seed in subject.seeds:
+            texts = [text for text, *_ in trace_of(play_randomly(subject, seed, seed))]
+            num_steps += len(texts) - 1
+            for text in texts:
+                text.encode()
     except RewardError:
         return True, "see 'rewards'"
+    except UnicodeEncodeError as error:
+        return False, f"a text cannot be written as UTF-8: {error.reason} at {error.start}"
     return True, f"{num_steps} steps in {subject.num_episodes} episodes"
 
 
-def _check_rewards(subject: _Subject) -> tuple[bool, str]:
+def _check_rewards(subject: Subject) -> tuple[bool, str]:
     try:
-        rewards = [step[1] for seed in subject.seeds for step in _trace(_play(subject.make(), seed, seed))[1:]]
+        rewards = [step[1] for seed in subject.seeds for step in trace_of(play_randomly(subject, seed, seed))[1:]]
     except RewardError as error:
         return False, str(error)
-    except EnvError:
-        return True, "see 'contract'"
+    if subject.make().is_judged and any(rewards):
+        return False, f"it says is_judged and pays {max(rewards, key=abs):g}; the judge alone pays"
     return True, f"from {min(rewards):g} to {max(rewards):g}" if rewards else "no step"
 
 
-def _check_info(subject: _Subject) -> tuple[bool, str]:
+def _check_info(subject: Subject) -> tuple[bool, str]:
     for seed in subject.seeds:
-        for result in list(_play(subject.make(), seed, seed))[1:]:
-            wrong = [key for key in REQUIRED_INFO_KEYS if not isinstance(result.info.get(key), (bool, np.bool_))]
+        told: list[tuple[StepResult, dict[str, object]]] = []
+        for result in play_randomly(subject, seed, seed):
+            told.append((result, {key: result.info.get(key) for key in REQUIRED_INFO_KEYS}))
+        for number, (result, facts) in enumerate(told[1:], start=1):
+            wrong = [key for key in REQUIRED_INFO_KEYS if not isinstance(facts[key], (bool, np.bool_))]
             if wrong:
                 return False, f"info lacks {', '.join(wrong)} as True or False; it holds {sorted(result.info)}"
+            if any(result.info.get(key) != fact for key, fact in facts.items()):
+                return False, f"the info of step {number} was changed later; make a new mapping in each step"
     return True, f"has {', '.join(REQUIRED_INFO_KEYS)}"
 
 
-def _check_determinism(subject: _Subject) -> tuple[bool, str]:
+def _check_actions(subject: Subject) -> tuple[bool, str]:
+    num_actions = 0
     for seed in subject.seeds:
-        first, second = (_trace(_play(subject.make(), seed, seed)) for _ in range(2))
+        env, rng = subject.make(), random.Random(seed)
+        reset_env(env, seed)
+        for _ in range(MAX_RANDOM_STEPS):
+            actions = cast("Sequence[str] | None", call_env(env, "admissible_actions"))
+            if not actions:
+                return True, "knows no list: any text is an action"
+            action = rng.choice(actions)
+            result = step_env(env, action)
+            num_actions += 1
+            if not result.info.get("action_is_valid", True):
+                return False, f"'{action}' is offered and not valid; let admissible_actions() leave it out"
+            if result.done:
+                break
+    return True, f"{num_actions} offered actions are valid"
+
+
+def _check_budget(subject: Subject) -> tuple[bool, str]:
+    for seed in subject.seeds:
+        for result in play_randomly(subject, seed, seed):
+            if result.info.get("truncated") and not result.done:
+                return False, "info['truncated'] is true and the episode goes on; a limit ends it: done is true as well"
+    return True, "a limit of its own ends the episode, or it has none"
+
+
+def _check_determinism(subject: Subject) -> tuple[bool, str]:
+    for seed in subject.seeds:
+        first, second = (trace_of(play_randomly(subject, seed, seed)) for _ in range(2))
         if first != second:
             return False, f"two fresh instances differ for seed {seed}: {_first_difference(first, second)}"
     return True, "equal seeds and actions give equal episodes"
 
 
-def _check_independence(subject: _Subject) -> tuple[bool, str]:
+def _check_reuse(subject: Subject) -> tuple[bool, str]:
+    """Environments are played again and again; nothing of an episode may be left in the next."""
+    env = subject.make()
+    for seed in subject.seeds:
+        fresh, used = trace_of(play_randomly(subject, seed, seed)), trace_of(play_randomly(subject, seed, seed, env))
+        if fresh != used:
+            return False, f"an earlier episode changed that of seed {seed}: {_first_difference(fresh, used)}"
+    return True, "reset forgets the episode before"
+
+
+def _check_layout(subject: Subject) -> tuple[bool, str]:
+    for seed in subject.seeds:
+        texts = [reset_env(subject.make(), seed, dynamics_seed=luck) for luck in (seed, seed + 1)]
+        if texts[0] != texts[1]:
+            return False, f"dynamics_seed changes the first text of seed {seed}; it is for what happens later"
+    return True, "siblings begin alike"
+
+
+def _check_independence(subject: Subject) -> tuple[bool, str]:
     """An episode must not change because a sibling is played beside it."""
     for seed in subject.seeds:
-        alone = _trace(_play(subject.make(), seed, seed))
-        beside: _Trace = []
-        sibling = _play(subject.make(), seed, seed + 1)
-        for result in _play(subject.make(), seed, seed):
-            beside.append((result.text, result.reward, result.done))
+        alone = trace_of(play_randomly(subject, seed, seed))
+        beside: Trace = []
+        sibling = play_randomly(subject, seed, seed + 1)
+        for result in play_randomly(subject, seed, seed):
+            beside.append(told_by(result))
             next(sibling, None)
         if alone != beside:
             return False, f"a sibling changed the episode of seed {seed}: {_first_difference(alone, beside)}"
     return True, "siblings do not change each other"
 
 
-def _check_global_rng(subject: _Subject) -> tuple[bool, str]:
+def _check_global_rng(subject: Subject) -> tuple[bool, str]:
+    return _check_untouched(subject, _global_rngs, "it uses the global generator of {}; keep one of your own")
+
+
+def _check_global_state(subject: Subject) -> tuple[bool, str]:
+    return _check_untouched(subject, _global_state, "it changes {}, which belongs to the whole process")
+
+
+def _check_untouched(subject: Subject, read: Callable[[], dict[str, Any]], fault: str) -> tuple[bool, str]:
     for seed in subject.seeds:
-        before = random.getstate(), repr(np.random.get_state())
-        for _ in _play(subject.make(), seed, seed):
+        before = read()
+        for _ in play_randomly(subject, seed, seed):
             pass
-        if random.getstate() != before[0]:
-            return False, "it uses the global generator of `random`; keep one of your own, seeded in reset"
-        if repr(np.random.get_state()) != before[1]:
-            return False, "it uses the global generator of numpy; keep one of your own, seeded in reset"
-    return True, "random and numpy.random are untouched"
+        after = read()
+        if changed := [name for name in before if before[name] != after[name]]:
+            return False, fault.format(" and ".join(changed))
+    return True, f"{', '.join(read())} are untouched"
 
 
-def _check_oracle(subject: _Subject) -> tuple[bool, str]:
+def _global_rngs() -> dict[str, Any]:
+    states = {"random": random.getstate(), "numpy.random": repr(np.random.get_state())}
+    # Whoever plays may have loaded torch; this room itself does not.
+    torch: Any = sys.modules.get("torch")
+    return states if torch is None else states | {"torch": torch.get_rng_state().tolist()}
+
+
+def _global_state() -> dict[str, Any]:
+    return {
+        "os.environ": dict(os.environ),
+        "the working directory": os.getcwd(),
+        "the recursion limit": sys.getrecursionlimit(),
+        "numpy.seterr": np.geterr(),
+    }
+
+
+def _check_oracle(subject: Subject) -> tuple[bool, str]:
     if not subject.make().has_oracle:
         return True, "has none"
     num_successes, num_endless, is_stochastic = 0, 0, False
     for seed in subject.seeds:
-        trace, last = _play_oracle(subject.make(), seed, seed)
-        is_stochastic = is_stochastic or trace != _play_oracle(subject.make(), seed, seed + 1)[0]
+        trace, last = play_oracle(subject.make(), seed, seed)
+        is_stochastic = is_stochastic or trace != play_oracle(subject.make(), seed, seed + 1)[0]
         num_endless += last is None
         num_successes += last is not None and bool(last.info.get("success"))
     kind = "stochastic" if is_stochastic else "deterministic"
@@ -231,19 +260,19 @@ def _check_oracle(subject: _Subject) -> tuple[bool, str]:
     return is_stochastic or num_successes == subject.num_episodes, detail
 
 
-def _check_splits(subject: _Subject) -> tuple[bool, str]:
+def _check_splits(subject: Subject) -> tuple[bool, str]:
     """For information: small worlds may look alike although their layouts are apart."""
     env = subject.make()
     try:
         train = {reset_env(env, seed, split="train") for seed in subject.seeds}
         evaluation = [reset_env(env, seed, split="eval") for seed in subject.seeds]
-    except TurnwiseError as error:
+    except TaskError as error:
         return True, f"not both of train and eval: {error}"
     num_shared = sum(text in train for text in evaluation)
     return True, f"{num_shared} of {len(evaluation)} first texts of eval are also in train"
 
 
-def _check_garbage(subject: _Subject) -> tuple[bool, str]:
+def _check_garbage(subject: Subject) -> tuple[bool, str]:
     env = subject.make()
     for garbage in GARBAGE:
         reset_env(env, subject.seed)
@@ -251,10 +280,11 @@ def _check_garbage(subject: _Subject) -> tuple[bool, str]:
     return True, f"{len(GARBAGE)} senseless answers raise nothing"
 
 
-def _check_after_done(subject: _Subject) -> tuple[bool, str]:
+def _check_after_done(subject: Subject) -> tuple[bool, str]:
     for seed in subject.seeds:
         env = subject.make()
-        if not _trace(_play(env, seed, seed))[-1][2]:
+        is_over = trace_of(play_randomly(subject, seed, seed, env))[-1][2]
+        if not is_over and not (env.has_oracle and play_oracle(env, seed, seed)[1]):
             continue
         try:
             step_env(env, "")
@@ -266,7 +296,7 @@ def _check_after_done(subject: _Subject) -> tuple[bool, str]:
     return True, f"no random episode ended within {MAX_RANDOM_STEPS} steps"
 
 
-def _check_snapshot(subject: _Subject) -> tuple[bool, str]:
+def _check_snapshot(subject: Subject) -> tuple[bool, str]:
     if type(subject.make()).snapshot is BaseEnv.snapshot:
         return True, "has none"
     for seed in subject.seeds:
@@ -274,16 +304,16 @@ def _check_snapshot(subject: _Subject) -> tuple[bool, str]:
         reset_env(env, seed, dynamics_seed=seed)
         step_env(env, GARBAGE[0])
         state = call_env(env, "snapshot")
-        first = _trace(_go_on(env, random.Random(seed)))
+        first = trace_of(go_on(subject, env, random.Random(seed)))
         call_env(other, "restore", state)
         call_env(env, "restore", state)
-        again = [_trace(_go_on(restored, random.Random(seed))) for restored in (env, other)]
+        again = [trace_of(go_on(subject, restored, random.Random(seed))) for restored in (env, other)]
         if again != [first, first]:
             return False, f"an episode of seed {seed} goes on differently after restore"
     return True, "episodes go on equally after restore"
 
 
-def _check_speed(subject: _Subject) -> tuple[bool, str]:
+def _check_speed(subject: Subject) -> tuple[bool, str]:
     env, rng, seed = subject.make(), random.Random(subject.seed), subject.seed
     num_steps, num_resets, reset_s, step_s = 0, 0, 0.0, 0.0
     done = True
@@ -293,32 +323,43 @@ def _check_speed(subject: _Subject) -> tuple[bool, str]:
             reset_env(env, seed + num_resets)
             reset_s += time.perf_counter() - begin
             num_resets += 1
-        action = _choose(env, rng)
+        action = choose_action(subject, env, rng)
         begin = time.perf_counter()
         done = step_env(env, action).done
         step_s += time.perf_counter() - begin
         num_steps += 1
-    return True, f"{num_steps / step_s:,.0f} steps/s, {num_resets / reset_s:,.0f} resets/s"
+    detail = f"{num_steps / step_s:,.0f} steps/s, {num_resets / reset_s:,.0f} resets/s"
+    if max(step_s / num_steps, reset_s / num_resets) > MAX_CALL_S and not env.is_slow:
+        return False, f"{detail}: it holds up all others; set is_slow = True where a call waits"
+    return True, detail
 
 
-def _first_difference(first: _Trace, second: _Trace) -> str:
+def _first_difference(first: Trace, second: Trace) -> str:
     for index, (left, right) in enumerate(zip(first, second, strict=False)):
         if left != right:
             return f"step {index} gave {left!r} and {right!r}"
     return f"{len(first) - 1} and {len(second) - 1} steps"
 
 
-_CHECKS: dict[str, Callable[[_Subject], tuple[bool, str]]] = {
+_CHECKS: dict[str, Callable[[Subject], tuple[bool, str]]] = {
+    # These two are played sensibly; all behind "garbage" also with garbage, where that raises nothing.
     "contract": _check_contract,
     "rewards": _check_rewards,
+    "garbage": _check_garbage,
     "info": _check_info,
+    "actions": _check_actions,
+    "budget": _check_budget,
     "determinism": _check_determinism,
+    "reuse": _check_reuse,
+    "layout": _check_layout,
     "independence": _check_independence,
     "global_rng": _check_global_rng,
+    "global_state": _check_global_state,
     "oracle": _check_oracle,
     "splits": _check_splits,
-    "garbage": _check_garbage,
     "after_done": _check_after_done,
     "snapshot": _check_snapshot,
     "speed": _check_speed,
 }
+_COMPARISONS = ("reuse", "layout", "independence", "snapshot")
+"""They compare episodes of equal seeds."""

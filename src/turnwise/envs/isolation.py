@@ -68,6 +68,9 @@ class IsolatedEnv(BaseEnv):
         if self._process is not None:
             self._end()
 
+    def admissible_actions(self) -> list[str] | None:
+        return self._call("admissible_actions")
+
     @property
     def action_names(self) -> tuple[str, ...] | None:
         names = self._about["action_names"]

@@ -6,9 +6,11 @@ environment itself: nothing is imported before it is chosen.
 
 from __future__ import annotations
 
+import inspect
+
 from turnwise.config.registry import ENVS
 from turnwise.envs.base import BaseEnv
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, TurnwiseError
 
 
 def make_env(name: str, **params: object) -> BaseEnv:
@@ -16,7 +18,18 @@ def make_env(name: str, **params: object) -> BaseEnv:
     target = ENVS.get_target(name)
     if not callable(target) or (isinstance(target, type) and not issubclass(target, BaseEnv)):
         raise ConfigError(_expected_env(name, target))
-    env = target(**params)
+    if isinstance(target, type) and inspect.isabstract(target):
+        missing = " and ".join(sorted(getattr(target, "__abstractmethods__", ())))
+        raise ConfigError(f"environment '{name}' has no {missing}; a class that extends BaseEnv writes reset and step.")
+    try:
+        env = target(**params)
+    except TurnwiseError:
+        raise
+    except Exception as error:  # an author's constructor may raise whatever it likes
+        given = ", ".join(params) or "no settings"
+        raise ConfigError(
+            f"environment '{name}' cannot be made with {given}: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(env, BaseEnv):
         raise ConfigError(_expected_env(name, env))
     return env

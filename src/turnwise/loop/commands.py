@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from turnwise.config.checks import check_settings, find_no_effect
-from turnwise.config.load import dump_settings, find_recipe, load_settings, parse_params
+from turnwise.config.load import dump_settings, find_recipe, list_recipes, load_settings, parse_params
 from turnwise.config.registry import ENVS
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.check import check_env
 from turnwise.envs.make import make_env
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, did_you_mean
 from turnwise.lab.credit import CreditStudy, make_rules, run_study
 from turnwise.lab.page import check_page, write_page
 from turnwise.lab.tables import to_rows, to_table
@@ -155,6 +155,10 @@ def _check(options: argparse.Namespace, overrides: list[str], console: Console) 
         ]
         _show(console, rows, as_json=options.json)
         return 0 if report.ok else 2
+    known = [*list_recipes(), *ENVS]
+    if options.target not in known and not Path(options.target).suffix and not Path(options.target).exists():
+        meant = did_you_mean(options.target, known)
+        raise ConfigError(f"there is no recipe, file or environment named '{options.target}'. {meant}")
     settings = load_settings(options.target, overrides)
     check_settings(settings)
     notes = find_no_effect(settings)

@@ -54,7 +54,11 @@ class FrozenPolicy:
         self._seed = 0
 
     def begin(self, about: EnvDescription, seed: int) -> None:
-        self._about, self._history, self._seed = about, [], seed
+        self._about, self._history = about, []
+        self.reseed(seed)
+
+    def reseed(self, seed: int) -> None:
+        self._seed = seed
 
     def choose_move(self, text: str, offered: Sequence[str]) -> str:
         self._history.append(HistoryEntry(state=text, actions_left=1))

@@ -1,7 +1,8 @@
 """`turnwise serve`: a policy behind an OpenAI-compatible endpoint, and what its clients do as experience on disk.
 
 In: a run directory, a model folder or a recipe. Out: finished groups in the run's `experience.db`, where a learner
-finds them. A target without a run directory gets a new one.
+finds them. A target that is no run, or one whose buffer is not on disk, gets a new run directory that starts from its
+policy.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from turnwise.config.learning import NoWarmStart
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError
@@ -52,26 +54,42 @@ class Served:
 def load_served(target: str, *, recipe: str | None = None, overrides: Sequence[str] = ()) -> Served:
     """A run's newest policy, a model folder in the setting of a recipe, or a recipe's own model."""
     path = Path(target)
-    if (path / "config.yaml").is_file():
-        if recipe or overrides:
-            raise ConfigError(f"run {path} is served with its own settings; give no recipe and no overrides.")
-        settings = load_settings(str(path / "config.yaml"), ["buffer.type=sqlite"])
-        policy = Run(path).policy
-        version = read_policy_version(policy.parent)
-        directory = RunDirectory.open(path)
+    is_run = (path / "config.yaml").is_file()
+    if is_run and (recipe or overrides):
+        raise ConfigError(f"run {path} is served with its own settings; give no recipe and no overrides.")
+    if recipe and not path.is_dir():
+        raise ConfigError(f"--recipe goes with a model folder; '{target}' is none.")
+    if is_run:
+        settings, policy = load_settings(str(path / "config.yaml")), str(Run(path).policy)
+        if settings.buffer.type == "sqlite":
+            return _build(settings, RunDirectory.open(path), policy, read_policy_version(Path(policy).parent))
+    elif path.is_dir():
+        settings, policy = load_settings(recipe or "frozenlake", overrides), str(path)
     else:
-        model = [f"model.path={path}"] if path.is_dir() else []
-        if recipe and not model:
-            raise ConfigError(f"--recipe goes with a model folder; '{target}' is none.")
-        name = (recipe or "frozenlake") if model else target
-        settings = load_settings(name, ["buffer.type=sqlite", *model, *overrides])
-        policy, version = resolve_model(settings), 0
-        directory = RunDirectory.create(
-            new_run_path(Path(settings.run.root), settings.recipe),
-            config_yaml=dump_settings(settings),
-            manifest=collect_manifest(settings.recipe, settings.run.seed),
-        )
-    _, template, engine = build_engine(settings, str(policy))
+        settings = load_settings(target, overrides)
+        policy = resolve_model(settings)
+    settings = _start_from(settings, policy)
+    directory = RunDirectory.create(
+        new_run_path(Path(settings.run.root), settings.recipe),
+        config_yaml=dump_settings(settings),
+        manifest=collect_manifest(settings.recipe, settings.run.seed),
+    )
+    return _build(settings, directory, policy, 0)
+
+
+def _start_from(settings: TurnwiseSettings, policy: str) -> TurnwiseSettings:
+    """The settings of a run that learns from what this policy does: it begins with it, as it is."""
+    return settings.model_copy(
+        update={
+            "model": settings.model.model_copy(update={"path": str(Path(policy).resolve())}),
+            "buffer": settings.buffer.model_copy(update={"type": "sqlite"}),
+            "warm_start": NoWarmStart(),
+        }
+    )
+
+
+def _build(settings: TurnwiseSettings, directory: RunDirectory, policy: str, version: int) -> Served:
+    _, template, engine = build_engine(settings, policy)
     if version:
         # What is recorded must say which policy sampled it.
         engine.load_weights(load_model(policy, torch_dtype(settings.model.dtype)).state_dict(), version)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from turnwise.config.learning import FilePtx, NoPtx, OraclePtx, OracleWarmStart
-from turnwise.envs.prompts.files import Fields, read_rows
+from turnwise.envs.prompts.files import Fields, read_prompts
 from turnwise.envs.tasks import SeedTasks
 from turnwise.errors import ConfigError, LearnError
 from turnwise.experience.build import split_trajectory
@@ -55,7 +54,7 @@ def mix_in_demonstrations(parts: TrainParts) -> None:
 def _recitations(parts: TrainParts, ptx: FilePtx) -> list[Experience]:
     fields = Fields(prompt=ptx.prompt_field, response=ptx.response_field, section="learn.ptx")
     pairs: list[tuple[str, str]] = []
-    for number, row in enumerate(read_rows(Path(ptx.path).expanduser(), fields), start=1):
+    for number, row in enumerate(read_prompts(ptx.path, fields), start=1):
         if row.response is None:
             raise ConfigError(
                 f"learn.ptx.path: row {number} of '{ptx.path}' has no text under '{ptx.response_field}'; every row "

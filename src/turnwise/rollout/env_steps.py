@@ -48,7 +48,7 @@ class EnvironmentPlayer:
     async def play_turn(self, *, notes: str = "") -> float:
         """One reply, and its actions in the world; returns what they earned. `notes` stand before the first text."""
         answer = self._task.context.answer
-        (reply,) = await self._model.chat_async(self.messages(notes), prefix=answer.forced_prefix)
+        reply = await self.ask(self.messages(notes))
         self._said.append((self.observation, reply.response_text))
         parsed = parse_answer(reply.response_text, answer)
         results = await self._in_env(lambda: self._play(parsed.actions))
@@ -66,6 +66,11 @@ class EnvironmentPlayer:
         self.is_success = last is not None and bool(last.info.get("success", False))
         self.stop_reason = self._task.limits.find_stop(last, num_actions=self._num_actions, num_turns=len(self._said))
         return sum(result.reward for result in results)
+
+    async def ask(self, messages: list[Message]) -> Response:
+        """The reply that is acted on."""
+        (reply,) = await self._model.chat_async(messages, prefix=self._task.context.answer.forced_prefix)
+        return reply
 
     def messages(self, notes: str = "") -> list[Message]:
         """What the model sees next: the turns that the window shows, and the current state."""

@@ -17,9 +17,9 @@ Rule: TypeAlias = Callable[[BaseEnv], str]
 
 
 def rules_of(env: BaseEnv) -> dict[str, Rule]:
-    """Every rule that can play this environment, weakest first."""
+    """Every rule that can play this environment, weakest first; its episode has begun."""
     rules: dict[str, Rule] = {}
-    if env.action_names:
+    if env.admissible_actions():
         rules["random"] = random_rule(0)
     rules.update(env.baselines)
     if env.has_oracle:
@@ -28,13 +28,17 @@ def rules_of(env: BaseEnv) -> dict[str, Rule]:
 
 
 def random_rule(seed: int) -> Rule:
-    """Any of the environment's actions, with dice of its own."""
+    """Any of the actions that are valid now, with dice of its own."""
     rng = random.Random(seed)
 
     def choose(env: BaseEnv) -> str:
-        if not env.action_names:
-            raise EnvError(f"{env.label()} takes free text; random play needs a list of actions.")
-        return rng.choice(env.action_names)
+        actions = env.admissible_actions()
+        if not actions:
+            raise EnvError(
+                f"{env.label()} takes any text and knows no list of actions, so random play has nothing to draw from. "
+                "Play it yourself, or by its oracle where it has one."
+            )
+        return rng.choice(actions)
 
     return choose
 

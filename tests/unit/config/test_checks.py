@@ -9,6 +9,7 @@ import pytest
 from turnwise.config.checks import check_settings, find_no_effect
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.errors import ConfigError
+from turnwise.loop.worlds import main_world
 
 VALID = {"env": {"type": "frozen_lake"}, "learn": {"critic": {"type": "value_head"}}}
 
@@ -99,6 +100,54 @@ def test_a_setting_without_effect_is_named(key: str, with_note: list[str], witho
     (note,) = find_no_effect(load_settings(VALID, with_note))
     assert key in note
     assert find_no_effect(load_settings(VALID, without)) == []
+
+
+@pytest.mark.parametrize(
+    ("env", "note"),
+    [
+        ({"type": "metamathqa", "path": "x", "num_events": 2}, "env.num_events has no effect while env.path is set."),
+        (
+            {"type": "metamathqa", "path": "x", "held_out": "wording"},
+            "env.held_out has no effect while env.path is set.",
+        ),
+        ({"type": "metamathqa", "answer_field": "a"}, "env.answer_field has no effect while env.path is null."),
+        (
+            {"type": "metamathqa", "path": "x", "eval_path": "y", "eval_share": 0.3},
+            "env.eval_share has no effect while env.eval_path is set.",
+        ),
+        (
+            {"type": "metamathqa", "max_attempts": 1, "decay": 0.9},
+            "env.decay has no effect while env.max_attempts is 1.",
+        ),
+        ({"type": "countdown", "path": "x", "max_target": 50}, "env.max_target has no effect while env.path is set."),
+        ({"type": "prompts", "prompt_field": "q"}, "env.prompt_field has no effect while env.path is null."),
+        ({"type": "alfworld", "games": "x", "num_objects": 4}, "env.num_objects has no effect while env.games is set."),
+        (
+            {"type": "alfworld", "game_file": "x", "eval_share": 0.5},
+            "env.eval_share has no effect while env.game_file is set.",
+        ),
+        (
+            {"type": "webshop", "goal": {"asin": "B1"}, "eval_share": 0.5},
+            "env.eval_share has no effect while env.goal is set.",
+        ),
+    ],
+)
+def test_settings_of_an_environment_without_effect_are_named(env: dict[str, object], note: str) -> None:
+    (name,) = [key for key in env if f"env.{key} has" in note]
+    settings = load_settings({**VALID, "env": env})
+    assert find_no_effect(settings) == [note]
+    assert find_no_effect(load_settings({**VALID, "env": {key: env[key] for key in env if key != name}})) == []
+    in_mix = load_settings({**VALID, "mix": {"other": {"env": env}}})
+    assert find_no_effect(in_mix) == [note.replace("env.", "mix.other.env.")]
+
+
+def test_a_file_beside_the_settings_of_drawn_tasks_is_played(tmp_path: Path) -> None:
+    """A recipe's other settings, and the defaults that a resolved file spells out, do not keep a user's file out."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("\n".join(f'{{"nums": [{number}, 4, 6], "target": {number}}}' for number in range(40)))
+    settings = load_settings("countdown", [f"env.path={rows}"])
+    check_settings(settings)
+    assert " 4 6 Target: " in main_world(settings).make("train").reset(0)
 
 
 @pytest.mark.parametrize("overrides", [[], ["model.path=/some/folder"], ["context.window=single_turn"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import MappingProxyType
 from typing import Any
 
@@ -62,7 +63,9 @@ def test_rewards_become_floats(reward: object, expected: float) -> None:
     assert type(result.reward) is float
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf"), -np.inf, "1.0", None, [1.0], 1j, np.array([1.0, 2.0])])
+@pytest.mark.parametrize(
+    "reward", [float("nan"), float("inf"), -np.inf, 10**400, "1.0", None, [1.0], 1j, np.array([1.0, 2.0])]
+)
 def test_other_rewards_are_refused(reward: object) -> None:
     with pytest.raises(RewardError, match="Answering"):
         step_env(Answering(("text", reward, False, {})), "go")
@@ -141,6 +144,37 @@ def test_make_env_by_name_and_by_path() -> None:
 def test_make_env_refuses_what_is_no_environment(name: str) -> None:
     with pytest.raises(ConfigError, match=r"extends turnwise\.envs\.base\.BaseEnv"):
         make_env(name)
+
+
+class Stepless(BaseEnv):
+    def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
+        return ""
+
+
+class Unmakeable(Answering):
+    def __init__(self, **params: object) -> None:
+        raise KeyError("no such thing")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Stepless", r"Stepless' has no step; a class that extends BaseEnv writes reset and step"),
+        ("Unmakeable", r"Unmakeable' cannot be made with size: KeyError: 'no such thing'"),
+    ],
+)
+def test_make_env_explains_an_authors_class_that_cannot_be_made(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_env(f"tests.unit.envs.test_boundary:{name}", size=3)
+
+
+def test_an_environment_that_exits_ends_its_episode_only() -> None:
+    class Exiting(Answering):
+        def step(self, action: str) -> tuple[object, ...]:
+            sys.exit(3)
+
+    with pytest.raises(EnvError, match="SystemExit: 3"):
+        step_env(Exiting("text"), "a")
 
 
 def test_optional_parts_say_that_they_are_missing() -> None:

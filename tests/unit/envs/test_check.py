@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 
+from turnwise.envs import check
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.check import CheckReport, check_env
 from turnwise.envs.frozen_lake import FrozenLake
@@ -143,6 +149,119 @@ class HalfSnapshot(Walk):
         self.place, self._phase, self.rng = int(str(state)), "playing", random.Random(0)
 
 
+class AliasedSnapshot(Walk):
+    """Hands out its own list, which goes on changing."""
+
+    def reset(self, seed: int | None = None, **options: Any) -> str:
+        self.way: list[int] = []
+        return super().reset(seed, **options)
+
+    def say(self) -> str:
+        self.way.append(self.place)
+        return f"at {self.place} after {len(self.way)}"
+
+    def snapshot(self) -> object:
+        return self.place, self.way
+
+    def restore(self, state: object) -> None:
+        self.place, self.way = state  # type: ignore[misc]
+        self._phase = "playing"
+
+
+class HalfASurrogate(Walk):
+    def say(self) -> str:
+        return "\ud800"
+
+
+class Exits(Walk):
+    def say(self) -> str:
+        sys.exit("bye")
+
+
+class HugeReward(Walk):
+    def pay(self, is_over: bool) -> int:
+        return 10**400
+
+
+class PaysBesideTheJudge(Walk):
+    is_judged = True
+
+
+class OneInfo(Walk):
+    """Tells every step by one mapping."""
+
+    facts: ClassVar[dict[str, object]] = {}
+
+    def tell(self, is_over: bool, is_valid: bool) -> dict[str, object]:
+        self.facts.update(super().tell(is_over, is_valid))
+        return self.facts
+
+
+class OffersTooMuch(Walk):
+    def admissible_actions(self) -> tuple[str, ...]:
+        return ("on", "back", "fly")
+
+
+class EndsInWordsOnly(Walk):
+    def tell(self, is_over: bool, is_valid: bool) -> dict[str, object]:
+        return {**super().tell(is_over, is_valid), "truncated": self.place > 2 and not is_over}
+
+
+class Remembers(Walk):
+    num_episodes = 0
+
+    def reset(self, seed: int | None = None, **options: Any) -> str:
+        self.num_episodes += 1
+        return super().reset(seed, **options)
+
+    def say(self) -> str:
+        return f"at {self.place} of episode {self.num_episodes}"
+
+
+class LuckyLayout(Walk):
+    def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
+        return f"{super().reset(seed, split=split, dynamics_seed=dynamics_seed)}, luck {dynamics_seed}"
+
+
+class GlobalTorch(Walk):
+    def pay(self, is_over: bool) -> float:
+        return float(torch.rand(1)) * 0
+
+
+class ChangesEnviron(Walk):
+    def say(self) -> str:
+        os.environ["WALK"] = str(int(os.environ.get("WALK", "0")) + 1)
+        return super().say()
+
+
+class ChangesFolder(Walk):
+    def reset(self, seed: int | None = None, **options: Any) -> str:
+        os.chdir("/" if os.getcwd() != "/" else "/tmp")
+        return super().reset(seed, **options)
+
+
+class NoEval(Walk):
+    def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
+        return super().reset(seed, dynamics_seed=dynamics_seed) if split == "train" else {}[split]
+
+
+class Sleeps(Walk):
+    def say(self) -> str:
+        time.sleep(0.001)
+        return super().say()
+
+
+class SleepsAndSaysSo(Sleeps):
+    is_slow = True
+
+
+class NeverOverAtRandom(NeverOver):
+    """Random play does not come to the end; the oracle does."""
+
+    def admissible_actions(self) -> tuple[str, ...]:
+        return ("back",)
+
+
 class FreeText(Walk):
     """Any text is an action, and only the oracle's is known."""
 
@@ -177,33 +296,57 @@ def test_sound_environments_pass(make: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (GlobalRandom, "global_rng"),
-        (GlobalNumpy, "global_rng"),
-        (Unseeded, "determinism"),
-        (SharedState, "independence"),
         (Bytes, "contract"),
+        (HalfASurrogate, "contract"),
+        (Exits, "contract"),
         (NanReward, "rewards"),
+        (HugeReward, "rewards"),
+        (PaysBesideTheJudge, "rewards"),
         (RaisesOnGarbage, "garbage"),
         (NoInfo, "info"),
-        (NeverOver, "after_done"),
-        (CrashesAfterTheEnd, "after_done"),
+        (OneInfo, "info"),
+        (OffersTooMuch, "actions"),
+        (EndsInWordsOnly, "budget"),
+        (Unseeded, "determinism"),
+        (Remembers, "reuse"),
+        (LuckyLayout, "layout"),
+        (SharedState, "independence"),
+        (GlobalRandom, "global_rng"),
+        (GlobalNumpy, "global_rng"),
+        (GlobalTorch, "global_rng"),
+        (ChangesEnviron, "global_state"),
+        (ChangesFolder, "global_state"),
         (LazyOracle, "oracle"),
         (WrongOracle, "oracle"),
         (BrokenOracle, "oracle"),
+        (NoEval, "splits"),
+        (NeverOver, "after_done"),
+        (NeverOverAtRandom, "after_done"),
+        (CrashesAfterTheEnd, "after_done"),
         (HalfSnapshot, "snapshot"),
+        (AliasedSnapshot, "snapshot"),
+        (Sleeps, "speed"),
     ],
 )
-def test_seeded_faults_are_found(make: Callable[[], BaseEnv], name: str) -> None:
-    report = check_env(make, num_episodes=10)
-    assert not report.ok
-    assert name in failed(report)
+def test_a_fault_fails_its_own_check_only(
+    make: Callable[[], BaseEnv], name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WALK", "0")
+    monkeypatch.setattr(check, "MAX_CALL_S", 0.0005 if make is Sleeps else 1.0)
+    assert failed(check_env(make, num_episodes=6)) == {name}
 
 
-@pytest.mark.parametrize(
-    ("make", "name"), [(GlobalNumpy, "global_rng"), (NoInfo, "info"), (SharedState, "independence")]
-)
-def test_a_fault_fails_its_own_check_only(make: Callable[[], BaseEnv], name: str) -> None:
-    assert failed(check_env(make, num_episodes=10)) == {name}
+def test_every_check_that_can_fail_has_a_fault_that_fails_it() -> None:
+    (faults,) = (
+        mark.args[1] for mark in test_a_fault_fails_its_own_check_only.pytestmark if mark.name == "parametrize"
+    )
+    assert {name for _, name in faults} == set(check._CHECKS)
+
+
+def test_a_slow_environment_may_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "MAX_CALL_S", 0.0005)
+    assert check_env(SleepsAndSaysSo, num_episodes=1).ok
 
 
 def test_details_say_what_to_look_at() -> None:

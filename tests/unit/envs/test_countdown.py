@@ -178,7 +178,6 @@ def test_puzzles_are_pinned() -> None:
         ({"operators": "+%"}, "expected some of + - * /"),
         ({"operators": "++"}, "each at most once"),
         ({"numbers_reward": 1.0}, "numbers_reward: 1.0 given"),
-        ({"path": "rows.json", "max_number": 9}, "max_number would do nothing"),
     ],
 )
 def test_wrong_settings_are_explained(params: dict[str, object], message: str) -> None:

@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from turnwise.envs.countdown import Countdown
-from turnwise.errors import TaskError
+from turnwise.errors import ConfigError, TaskError
 
 ROWS = [{"target": 10 + number, "nums": [number, 4, 6]} for number in range(40)]
 
@@ -60,7 +60,7 @@ def test_parquet_without_pyarrow_says_what_to_do(tmp_path: Path, monkeypatch: py
     path = tmp_path / "rows.parquet"
     path.write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(TaskError, match=r"needs pyarrow.*pip install pyarrow.*JSON"):
+    with pytest.raises(ConfigError, match=r"env.path: .*needs the package 'pyarrow.*pip install 'turnwise\[parquet\]'"):
         Countdown(path=str(path))
 
 
@@ -93,10 +93,10 @@ def test_missing_broken_and_tiny_files_are_explained(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="no puzzle for the split 'eval'"):
         Countdown(path=str(path))
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(TaskError, match="cannot be read"):
+    with pytest.raises(TaskError, match=r"one.json, line 1: found the byte 0xff, which is not UTF-8"):
         Countdown(path=str(path))
     path.write_text('[{"target": 3,')
-    with pytest.raises(TaskError, match="not valid JSON"):
+    with pytest.raises(TaskError, match=r"line 1: .*not valid JSON"):
         Countdown(path=str(path))
 
 

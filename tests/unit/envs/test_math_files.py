@@ -59,7 +59,7 @@ def test_parquet(tmp_path: Path) -> None:
 def test_a_missing_pyarrow_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ConfigError, match=r"rows.parquet needs the package .* pip install 'turnwise\[math\]'"):
+    with pytest.raises(ConfigError, match=r"rows.parquet needs the package .* pip install 'turnwise\[parquet\]'"):
         MetaMathQA(path=write(tmp_path / "rows.parquet", "PAR1"))
 
 
@@ -96,7 +96,7 @@ def test_a_bad_row_is_named(tmp_path: Path, line: str, message: str) -> None:
     ("content", "message"),
     [
         (b"", "holds no problems"),
-        (b'[{"question": 1},\n oops]', "line 2: the JSON list is not valid here"),
+        (b'[{"question": 1, "answer": 2},\n oops]', "line 2: found 'oops]', which is not valid JSON"),
         (b"\n\xff", "line 2: found the byte 0xff"),
         (gzip.compress(b"{}" * 500)[:-9], "gzip data is damaged"),
         (b"[" * 100_000, "lists inside lists"),

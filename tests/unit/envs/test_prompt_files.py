@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.envs.prompts import Prompts, files
-from turnwise.envs.prompts.files import Fields, read_rows
+from turnwise.envs.prompts.files import Fields, read_prompts
 from turnwise.envs.prompts.rows import PromptRow, split_rows
+from turnwise.envs.row_files import read_rows
 from turnwise.errors import TaskError
 
 FIELDS = Fields(prompt="prompt", response="response")
@@ -45,7 +46,7 @@ def lines_of(objects: list[dict[str, str]]) -> str:
 )
 def test_the_content_decides_the_format(tmp_path: Path, suffix: str, bom: str, line_end: str, text: str) -> None:
     file = write(tmp_path, f"p.{suffix}", bom + "\n" + text.replace("\n", line_end))
-    assert read_rows(file, FIELDS) == ROWS
+    assert read_prompts(str(file), FIELDS) == ROWS
 
 
 @pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"])
@@ -53,27 +54,27 @@ def test_the_content_decides_the_format(tmp_path: Path, suffix: str, bom: str, l
 def test_plain_text_has_one_prompt_per_line(tmp_path: Path, bom: bytes, line_end: str) -> None:
     prompts = ["[INST] Hello", "  {curly} words", '"Quoted"', "Ünï \u2028 code", "4"]
     file = write(tmp_path, "p.txt", bom + line_end.join(prompts).encode())
-    assert read_rows(file, FIELDS) == [PromptRow(prompt.strip()) for prompt in prompts]
+    assert read_prompts(str(file), FIELDS) == [PromptRow(prompt.strip()) for prompt in prompts]
 
 
 def test_rows_may_be_texts(tmp_path: Path) -> None:
     expected = [PromptRow("One?"), PromptRow("Two?")]
-    assert read_rows(write(tmp_path, "a.json", '["One?", " Two?"]'), FIELDS) == expected
-    assert read_rows(write(tmp_path, "a.jsonl", '"One?"\n"Two?"'), FIELDS) == expected
-    assert read_rows(write(tmp_path, "a", '"One?"\n"Two?"'), FIELDS) == expected
+    assert read_prompts(str(write(tmp_path, "a.json", '["One?", " Two?"]')), FIELDS) == expected
+    assert read_prompts(str(write(tmp_path, "a.jsonl", '"One?"\n"Two?"')), FIELDS) == expected
+    assert read_prompts(str(write(tmp_path, "a", '"One?"\n"Two?"')), FIELDS) == expected
     # In a text file, quotation marks belong to the prompt.
-    assert read_rows(write(tmp_path, "a.txt", '"One?"\n"Two?"'), FIELDS)[0] == PromptRow('"One?"')
+    assert read_prompts(str(write(tmp_path, "a.txt", '"One?"\n"Two?"')), FIELDS)[0] == PromptRow('"One?"')
 
 
 def test_fields_can_be_named(tmp_path: Path) -> None:
     file = write(tmp_path, "p.jsonl", lines_of([{"q": "One?", "a": "1", "prompt": "x"}]))
-    assert read_rows(file, Fields(prompt="q", response="a")) == [PromptRow("One?", "1")]
-    assert read_rows(file, Fields(prompt="prompt", response="none")) == [PromptRow("x")]
+    assert read_prompts(str(file), Fields(prompt="q", response="a")) == [PromptRow("One?", "1")]
+    assert read_prompts(str(file), Fields(prompt="prompt", response="none")) == [PromptRow("x")]
 
 
 def test_a_blank_or_null_response_is_none(tmp_path: Path) -> None:
     file = write(tmp_path, "p.json", '[{"prompt": "a", "response": " "}, {"prompt": "b", "response": null}]')
-    assert read_rows(file, FIELDS) == [PromptRow("a"), PromptRow("b")]
+    assert read_prompts(str(file), FIELDS) == [PromptRow("a"), PromptRow("b")]
 
 
 GOOD = '{"prompt": "a"}'

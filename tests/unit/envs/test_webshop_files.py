@@ -141,10 +141,10 @@ def test_a_wrong_goal_is_explained(tmp_path: Path, changes: dict[str, object], m
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "line 1: found text that is not JSON"),
-        ("[{]", "line 1: found text that is not JSON"),
-        ('{"asin": "B1"}\n{"asin"', "line 2: found text that is not JSON"),
-        ("3", "found a int. Give a JSON or JSONL file of products"),
+        ("", "holds no products. Give a JSON, JSONL or Parquet file of products"),
+        ("[{]", "line 1: found ']', which is not valid JSON in a list"),
+        ('{"asin": "B1"}\n{"asin"', "line 2: found '{\"asin\"', which is not valid JSON"),
+        ("3", "line 1: found a int; expected an object"),
         ("[]", "holds no products"),
         ("[3]", "row 1: found a int; expected an object"),
         ('[{"name": "x"}]', "row 1: found no 'asin'"),

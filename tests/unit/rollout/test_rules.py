@@ -47,5 +47,5 @@ def test_random_play_needs_a_list_of_actions() -> None:
         action_names = BaseEnv.action_names
 
     assert "random" not in rules_of(FreeText())
-    with pytest.raises(EnvError, match="free text"):
+    with pytest.raises(EnvError, match="knows no list of actions"):
         random_rule(0)(FreeText())

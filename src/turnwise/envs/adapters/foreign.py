@@ -6,6 +6,7 @@ package.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from numbers import Real
 from typing import Any
@@ -19,6 +20,9 @@ from turnwise.errors import ConfigError, TaskError
 SPLITS = ("train", "eval")
 MAX_REPLY_LENGTH = 10_000
 """Longer replies are not passed on: some packages search them with patterns that take quadratic time."""
+
+_HUGE_NUMBER = re.compile(r"\d{4000}")
+"""Python raises for a number of more than 4,300 digits, and so do worlds that read one."""
 
 Option = str | int | float | bool | None | list[str | int | float | bool | None]
 """What a keyword argument of a foreign constructor may be in a settings file."""
@@ -59,7 +63,7 @@ def seed_for(seed: int, split: str) -> int:
 
 def is_playable(action: str) -> bool:
     """Whether a reply is worth passing on; the others are invalid actions."""
-    return bool(action.strip()) and len(action) <= MAX_REPLY_LENGTH
+    return bool(action.strip()) and len(action) <= MAX_REPLY_LENGTH and not _HUGE_NUMBER.search(action)
 
 
 def worth_of(reward: object) -> float:

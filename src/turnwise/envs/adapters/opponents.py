@@ -26,7 +26,11 @@ class RandomMoves:
         self._luck = random.Random(0)
 
     def begin(self, about: EnvDescription, seed: int) -> None:
-        self._luck, self._offered = make_rng("opponent", seed), ()
+        self._offered = ()
+        self.reseed(seed)
+
+    def reseed(self, seed: int) -> None:
+        self._luck = make_rng("opponent", seed)
 
     def choose_move(self, text: str, offered: Sequence[str]) -> str:
         self._offered = self._moves or offered or self._offered
@@ -44,6 +48,9 @@ class ScriptedMoves:
 
     def begin(self, about: EnvDescription, seed: int) -> None:
         self._next = cycle(self._moves)
+
+    def reseed(self, seed: int) -> None:
+        """A script leaves nothing to chance."""
 
     def choose_move(self, text: str, offered: Sequence[str]) -> str:
         return next(self._next)

@@ -51,7 +51,8 @@ class TextArenaGame(ForeignWorld):
         # The raw version of a game tells what is new; the others repeat the whole conversation in every turn.
         raw = f"{self.game_id}-raw"
         game_id = raw if raw in textarena.envs.registration.ENV_REGISTRY else self.game_id
-        self._game = self._make(lambda **options: textarena.make(game_id, **options), **self.params.options)
+        self._new_game = lambda: self._make(lambda **options: textarena.make(game_id, **options), **self.params.options)
+        self._game = self._new_game()
         self._num_players: int | None = None
         self._text = ""
         make_opponent = cast("MakeOpponent", OPPONENTS.get_target(self.params.opponent))
@@ -59,11 +60,16 @@ class TextArenaGame(ForeignWorld):
 
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
         seed, luck = self._begin(seed, split, dynamics_seed)
+        # Some games keep things from one episode to the next, such as the order of a deck.
+        self._game = self._new_game()
+        layout = seed_for(seed, split)
         with self._rngs.inside():
-            self._start(seed_for(seed, split))
-        self._rngs.seed(luck)
-        self._opponent.begin(describe_env(self), luck)
+            self._start(layout)
+        self._opponent.begin(describe_env(self), layout)
         is_over, self._text = self._hand_over(is_over=False)
+        # Siblings begin alike, an opening of the other player included; from here on chance is this episode's alone.
+        self._rngs.seed(luck)
+        self._opponent.reseed(luck)
         if is_over:
             raise EnvError(f"{self.label()}: the game is over before the first move of the policy.")
         self._phase = "playing"

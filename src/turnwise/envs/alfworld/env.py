@@ -8,7 +8,6 @@ what a command changed.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -21,14 +20,10 @@ from turnwise.envs.alfworld.household import Household
 from turnwise.envs.alfworld.planner import explore, shortest_plan
 from turnwise.envs.alfworld.settings import AlfWorldParams
 from turnwise.envs.alfworld.textworld_engine import Record, TextWorldEngine
-from turnwise.envs.base import BaseEnv, check_split, draw_seed, make_rng
+from turnwise.envs.base import BaseEnv, check_split, draw_seed
 from turnwise.errors import EnvError, TaskError
 
 SPLITS = ("train", "eval", "seen", "unseen")
-
-
-def _choose_randomly(env: AlfWorld) -> str:
-    return env.dice.choice(env.admissible_commands)
 
 
 def _explore(env: AlfWorld) -> str:
@@ -44,12 +39,10 @@ class AlfWorld(BaseEnv):
     splits = SPLITS
     Params: ClassVar[type[Settings]] = AlfWorldParams
     has_oracle = True
-    baselines: ClassVar[Mapping[str, Callable[[Any], str]]] = {"random": _choose_randomly, "explorer": _explore}
+    baselines: ClassVar[Mapping[str, Callable[[Any], str]]] = {"explorer": _explore}
 
     params: AlfWorldParams
     game: Game
-    dice: random.Random
-    """For random play; the game itself leaves nothing to chance."""
 
     def __init__(self, **params: object) -> None:
         super().__init__(**params)
@@ -65,7 +58,6 @@ class AlfWorld(BaseEnv):
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
         check_split(split, SPLITS, self.name)
         seed = draw_seed() if seed is None else seed
-        self.dice = make_rng("random play", seed if dynamics_seed is None else dynamics_seed)
         split = "unseen" if split == "eval" else split
         file = self._find_file(seed, split)
         self.game = Game(draw_household(self.params, seed, split) if file is None else load_game(file))
@@ -109,6 +101,9 @@ class AlfWorld(BaseEnv):
         """Everything that can be done now, sorted."""
         return sorted(self.game.commands) if self._engine is None else self._engine.commands
 
+    def admissible_actions(self) -> list[str]:
+        return self.admissible_commands
+
     @property
     def instructions(self) -> str:
         return (
@@ -132,17 +127,15 @@ class AlfWorld(BaseEnv):
 
     def snapshot(self) -> object:
         record = None if self._engine is None else self._engine.record()
-        return self.game.household, self.game.state.copy(), self._text, self._phase, self.dice.getstate(), record
+        return self.game.household, self.game.state.copy(), self._text, self._phase, record
 
     def restore(self, state: object) -> None:
-        saved = cast("tuple[Household, State, str, Any, Any, Record | None]", state)
-        household, facts, self._text, self._phase, dice, record = saved
+        saved = cast("tuple[Household, State, str, Any, Record | None]", state)
+        household, facts, self._text, self._phase, record = saved
         self.game = Game(household, facts.copy())
         if self._engine is not None and record is not None:
             self._engine.restore(record)
         self._plan = ()
-        self.dice = random.Random()
-        self.dice.setstate(dice)
 
     def close(self) -> None:
         if self._engine is not None:

@@ -43,12 +43,11 @@ class AlfWorldParams(Settings):
     def _sources_agree(self) -> AlfWorldParams:
         if self.game_file is not None and self.games is not None:
             raise ValueError("game_file and games are both given; expected one of them.")
-        given = [key for key, value in (("game_file", self.game_file), ("games", self.games)) if value is not None]
-        ignored = _ONLY_GENERATED if self.game_file is None else (*_ONLY_GENERATED, "eval_share")
-        # A resolved file writes out every default.
-        idle = [key for key in ignored if getattr(self, key) != type(self).model_fields[key].default]
-        if given and idle:
-            raise ValueError(f"{', '.join(idle)} would have no effect beside {given[0]}; leave one or the other out.")
-        if self.backend == "textworld" and not given:
+        if self.backend == "textworld" and self.game_file is None and self.games is None:
             raise ValueError("backend 'textworld' plays game files only; give game_file or games.")
         return self
+
+    def idle_settings(self) -> dict[str, str]:
+        if self.game_file is not None:
+            return dict.fromkeys(self.changed(*_ONLY_GENERATED, "eval_share"), "game_file is set")
+        return dict.fromkeys(self.changed(*_ONLY_GENERATED), "games is set") if self.games is not None else {}

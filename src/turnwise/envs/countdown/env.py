@@ -7,6 +7,7 @@ refuses to know where puzzles come from, how they are solved and how an answer i
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any, ClassVar, cast
 
 from turnwise.config.settings import Settings
@@ -69,6 +70,15 @@ class Countdown(BaseEnv):
         numbers = " ".join(map(str, self.puzzle.numbers))
         lines = [f"{graded.text} makes {_describe(graded)}." for graded in self._attempts]
         return "\n".join([f"Numbers: {numbers} Target: {self.puzzle.target}", *lines])
+
+    def admissible_actions(self) -> list[str]:
+        """The numbers in their order with all choices of operators between them: some of all expressions."""
+        first, *others = map(str, self.puzzle.numbers)
+        choices = product(self.params.operators, repeat=len(others))
+        return [
+            " ".join([first, *(f"{operator} {number}" for operator, number in zip(chosen, others, strict=True))])
+            for chosen in choices
+        ]
 
     @property
     def instructions(self) -> str:

@@ -11,7 +11,7 @@ from turnwise.config.settings import Settings
 
 MAX_NUMBERS = 6
 """The solver looks at every way to combine them, and there are very many beyond this."""
-_OF_DRAWN_PUZZLES = ("min_numbers", "max_numbers", "max_number", "min_target", "max_target", "operators")
+_OF_DRAWN_PUZZLES = ("min_numbers", "max_numbers", "max_number", "min_target", "max_target")
 
 
 class CountdownParams(Settings):
@@ -50,7 +50,7 @@ class CountdownParams(Settings):
         for lower, upper in (("min_numbers", "max_numbers"), ("min_target", "max_target")):
             if getattr(self, upper) < getattr(self, lower):
                 raise ValueError(f"{upper} {getattr(self, upper)} is below {lower} {getattr(self, lower)}.")
-        idle = [name for name in _OF_DRAWN_PUZZLES if name in self.model_fields_set]
-        if self.path is not None and idle:
-            raise ValueError(f"with path, the puzzles come from the file and {', '.join(idle)} would do nothing.")
         return self
+
+    def idle_settings(self) -> dict[str, str]:
+        return dict.fromkeys(self.changed(*_OF_DRAWN_PUZZLES), "path is set") if self.path is not None else {}

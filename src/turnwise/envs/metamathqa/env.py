@@ -23,6 +23,7 @@ from turnwise.errors import TaskError
 
 SPLITS = ("train", "eval")
 _MAX_DRAWS = 10_000
+_OF_BUILT_IN_PROBLEMS = ("operations", "num_events", "max_number", "backward_rate", "held_out")
 
 GRADERS: dict[str, Callable[[str, str], bool]] = {"exact": is_same_answer, "math_verify": is_same_by_math_verify}
 
@@ -64,6 +65,18 @@ class MetaMathQAParams(Settings):
         if self.eval_path is not None and self.path is None:
             raise ValueError("eval_path is given and path is not; expected both, or path alone.")
         return self
+
+    def idle_settings(self) -> dict[str, str]:
+        idle = {}
+        if self.path is None:
+            idle.update(dict.fromkeys(self.changed("question_field", "answer_field"), "path is null"))
+        else:
+            idle.update(dict.fromkeys(self.changed(*_OF_BUILT_IN_PROBLEMS), "path is set"))
+        if self.eval_path is not None:
+            idle.update(dict.fromkeys(self.changed("eval_share"), "eval_path is set"))
+        if self.max_attempts == 1:
+            idle.update(dict.fromkeys(self.changed("decay", "should_repeat_question"), "max_attempts is 1"))
+        return idle
 
 
 class MetaMathQA(BaseEnv):
@@ -109,6 +122,10 @@ class MetaMathQA(BaseEnv):
 
     def render(self) -> str:
         return self._text
+
+    def admissible_actions(self) -> list[str] | None:
+        """The answers that built-in problems may have; those of a file may be anything."""
+        return [str(number) for number in range(self.params.max_number + 1)] if self._problems is None else None
 
     @property
     def instructions(self) -> str:

@@ -7,18 +7,13 @@ marked final answer (`The answer is: 5`, `#### 5`, `\boxed{5}`) is an error.
 
 from __future__ import annotations
 
-import gzip
-import json
 import reprlib
-import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 from turnwise.envs.metamathqa.final_answer import MAX_ANSWER_LENGTH, find_final_answer
 from turnwise.envs.metamathqa.problems import Problem
-from turnwise.envs.packages import require_package
+from turnwise.envs.row_files import RowFile, RowFormat, read_rows
 from turnwise.errors import TaskError
 
 QUESTION_FIELDS = ("query", "question", "problem")
@@ -36,83 +31,22 @@ class Fields:
 
 def load_problems(path: str, fields: Fields, setting: str) -> tuple[Problem, ...]:
     """All problems of a file; the same file in the same state is read once per process. `setting` named the path."""
-    file = Path(path).expanduser().absolute()
-    try:
-        state = file.stat()
-        return _load_once(file, state.st_mtime_ns, state.st_size, fields)
-    except OSError as error:
-        raise TaskError(
-            f"{setting}: '{path}' cannot be read: {error.strerror or error}. Give a JSON, JSONL or Parquet file."
-        ) from error
+    expected = RowFormat(
+        setting=setting,
+        file="a JSON or JSONL file (.gz is fine) or a Parquet file of problems",
+        row="an object with a question and an answer",
+    )
+    return _load_once(RowFile.find(path, expected), fields)
 
 
 @lru_cache(maxsize=4)
-def _load_once(file: Path, _mtime_ns: int, _size: int, fields: Fields) -> tuple[Problem, ...]:
-    problems = tuple(_as_problem(row, f"{file}, {place}", fields) for place, row in _rows(file))
+def _load_once(file: RowFile, fields: Fields) -> tuple[Problem, ...]:
+    problems = tuple(_as_problem(row.content, row.place, fields) for row in read_rows(file))
     if not problems:
-        raise TaskError(f"{file} holds no problems; expected at least 1. Set env.path to another file.")
+        raise TaskError(
+            f"{file.path} holds no problems; expected at least 1. Set {file.format.setting} to another file."
+        )
     return problems
-
-
-def _rows(file: Path) -> Iterator[tuple[str, object]]:
-    """Every row with the words for where it stands."""
-    if file.suffix.lower() == ".parquet":
-        yield from _parquet_rows(file)
-        return
-    text = _read_text(file)
-    if text.lstrip().startswith("["):
-        yield from _list_rows(text, file)
-        return
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            yield f"line {number}", _parse_line(line, f"{file}, line {number}")
-
-
-def _read_text(file: Path) -> str:
-    data = file.read_bytes()
-    if data[:2] == b"\x1f\x8b":
-        try:
-            data = gzip.decompress(data)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise TaskError(f"{file}: the gzip data is damaged ({error}). Fetch or pack the file again.") from error
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise TaskError(
-            f"{file}, line {line}: found the byte 0x{data[error.start]:02x}, which is not UTF-8; expected JSON, JSON "
-            "lines, either of them in .gz, or a file named .parquet."
-        ) from error
-
-
-def _list_rows(text: str, file: Path) -> Iterator[tuple[str, object]]:
-    try:
-        rows = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise TaskError(f"{file}, line {error.lineno}: the JSON list is not valid here: {error.msg}.") from error
-    except RecursionError as error:
-        raise TaskError(f"{file}, line 1: found lists inside lists; expected a list of objects.") from error
-    for number, row in enumerate(rows, start=1):
-        yield f"row {number}", row
-
-
-def _parse_line(line: str, place: str) -> object:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise TaskError(
-            f"{place}: found {reprlib.repr(line.strip())}, which is not valid JSON; expected one object per line."
-        ) from error
-
-
-def _parquet_rows(file: Path) -> Iterator[tuple[str, object]]:
-    parquet = require_package("pyarrow.parquet", extra="math", asked_by=f"the Parquet file {file}")
-    try:
-        rows = parquet.read_table(file).to_pylist()
-    except ValueError as error:  # the base of pyarrow's own errors about content
-        raise TaskError(f"{file} is not a readable Parquet file: {error}") from error
-    for number, row in enumerate(rows, start=1):
-        yield f"row {number}", row
 
 
 def _as_problem(row: object, place: str, fields: Fields) -> Problem:

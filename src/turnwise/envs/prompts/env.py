@@ -31,6 +31,11 @@ class PromptsParams(Settings):
     eval_share: float = Field(default=EVAL_SHARE, gt=0, lt=1)
     """Share of the prompts that is held out for evaluation, chosen by a hash of each prompt."""
 
+    def idle_settings(self) -> dict[str, str]:
+        return (
+            dict.fromkeys(self.changed("prompt_field", "response_field"), "path is null") if self.path is None else {}
+        )
+
 
 class Prompts(BaseEnv):
     """One prompt and one reply. The oracle says the reference response, where every row has one."""

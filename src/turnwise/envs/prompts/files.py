@@ -1,27 +1,18 @@
-"""Files of prompts: a JSON list, JSON lines, or plain text with one prompt per line.
+"""Files of prompts: a JSON list, JSON lines, plain text with one prompt per line, or Parquet.
 
-In come a file and the names of its fields; out come rows. The content decides the format; the suffix only where the
-content could be either. A row that is no prompt is one error that names the file, the line and the setting to change.
-It refuses to guess: nothing is skipped but blank lines.
+In come a file and the names of its fields; out come rows. A row that is no prompt is one error that names the file, the
+line and the setting to change. It refuses to guess: nothing is skipped but blank lines.
 """
 
 from __future__ import annotations
 
-import json
-import re
 import reprlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 from turnwise.envs.prompts.rows import PromptRow, PromptSet, split_rows
+from turnwise.envs.row_files import RowFile, RowFormat, read_rows
 from turnwise.errors import TaskError
-
-_LIST_START = re.compile(r'\[\s*(["{\[\]]|$)')
-"""How a JSON list begins; "[INST] Hello" is text."""
-_OBJECT_START = re.compile(r'\{\s*(["}]|$)')
-_JSON_SUFFIXES = (".json", ".jsonl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,102 +24,36 @@ class Fields:
     section: str = "env"
     """Where these keys and the path are set, for messages."""
 
+    @property
+    def format(self) -> RowFormat:
+        return RowFormat(
+            setting=f"{self.section}.path",
+            file="a JSON, JSONL or TXT file (.gz is fine) or a Parquet file with prompts",
+            row=f"a text, or an object with a text under '{self.prompt}'",
+            has_text_lines=True,
+        )
+
 
 def load_prompts(path: str, *, fields: Fields, eval_share: float) -> PromptSet:
     """The prompts of a file; the same file in the same state is read once per process."""
-    file = Path(path).expanduser().absolute()
-    try:
-        state = file.stat()
-    except OSError as error:
-        raise TaskError(
-            f"{fields.section}.path: '{path}' cannot be read: {error.strerror}. "
-            "Give a JSON, JSONL or TXT file with prompts."
-        ) from error
-    return _load_once(file, state.st_mtime_ns, state.st_size, fields, eval_share)
+    return _load_once(RowFile.find(path, fields.format), fields, eval_share)
+
+
+def read_prompts(path: str, fields: Fields) -> list[PromptRow]:
+    """All rows of a file, duplicates included."""
+    return _read(RowFile.find(path, fields.format), fields)
 
 
 @lru_cache(maxsize=8)
-def _load_once(file: Path, _mtime_ns: int, _size: int, fields: Fields, eval_share: float) -> PromptSet:
-    return split_rows(read_rows(file, fields), eval_share=eval_share, source=str(file))
+def _load_once(file: RowFile, fields: Fields, eval_share: float) -> PromptSet:
+    return split_rows(_read(file, fields), eval_share=eval_share, source=str(file.path))
 
 
-def read_rows(file: Path, fields: Fields) -> list[PromptRow]:
-    """All rows of a file, duplicates included."""
-    text = _read_text(file, fields)
-    first_line = next((line.strip() for line in text.split("\n") if line.strip()), "")
-    if not first_line:
-        raise TaskError(f"{file} holds no prompts; expected at least 2. Check {fields.section}.path.")
-    if _LIST_START.match(first_line):
-        return [_as_row(row, f"{file}, row {number}", fields) for number, row in _list_items(text, file, fields)]
-    if _is_json_lines(first_line, file):
-        return [_as_row(row, f"{file}, line {number}", fields) for number, row in _line_items(text, file, fields)]
-    return [PromptRow(line.strip()) for line in text.split("\n") if line.strip()]
-
-
-def _read_text(file: Path, fields: Fields) -> str:
-    try:
-        # Reading as text makes every kind of line end a "\n"; "utf-8-sig" leaves a byte order mark away.
-        return file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise TaskError(
-            f"{file}, line {line}: found the byte 0x{error.object[error.start]:02x}, which is not UTF-8; expected "
-            f"UTF-8 text. Save the file as UTF-8, or set {fields.section}.path to another file."
-        ) from error
-    except OSError as error:
-        raise TaskError(
-            f"{fields.section}.path: '{file}' cannot be read: {error.strerror}. "
-            "Give a JSON, JSONL or TXT file with prompts."
-        ) from error
-
-
-def _is_json_lines(first_line: str, file: Path) -> bool:
-    suffix = file.suffix.lower()
-    if _OBJECT_START.match(first_line) or suffix in _JSON_SUFFIXES:
-        return True
-    # A line in quotes may be a JSON string or a quotation; in a .txt file it is a quotation.
-    return suffix != ".txt" and isinstance(_parse_or_none(first_line), str)
-
-
-def _parse_or_none(text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _list_items(text: str, file: Path, fields: Fields) -> Iterator[tuple[int, object]]:
-    try:
-        rows = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise TaskError(
-            f"{file}, line {error.lineno}: found a JSON list that is not valid here ({error.msg}); expected a list of "
-            f"texts or objects. Mend the line, or set {fields.section}.path to another file."
-        ) from error
-    except RecursionError as error:
-        raise TaskError(
-            f"{file}, line 1: found lists inside lists without end; expected a list of texts or objects. "
-            f"Set {fields.section}.path to another file."
-        ) from error
-    yield from enumerate(rows, start=1)
-
-
-def _line_items(text: str, file: Path, fields: Fields) -> Iterator[tuple[int, object]]:
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            yield number, json.loads(line)
-        except (ValueError, RecursionError) as error:
-            if isinstance(_parse_or_none(text), dict):
-                raise TaskError(
-                    f"{file}, line 1: found one object over many lines; expected a list [...] of rows, or one object "
-                    f"per line. Set {fields.section}.path to a file of rows."
-                ) from error
-            raise TaskError(
-                f"{file}, line {number}: found {reprlib.repr(line.strip())}, which is not valid JSON; expected one "
-                f"text or object per line. Mend the line, or set {fields.section}.path to another file."
-            ) from error
+def _read(file: RowFile, fields: Fields) -> list[PromptRow]:
+    rows = [_as_row(row.content, row.place, fields) for row in read_rows(file)]
+    if not rows:
+        raise TaskError(f"{file.path} holds no prompts; expected at least 2. Check {file.format.setting}.")
+    return rows
 
 
 def _as_row(row: object, place: str, fields: Fields) -> PromptRow:

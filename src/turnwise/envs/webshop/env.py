@@ -11,9 +11,10 @@ from typing import Any, ClassVar, cast
 
 from turnwise.config.settings import Settings
 from turnwise.envs.base import BaseEnv, check_split, draw_seed, make_rng
-from turnwise.envs.webshop.files import FileState, load_catalogue
+from turnwise.envs.row_files import RowFile
+from turnwise.envs.webshop.files import ATTRIBUTES, GOALS, PRODUCTS, load_catalogue
 from turnwise.envs.webshop.goals import SPLITS, read_goal, split_goals
-from turnwise.envs.webshop.oracle import next_action
+from turnwise.envs.webshop.oracle import next_action, plain_query
 from turnwise.envs.webshop.pages import BUY_NOW, Page, Shop
 from turnwise.envs.webshop.products import Catalogue, Goal
 from turnwise.envs.webshop.reward import score_purchase
@@ -80,6 +81,12 @@ class WebShop(BaseEnv):
         """What can be clicked now."""
         return self._shop.clickables(self._page)
 
+    def admissible_actions(self) -> list[str]:
+        """Everything that can be clicked; where there is nothing but the form, a search in the instruction's words."""
+        if self._page.kind == "search":
+            return [f"search[{plain_query(self.goal.instruction_text)}]"]
+        return [f"click[{name}]" for name in self.clickables if self._is_sayable(name)]
+
     @property
     def instructions(self) -> str:
         return "You are in a web shop. Find the product that the instruction asks for, choose its options and buy it."
@@ -128,9 +135,9 @@ class WebShop(BaseEnv):
 def _load(params: WebShopParams) -> Catalogue:
     if params.products is None:
         return make_catalogue(params.num_products or NUM_PRODUCTS, params.catalogue_seed)
-    attributes = FileState.of(params.attributes, "env.attributes") if params.attributes else None
-    goals = FileState.of(params.goals, "env.goals") if params.goals else None
-    return load_catalogue(FileState.of(params.products, "env.products"), attributes, goals, params.num_products)
+    attributes = RowFile.find(params.attributes, ATTRIBUTES) if params.attributes else None
+    goals = RowFile.find(params.goals, GOALS) if params.goals else None
+    return load_catalogue(RowFile.find(params.products, PRODUCTS), attributes, goals, params.num_products)
 
 
 def _split(action: str) -> tuple[str, str]:

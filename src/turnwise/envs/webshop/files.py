@@ -1,4 +1,4 @@
-"""Files of products, attributes and goals: JSON or JSON lines, plain or gzipped, as the original names its fields.
+"""Files of products, attributes and goals: JSON, JSON lines or Parquet, as the original names its fields.
 
 In come paths; out comes a catalogue, read once per process and state of the files. A row that cannot be used is one
 error that names the file, the row and the setting to change. It refuses to know how the shop is played.
@@ -6,120 +6,79 @@ error that names the file, the row and the setting to change. It refuses to know
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from pathlib import Path
+from itertools import islice
 from typing import TypeVar
 
+from turnwise.envs.row_files import Row, RowFile, RowFormat, read_object, read_rows
 from turnwise.envs.webshop.goals import make_goals, read_goal, read_instructions
-from turnwise.envs.webshop.products import NO_PRICE, Catalogue, Product, normal_value
+from turnwise.envs.webshop.products import NO_PRICE, Catalogue, Goal, Product, normal_value
 from turnwise.errors import TaskError
 
 T = TypeVar("T")
 
-_GZIP_MAGIC = b"\x1f\x8b"
 _PRICE = re.compile(r"\$\s*([\d,]*\.?\d+)")
 _MAX_ASIN_LENGTH = 10
 
 
-@dataclass(frozen=True, slots=True)
-class FileState:
-    """A file as it is now; a changed file is another one."""
-
-    path: Path
-    mtime_ns: int
-    size: int
-    setting: str
-    """Which setting names it, for messages."""
-
-    @classmethod
-    def of(cls, path: str, setting: str) -> FileState:
-        file = Path(path).expanduser().absolute()
-        try:
-            state = file.stat()
-        except OSError as error:
-            raise TaskError(f"{setting}: '{path}' cannot be read: {error.strerror}. {_EXPECTED[setting]}") from error
-        return cls(file, state.st_mtime_ns, state.st_size, setting)
-
-
-_EXPECTED = {
-    "env.products": "Give a JSON or JSONL file of products (.gz is fine), or null for the built-in ones.",
-    "env.attributes": "Give the original's items_ins_v2.json, or null.",
-    "env.goals": "Give a list of goals or the original's items_human_ins.json, or null.",
-}
+PRODUCTS = RowFormat(
+    setting="env.products",
+    file="a JSON, JSONL or Parquet file of products (.gz is fine), or null for the built-in ones",
+    row="a product, an object with 'asin'",
+)
+ATTRIBUTES = RowFormat(
+    setting="env.attributes",
+    file="the original's items_ins_v2.json, or null",
+    row="one object with the attributes of each asin",
+)
+GOALS = RowFormat(
+    setting="env.goals",
+    file="a list of goals or the original's items_human_ins.json, or null",
+    row="a goal, an object with 'asin'",
+)
 
 
 @lru_cache(maxsize=4)
 def load_catalogue(
-    products: FileState, attributes: FileState | None, goals: FileState | None, num_products: int | None
+    products: RowFile, attributes: RowFile | None, goals: RowFile | None, num_products: int | None
 ) -> Catalogue:
-    extra = _as_table(_read(attributes), attributes) if attributes else {}
-    rows = _as_rows(_read(products), products)[:num_products]
+    """The same files in the same state are read once per process."""
+    extra = _read_table(attributes) if attributes else {}
     sold: dict[str, Product] = {}
-    for number, row in enumerate(rows, start=1):
-        product = _read_product(row, extra, f"{products.path}, row {number}")
+    for row in islice(_rows_or_one(products, read_object(products)), num_products):
+        product = _read_product(row.content, extra, row.place)
         # The original leaves the same rows out: long asins are no asins, and of equal ones the first counts.
         if len(product.asin) <= _MAX_ASIN_LENGTH and product.asin != "nan":
             sold.setdefault(product.asin, product)
     if not sold:
-        raise TaskError(f"{products.path} holds no products. {_EXPECTED['env.products']}")
+        raise TaskError(f"{products.path} holds no products. Give {PRODUCTS.file}.")
     catalogue = Catalogue(list(sold.values()), [], str(products.path))
-    if goals is None:
-        return Catalogue(catalogue.products, list(make_goals(catalogue.products)), catalogue.source)
-    content, place = _read(goals), str(goals.path)
-    if isinstance(content, dict) and "asin" not in content:
-        found = list(read_instructions(content, catalogue, place))
-    else:
-        listed = enumerate(_as_rows(content, goals), start=1)
-        found = [read_goal(row, catalogue, f"{place}, row {number}") for number, row in listed]
-    return Catalogue(catalogue.products, found, catalogue.source)
+    found = make_goals(catalogue.products) if goals is None else _read_goals(goals, catalogue)
+    return Catalogue(catalogue.products, list(found), catalogue.source)
 
 
-# --- files ----------------------------------------------------------------------------------------------------------
+def _read_goals(file: RowFile, catalogue: Catalogue) -> Iterable[Goal]:
+    """From instructions by asin, or from goals one by one."""
+    whole = read_object(file)
+    if whole is not None and "asin" not in whole:
+        return read_instructions(whole, catalogue, str(file.path))
+    return (read_goal(row.content, catalogue, row.place) for row in _rows_or_one(file, whole))
 
 
-def _read(file: FileState) -> object:
-    """A list, an object, or a list of the objects of all lines."""
-    try:
-        data = file.path.read_bytes()
-        text = (gzip.decompress(data) if data.startswith(_GZIP_MAGIC) else data).decode("utf-8-sig")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise TaskError(f"{file.setting}: '{file.path}' cannot be read: {error}. {_EXPECTED[file.setting]}") from error
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        if error.msg != "Extra data":
-            raise _not_json(file, error.lineno, error) from error
-    return [_parse_line(line, number, file) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+def _read_table(file: RowFile) -> Mapping[str, object]:
+    whole = read_object(file)
+    if whole is None:
+        raise TaskError(
+            f"{file.path}: found no single JSON object; expected {file.format.row}. Give {file.format.file}."
+        )
+    return whole
 
 
-def _parse_line(line: str, number: int, file: FileState) -> object:
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError as error:
-        raise _not_json(file, number, error) from error
-
-
-def _not_json(file: FileState, line: int, error: json.JSONDecodeError) -> TaskError:
-    return TaskError(f"{file.path}, line {line}: found text that is not JSON ({error.msg}). {_EXPECTED[file.setting]}")
-
-
-def _as_rows(content: object, file: FileState) -> list[object]:
-    if isinstance(content, dict):
-        return [content]
-    if not isinstance(content, list):
-        raise TaskError(f"{file.path}: found a {type(content).__name__}. {_EXPECTED[file.setting]}")
-    return content
-
-
-def _as_table(content: object, file: FileState) -> Mapping[str, object]:
-    if not isinstance(content, dict):
-        raise TaskError(f"{file.path}: found a {type(content).__name__}. {_EXPECTED[file.setting]}")
-    return content
+def _rows_or_one(file: RowFile, whole: dict[str, object] | None) -> Iterable[Row]:
+    """A file that is one object is one row, over however many lines."""
+    return read_rows(file) if whole is None else [Row(f"{file.path}, line 1", whole)]
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------

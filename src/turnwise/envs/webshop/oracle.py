@@ -41,7 +41,7 @@ def _best_query(shop: Shop, goal: Goal) -> str:
     """The query with the product on the earliest page; the words of the goal where both are as good."""
     target = shop.catalogue.numbers[goal.asin]
     title = shop.catalogue.products[target].title
-    queries = [_plain(" ".join([*goal.attributes, goal.query])), _plain(title)]
+    queries = [plain_query(" ".join([*goal.attributes, goal.query])), plain_query(title)]
     pages = {}
     for query in queries:
         results = shop.find(query).results
@@ -52,7 +52,7 @@ def _best_query(shop: Shop, goal: Goal) -> str:
     return min(pages, key=lambda query: pages[query])
 
 
-def _plain(text: str) -> str:
+def plain_query(text: str) -> str:
     """Without what would end the action too early."""
     return re.sub(r"[\[\]\s]+", " ", text).strip()
 

@@ -45,3 +45,6 @@ class WebShopParams(Settings):
         if self.goal is not None and self.goals is not None:
             raise ValueError("goal and goals both say what is asked for; leave one of them out.")
         return self
+
+    def idle_settings(self) -> dict[str, str]:
+        return dict.fromkeys(self.changed("eval_share"), "goal is set") if self.goal is not None else {}

@@ -1,0 +1,171 @@
+"""Agents that own their environment and their history, and the rollout that drives a batch of them.
+
+An agent says what the model should see and acts on what it answers; nothing else of the loop concerns it. Each agent is
+played by a workflow, so it has the same scheduler, the same token-exact record and the same failures as everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from turnwise.config.registry import import_target
+from turnwise.context.answer import parse_answer
+from turnwise.context.manager import write_preamble
+from turnwise.envs.boundary import describe_env, reset_env, step_env
+from turnwise.errors import ConfigError, WorkflowError
+from turnwise.rollout.agent_proxy import AgentProxy
+from turnwise.rollout.model_handle import ChatMessage, ModelHandle, Response
+from turnwise.rollout.step_wise import StepFacts, StepWiseRewardWorkflow, WorkflowTask
+from turnwise.types import Experience, Group, Message, StepResult, StopReason, Task
+
+
+class BaseAgent(ABC):
+    """One agent in one episode: it is made for the task, reset once, and then asked in turns.
+
+    Example of a turn::
+
+        messages = agent.get_llm_prompts(env_out)
+        env_out = agent.get_env_outputs(llm_response)
+    """
+
+    def __init__(self, task: WorkflowTask) -> None:
+        """`task` tells the seed, the split, the arguments in `workflow_args`, and makes environments (`make_env`)."""
+        self.task = task
+
+    @abstractmethod
+    def reset(self) -> StepResult:
+        """Begin the episode: make the environment, forget the history, and return the first state."""
+
+    @abstractmethod
+    def get_llm_prompts(self, env_out: StepResult) -> Sequence[ChatMessage]:
+        """The conversation that the model should continue."""
+
+    @abstractmethod
+    def get_env_outputs(self, llm_response: str) -> StepResult:
+        """Act on what the model said, and remember it."""
+
+    def close(self) -> None:
+        """Let go of whatever the agent holds."""
+        return
+
+
+class EnvironmentAgent(BaseAgent):
+    """Plays the environment of the settings and keeps the whole conversation; a model for agents of your own."""
+
+    def __init__(self, task: WorkflowTask) -> None:
+        super().__init__(task)
+        self.env = task.make_env()
+        self.history: list[Message] = []
+
+    def reset(self) -> StepResult:
+        given = self.task
+        text = reset_env(self.env, seed=given.seed, split=given.task.split, dynamics_seed=given.dynamics_seed)
+        self.history = []
+        preamble = write_preamble(describe_env(self.env), given.context)
+        return StepResult(text=preamble + text, reward=0.0, terminated=False, truncated=False, info={})
+
+    def get_llm_prompts(self, env_out: StepResult) -> Sequence[ChatMessage]:
+        self.history.append(Message("user", env_out.text))
+        return list(self.history)
+
+    def get_env_outputs(self, llm_response: str) -> StepResult:
+        self.history.append(Message("assistant", llm_response))
+        actions = parse_answer(llm_response, self.task.context.answer).actions
+        if not actions:
+            info = {"success": False, "action_is_valid": False, "action_is_effective": False}
+            return StepResult(text=self.env.render(), reward=0.0, terminated=False, truncated=False, info=info)
+        return step_env(self.env, actions[0])
+
+    def close(self) -> None:
+        self.env.close()
+
+
+class AgentWorkflow(StepWiseRewardWorkflow):
+    """`rollout.workflow: agent` with `workflow_args: {agent_cls: 'package.module:Class'}`."""
+
+    def __init__(self, *, task: WorkflowTask, model: ModelHandle) -> None:
+        super().__init__(task=task, model=model)
+        self._agent = find_agent_class(task.workflow_args.get("agent_cls"))(task)
+        self._now: StepResult | None = None
+        self._facts: dict[int, StepFacts] = {}
+
+    def step(self, step_num: int) -> bool:
+        before = self._now or _checked(self._agent.reset(), "reset")
+        (reply,) = self.model.chat(self._agent.get_llm_prompts(before))
+        after = self._now = _checked(self._agent.get_env_outputs(reply.response_text), "get_env_outputs")
+        is_invalid = not after.info.get("action_is_valid", True)
+        self._facts[step_num] = StepFacts(penalty=self.task.invalid_penalty if is_invalid else 0.0, info=after.info)
+        if after.truncated and not after.terminated:
+            self.stop_reason = StopReason.ENV_TRUNCATED
+        return not after.done
+
+    def reward(self, exps: list[Response], step_num: int) -> float:
+        return self._now.reward if self._now is not None else 0.0
+
+    def facts(self) -> dict[int, StepFacts]:
+        return self._facts
+
+    def is_success(self, total_reward: float) -> bool:
+        """What the agent says of its last turn; an agent that says nothing succeeds by earning something."""
+        said = self._now.info.get("success") if self._now is not None else None
+        return total_reward > 0 if said is None else bool(said)
+
+    def close(self) -> None:
+        self._agent.close()
+
+
+def find_agent_class(given: object) -> Callable[[WorkflowTask], BaseAgent]:
+    """The class behind `rollout.workflow_args.agent_cls`."""
+    where = "rollout.workflow_args.agent_cls"
+    if not isinstance(given, str) or ":" not in given:
+        raise ConfigError(f"{where} is {given!r}; expected 'package.module:Class', a class of agents.")
+    target = import_target(given, where)
+    if not callable(target) or not all(hasattr(target, name) for name in ("get_llm_prompts", "get_env_outputs")):
+        raise ConfigError(
+            f"{where}: '{given}' is no class of agents; expected reset, get_llm_prompts and get_env_outputs."
+        )
+    return cast("Callable[[WorkflowTask], BaseAgent]", target)
+
+
+def _checked(result: object, method: str) -> StepResult:
+    if not isinstance(result, StepResult):
+        raise WorkflowError(f"the agent's {method} returned {type(result).__name__}; expected a StepResult.")
+    return result
+
+
+class SyncMultiTurnRollout:
+    """Plays a batch of agents to the end and makes training records of it: `reset`, `rollout`, `build_update_batch`."""
+
+    def __init__(
+        self,
+        proxy: AgentProxy,
+        next_tasks: Callable[[], list[Task]],
+        build: Callable[[Sequence[Group]], list[Experience]],
+    ) -> None:
+        self._proxy = proxy
+        self._next_tasks = next_tasks
+        self._build = build
+        self._tasks: list[Task] | None = None
+        self._groups: list[Group] | None = None
+        self._num_rollouts = 0
+
+    def reset(self) -> None:
+        """Choose the next tasks; what was played before is forgotten."""
+        self._tasks, self._groups = self._next_tasks(), None
+
+    def rollout(self) -> list[Group]:
+        """Play all agents of all tasks, until each has finished."""
+        if self._tasks is None:
+            self.reset()
+        self._num_rollouts += 1
+        self._groups = asyncio.run(self._proxy.collect(self._tasks or [], rollout=self._num_rollouts))
+        return self._groups
+
+    def build_update_batch(self) -> list[Experience]:
+        """The training records of the last rollout: one per model call, failed episodes left out."""
+        if self._groups is None:
+            raise WorkflowError("there is nothing to build a batch from yet; call rollout() first.")
+        return self._build(self._groups)

@@ -1,0 +1,211 @@
+"""Agents that own their world, models that call tools, and models that try again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from turnwise.config.playing import ContextSettings
+from turnwise.engine.scripted import ScriptedEngine
+from turnwise.errors import WorkflowError
+from turnwise.experience.build import build_experiences
+from turnwise.experience.merge import merge_prefixes
+from turnwise.rollout.agent_proxy import AgentProxy
+from turnwise.rollout.agents import AgentWorkflow, BaseAgent, SyncMultiTurnRollout
+from turnwise.rollout.env_steps import StepWiseEnvironmentWorkflow
+from turnwise.rollout.limits import Limits
+from turnwise.rollout.model_handle import ChatMessage
+from turnwise.rollout.reflection import ReflectAndRetryWorkflow
+from turnwise.rollout.tool_calls import ToolCallingWorkflow
+from turnwise.rollout.workflow_front import Stage, WorkflowFront
+from turnwise.types import Sampling, StepResult, StopReason, Task
+
+from .test_step_wise import TEMPLATE, play, play_one, rewards, scripted
+from .worlds import WordWorld
+
+HERE = "tests.unit.rollout.test_agents"
+
+
+class Counter(BaseAgent):
+    """Counts to three in its own words."""
+
+    def reset(self) -> StepResult:
+        self.count = 0
+        return self._state()
+
+    def get_llm_prompts(self, env_out: StepResult) -> Sequence[ChatMessage]:
+        return [{"role": "user", "content": env_out.text}]
+
+    def get_env_outputs(self, llm_response: str) -> StepResult:
+        self.count += 1
+        return self._state()
+
+    def _state(self) -> StepResult:
+        return StepResult(
+            text=f"at {self.count}",
+            reward=float(self.count),
+            terminated=self.count == 3 and not self.task.workflow_args.get("has_clock"),
+            truncated=self.count == 3,
+            info={},
+        )
+
+
+class Broken(Counter):
+    def get_env_outputs(self, llm_response: str) -> StepResult:
+        return "done"  # type: ignore[return-value]
+
+
+NOT_AN_AGENT = 3
+
+
+def test_an_agent_is_reset_asked_and_rewarded_in_turns() -> None:
+    engine = scripted(["a", "b", "c"])
+    trajectory = play_one(AgentWorkflow, engine, agent_cls=f"{HERE}:Counter")
+    assert [turn.observation for turn in trajectory.turns] == ["at 0", "at 1", "at 2"]
+    assert rewards(trajectory) == [1.0, 2.0, 3.0]
+    assert trajectory.stop_reason is StopReason.TERMINATED
+    assert trajectory.is_success
+
+
+def test_an_agents_own_time_limit_truncates() -> None:
+    trajectory = play_one(AgentWorkflow, scripted(["a"] * 3), agent_cls=f"{HERE}:Counter", has_clock=True)
+    assert trajectory.stop_reason is StopReason.ENV_TRUNCATED
+
+
+def test_the_built_in_agent_plays_like_the_built_in_workflow() -> None:
+    words = ["stay", "nonsense", "go", "win"]
+    options: dict[str, Any] = {"context": ContextSettings()}
+    (by_agent,) = play(AgentWorkflow, scripted(words), agent_cls="turnwise.rollout.agents:EnvironmentAgent", **options)
+    (by_workflow,) = play(StepWiseEnvironmentWorkflow, scripted(words), **options)
+    agent, workflow = by_agent.trajectories[0], by_workflow.trajectories[0]
+    assert [s.token_ids.tolist() for s in agent.segments] == [s.token_ids.tolist() for s in workflow.segments]
+    assert [(t.reward, t.penalty) for t in agent.turns] == [(t.reward, t.penalty) for t in workflow.turns]
+    assert agent.is_success
+    assert len(merge_prefixes(build_experiences([by_agent]))) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (None, "expected 'package.module:Class'"),
+        ("Counter", "expected 'package.module:Class'"),
+        (f"{HERE}:Missing", "has no 'Missing'"),
+        (f"{HERE}:NOT_AN_AGENT", "is no class of agents"),
+    ],
+)
+def test_a_wrong_agent_class_is_named(given: object, message: str) -> None:
+    trajectory = play_one(AgentWorkflow, agent_cls=given)
+    assert trajectory.stop_reason is StopReason.WORKFLOW_ERROR
+    assert message in trajectory.failure
+
+
+def test_an_agent_that_answers_in_the_wrong_type_fails_alone() -> None:
+    trajectory = play_one(AgentWorkflow, scripted(["a"]), agent_cls=f"{HERE}:Broken")
+    assert "get_env_outputs returned str; expected a StepResult" in trajectory.failure
+
+
+def make_rollout(engine: ScriptedEngine) -> SyncMultiTurnRollout:
+    stage = Stage(
+        make_env=lambda _split: WordWorld(),
+        context=ContextSettings(),
+        limits=Limits(max_turns=5),
+        invalid_penalty=0.0,
+        workflow_args={"agent_cls": f"{HERE}:Counter"},
+    )
+    front = WorkflowFront(AgentWorkflow, {"words": stage}, engine, TEMPLATE, group_size=2, sampling=Sampling(), seed=0)
+    seeds = iter(range(100))
+    return SyncMultiTurnRollout(
+        AgentProxy(front), lambda: [Task(tag="words", seed=next(seeds)) for _ in range(2)], build_experiences
+    )
+
+
+def test_a_batch_of_agents_is_reset_played_and_made_into_records() -> None:
+    rollout = make_rollout(scripted(["a", "b", "c"]))
+    with pytest.raises(WorkflowError, match="call rollout"):
+        rollout.build_update_batch()
+    rollout.reset()
+    groups = rollout.rollout()
+    assert [len(group.trajectories) for group in groups] == [2, 2]
+    assert len(rollout.build_update_batch()) == 2 * 2 * 3
+    rollout.reset()
+    assert {group.task.seed for group in rollout.rollout()} == {2, 3}
+
+
+# --- tools ------------------------------------------------------------------------------------------------------------
+
+
+def add(a: int, b: int) -> int:
+    """The sum of two numbers."""
+    return a + b
+
+
+def explode() -> None:
+    raise RuntimeError("boom")
+
+
+LONG = ContextSettings(max_response_tokens=300, max_tokens=4000)
+TOOLS = [f"{HERE}:add", f"{HERE}:explode"]
+
+
+def raw(*replies: str) -> ScriptedEngine:
+    left = iter(replies)
+    return ScriptedEngine(
+        lambda _: [*TEMPLATE.encode_text(next(left)).tolist(), TEMPLATE.end_of_turn_id], stop_ids=TEMPLATE.stop_ids
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "answer"),
+    [
+        ('{"name": "add", "arguments": {"a": 2, "b": 3}}', "<tool_response>5</tool_response>"),
+        ('{"name": "explode"}', "RuntimeError: boom"),
+        ('{"name": "os.system", "arguments": {"command": "ls"}}', "error: KeyError"),
+        ('{"name": "add", "arguments": {"a": 2}}', "error: TypeError"),
+        ('{"name": "add", "arguments": 3}', "error: TypeError"),
+        ("[1]", "error: TypeError"),
+        ("not json", "error: JSONDecodeError"),
+    ],
+)
+def test_a_tool_call_is_answered_and_the_answer_after_it_is_played(call: str, answer: str) -> None:
+    engine = raw(f"<tool_call>{call}</tool_call>", "<answer>win</answer>")
+    trajectory = play_one(ToolCallingWorkflow, engine, tools=TOOLS, context=LONG)
+    assert [turn.step for turn in trajectory.turns] == [0, 0]
+    assert answer in trajectory.turns[1].observation
+    assert rewards(trajectory) == [0.0, 1.0]
+    assert "add(a: 'int', b: 'int') -> 'int': The sum of two numbers." in trajectory.turns[0].observation
+
+
+def test_a_model_that_only_calls_tools_runs_out_of_calls() -> None:
+    call = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 1}}</tool_call>'
+    trajectory = play_one(
+        ToolCallingWorkflow, raw(*[call] * 6), tools=TOOLS, max_tool_calls=2, max_turns=2, context=LONG
+    )
+    assert [turn.step for turn in trajectory.turns] == [0, 0, 0, 1, 1, 1]
+    assert trajectory.stop_reason is StopReason.MAX_TURNS
+
+
+@pytest.mark.parametrize("tools", [None, [], [f"{HERE}:NOT_AN_AGENT"]])
+def test_tools_that_are_none_are_refused(tools: object) -> None:
+    assert "rollout.workflow_args.tools" in play_one(ToolCallingWorkflow, tools=tools).failure
+
+
+# --- trying again -----------------------------------------------------------------------------------------------------
+
+
+def test_after_a_failure_the_model_says_what_it_will_do_and_plays_again() -> None:
+    engine = raw("<answer>go</answer>", "<answer>lose</answer>", "I will win.", "<answer>win</answer>")
+    trajectory = play_one(ReflectAndRetryWorkflow, engine)
+    assert [turn.step for turn in trajectory.turns] == [0, 1, 2, 3]
+    assert rewards(trajectory) == [0.0, 0.0, 0.0, 1.0]
+    assert "what you will do differently" in trajectory.turns[2].observation
+    assert "Earlier you failed and said: I will win." in trajectory.turns[3].observation
+    assert trajectory.is_success
+
+
+def test_a_success_needs_no_second_attempt_and_the_last_attempt_ends_the_run() -> None:
+    assert len(play_one(ReflectAndRetryWorkflow, raw("<answer>win</answer>")).turns) == 1
+    lost = play_one(ReflectAndRetryWorkflow, raw(*["<answer>lose</answer>"] * 5), max_attempts=3)
+    assert len(lost.turns) == 5
+    assert not lost.is_success
