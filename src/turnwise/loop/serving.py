@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from turnwise.config.checks import check_settings
 from turnwise.config.learning import NoWarmStart
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.config.schema import TurnwiseSettings
@@ -69,6 +70,7 @@ def load_served(target: str, *, recipe: str | None = None, overrides: Sequence[s
         settings = load_settings(target, overrides)
         policy = resolve_model(settings)
     settings = _start_from(settings, policy)
+    check_settings(settings)
     directory = RunDirectory.create(
         new_run_path(Path(settings.run.root), settings.recipe),
         config_yaml=dump_settings(settings),
@@ -79,9 +81,11 @@ def load_served(target: str, *, recipe: str | None = None, overrides: Sequence[s
 
 def _start_from(settings: TurnwiseSettings, policy: str) -> TurnwiseSettings:
     """The settings of a run that learns from what this policy does: it begins with it, as it is."""
+    # A hub name is no path on this machine.
+    path = str(Path(policy).resolve()) if Path(policy).is_dir() else policy
     return settings.model_copy(
         update={
-            "model": settings.model.model_copy(update={"path": str(Path(policy).resolve())}),
+            "model": settings.model.model_copy(update={"path": path}),
             "buffer": settings.buffer.model_copy(update={"type": "sqlite"}),
             "warm_start": NoWarmStart(),
         }

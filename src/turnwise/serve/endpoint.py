@@ -182,7 +182,7 @@ class ChatEndpoint:
         # Compared in constant time, so that the answer's delay tells nothing about the token.
         if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token.encode()):
             raise ServeError(
-                "the token is missing or wrong. Send 'Authorization: Bearer TOKEN', or give it as the client's api_key.",
+                "the token is missing or wrong. Send 'Authorization: Bearer TOKEN', or give it as api_key.",
                 status=HTTPStatus.UNAUTHORIZED,
                 code="invalid_api_key",
             )
