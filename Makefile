@@ -40,8 +40,9 @@ format: install ## put the code into the house format
 bench: install ## run the benchmarks; writes benchmarks/results/*.json
 	$(BIN)/python -m benchmarks.run
 
-results: install ## train every FrozenLake preset over three seeds; writes docs/results/presets.md
+results: install ## train presets and environments over three seeds; writes docs/results/
 	$(BIN)/python -m benchmarks.presets
+	$(BIN)/python -m benchmarks.environments
 
 clean: ## remove the environment and all caches; runs/ stays
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage

@@ -21,6 +21,9 @@ class TinySettings(Settings):
     """Width inside the feed-forward layers."""
     vocab_size: int = Field(default=512, ge=300)
     """Upper bound; 256 byte symbols and the special tokens are always in."""
+    cut: Literal["space", "words"] = "space"
+    """What a token never crosses: white space alone, so that a cell such as Pb2 may be one token; or also the ends of
+    words, signs and single digits, so that a name is spelled alike wherever it stands and can be copied."""
     max_positions: PositiveInt = 2048
     """Longest sequence the network can read."""
 

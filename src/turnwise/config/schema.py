@@ -19,6 +19,7 @@ from turnwise.config.playing import (
     MixSettings,
     RewardSettings,
     RolloutSettings,
+    TaskSettings,
 )
 from turnwise.config.settings import Settings
 
@@ -80,6 +81,7 @@ class TurnwiseSettings(Settings):
     model: ModelSettings = ModelSettings()
     env: EnvSettings
     mix: MixSettings = MixSettings()
+    tasks: TaskSettings = TaskSettings()
     context: ContextSettings = ContextSettings()
     engine: EngineSettings = EngineSettings()
     rollout: RolloutSettings = RolloutSettings()

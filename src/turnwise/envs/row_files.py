@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from turnwise.envs.packages import require_package
+from turnwise.config.packages import require_package
 from turnwise.errors import TaskError
 
 _GZIP_MAGIC, _PARQUET_MAGIC = b"\x1f\x8b", b"PAR1"
@@ -200,7 +200,7 @@ def _skip_blank(text: str, position: int) -> int:
 
 def _parquet_rows(file: RowFile) -> Iterator[Row]:
     asked_by = f"{file.format.setting}: the Parquet file {file.path}"
-    parquet: Any = require_package("pyarrow.parquet", extra="parquet", asked_by=asked_by)
+    parquet: Any = require_package("pyarrow.parquet", extra="data", asked_by=asked_by)
     try:
         rows = parquet.read_table(file.path).to_pylist()
     except (OSError, ValueError) as error:  # pyarrow's own errors extend these two

@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -25,6 +26,13 @@ _SPECIAL = (PAD, "<|system|>", "<|user|>", "<|assistant|>", END)
 """The trainer gives special tokens the first ids, in this order."""
 _WORDS = ("<think>", "</think>", "<answer>", "</answer>")
 """One token each, yet ordinary text to a reader: answers are parsed from them."""
+
+_CUTS = {
+    # A cell such as "Pb2" may become one token, which small models learn faster.
+    "space": (r"\s", "merged_with_next"),
+    # The comma of "white, black" and the bracket of "click[white]" stay off the name, and a number is its digits.
+    "words": (r" ?\d| ?[^\W\d]+| ?[^\w\s]|\s", "isolated"),
+}
 
 _FORMAT = 2
 """Part of a folder's name: raised when the same ingredients give another model."""
@@ -56,7 +64,7 @@ def find_or_make(cache: Path, kind: str, ingredients: list[object], create: Call
 
 
 def _create_actor(folder: Path, settings: TinySettings, seed: int, sample_texts: Sequence[str]) -> None:
-    tokenizer = fit_tokenizer(sample_texts, settings.vocab_size)
+    tokenizer = fit_tokenizer(sample_texts, settings.vocab_size, settings.cut)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(tiny_config(settings, vocab_size=len(tokenizer)))
@@ -83,13 +91,17 @@ def tiny_config(settings: TinySettings, *, vocab_size: int) -> LlamaConfig:
     )
 
 
-def fit_tokenizer(sample_texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:
+def fit_tokenizer(
+    sample_texts: Sequence[str], vocab_size: int, cut: Literal["space", "words"] = "space"
+) -> PreTrainedTokenizerFast:
     """Byte-level BPE over the samples, with the chat template of all built-in models."""
     core = Tokenizer(models.BPE())
-    # Words are cut at white space alone: a cell such as "Pb2" may become one token, which small models learn faster.
-    at_space = pre_tokenizers.Split(Regex(r"\s"), behavior="merged_with_next")
+    pattern, behavior = _CUTS[cut]
     core.pre_tokenizer = pre_tokenizers.Sequence(
-        [at_space, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(pattern), behavior=behavior),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(

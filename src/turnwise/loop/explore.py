@@ -34,6 +34,7 @@ async def explore(parts: TrainParts, step: int) -> Explored:
         kept += filter_groups(groups, chosen)
         if len(kept) >= wanted:
             break
+    parts.tasks.feedback(played)
     return Explored(played=played, kept=kept[:wanted])
 
 

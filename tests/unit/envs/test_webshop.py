@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -274,14 +275,15 @@ def test_the_oracle_buys_everything_that_can_be_asked_for_in_the_fewest_steps() 
 
 def test_the_oracle_finds_its_way_from_anywhere() -> None:
     rng = random.Random(1)
-    for page_size in (1, 4, 10):
-        env = WebShop(num_products=80, page_size=page_size)
+    for page_size, who in ((1, "planner"), (4, "planner"), (10, "planner"), (4, "explorer")):
+        env = WebShop(num_products=80, page_size=page_size, oracle=who)
         for seed in range(40):
             env.reset(seed)
             for _ in range(rng.randint(0, 12)):
                 action = random_action(env, rng)
                 if action != "click[buy now]":
                     env.step(action)
+            reward, done = 0.0, False
             for _ in range(60):
                 _, reward, done, _ = env.step(env.oracle())
                 if done:
@@ -300,6 +302,38 @@ def test_the_oracle_turns_pages_both_ways(tmp_path: Path) -> None:
     assert actions == ["search[grey wool sock]", "click[next >]", "click[b17]"]
     play(env, "click[< prev]", "click[next >]")
     assert env.oracle() == "click[< prev]"
+
+
+def test_the_explorer_keeps_to_the_words_of_the_errand() -> None:
+    """The planner's titles name brands that nobody was told; who imitates them can only learn them by heart."""
+    searches: dict[str, list[bool]] = {"planner": [], "explorer": []}
+    for who, told in searches.items():
+        env = WebShop(num_products=400, page_size=2, oracle=who)
+        for seed in range(60):
+            env.reset(seed)
+            reward, done = 0.0, False
+            while not done:
+                action = env.oracle()
+                if action.startswith("search"):
+                    told.append(set(action[7:-1].split()) <= set(re.findall(r"\w+", env.goal.instruction_text.lower())))
+                _, reward, done, _ = env.step(action)
+            assert reward == 1
+    assert all(searches["explorer"])
+    assert not all(searches["planner"])
+
+
+def test_the_explorer_takes_the_first_product_that_will_do(tmp_path: Path) -> None:
+    products = [{"asin": f"B{n:02}", "name": "grey wool sock"} for n in range(30)]
+    shop = write_shop(tmp_path, products, {})
+    sock = {"query": "wool sock", "name": "grey wool sock", "attributes": ["grey"], "price_upper": 1000.0}
+    goal = lamp_goal(asin="B17", goal_options=[], **sock)
+    clicks = {}
+    for who in ("planner", "explorer"):
+        env = WebShop(**shop, goal=goal, oracle=who)
+        env.reset(0)
+        env.step("search[grey wool sock]")
+        clicks[who] = env.oracle()
+    assert clicks == {"planner": "click[next >]", "explorer": "click[b00]"}
 
 
 def test_the_oracle_says_so_where_no_search_helps(tmp_path: Path) -> None:
@@ -397,3 +431,22 @@ def test_wrong_settings_are_explained(params: dict[str, object], message: str) -
     with pytest.raises(ConfigError) as caught:
         WebShop(**params)
     assert message in str(caught.value)
+
+
+def test_goals_can_be_held_out_instead_of_products() -> None:
+    def asked(split_by: str, split: str) -> tuple[set[str], set[str]]:
+        env = WebShop(num_products=20, eval_share=0.3, split_by=split_by)
+        products, texts = set(), set()
+        for seed in range(300):
+            env.reset(seed=seed, split=split)
+            products.add(env.goal.asin)
+            texts.add(repr(env.goal))
+        return products, texts
+
+    train_products, train_goals = asked("products", "train")
+    eval_products, eval_goals = asked("products", "eval")
+    assert not train_products & eval_products
+    train_products, train_goals = asked("goals", "train")
+    eval_products, eval_goals = asked("goals", "eval")
+    assert not train_goals & eval_goals
+    assert eval_products <= train_products

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from turnwise.config.learning import TinySettings
 from turnwise.config.load import load_settings
-from turnwise.learn.tiny_model import tiny_model_folder
+from turnwise.learn.tiny_model import fit_tokenizer, tiny_model_folder
 from turnwise.loop.build import resolve_model
 from turnwise.loop.sample_texts import draw_sample_texts
 from turnwise.loop.worlds import main_world
 
 SMALL = TinySettings(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32)
+WORDS = fit_tokenizer(["color: white, black\nsize: 11"], 300, "words")
 TEXTS = ["Pa1 Ob2 Gc3", "<answer>Right</answer>", "Right", "Left"]
 
 
@@ -67,6 +70,7 @@ def test_a_half_made_folder_is_made_again(tmp_path: Path) -> None:
         {"settings": SMALL.model_copy(update={"intermediate_size": 16})},
         {"settings": SMALL.model_copy(update={"vocab_size": 300})},
         {"settings": SMALL.model_copy(update={"max_positions": 128})},
+        {"settings": SMALL.model_copy(update={"cut": "words"})},
     ],
 )
 def test_other_ingredients_make_another_model(tmp_path: Path, change: dict[str, Any]) -> None:
@@ -89,6 +93,24 @@ def test_the_seed_decides_the_weights_and_does_not_disturb_torch(tmp_path: Path)
     first, again, other = (AutoModelForCausalLM.from_pretrained(f).model.embed_tokens.weight for f in folders)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+def pieces(cut: Literal["space", "words"], text: str) -> list[str]:
+    page = "color: white, black\nsize: 11, 12\np17 mug, white $5.99\n"
+    tokenizer = fit_tokenizer([page, "click[white]", "click[11]", "click[p17]"] * 4, 400, cut)
+    return [str(tokenizer.decode([token])) for token in tokenizer(text)["input_ids"]]
+
+
+def test_a_cut_at_words_spells_a_name_alike_wherever_it_stands() -> None:
+    assert pieces("words", " black, white\np17 mug") == [" black", ",", " white", "\n", "p", "1", "7", " mug"]
+    assert pieces("words", "click[p17]") == ["click", "[", "p", "1", "7", "]"]
+    assert " white," in pieces("space", "black, white, mug")
+    assert "click[p17]" in pieces("space", "click[p17]")
+
+
+@given(st.text(max_size=40))
+def test_a_cut_at_words_loses_nothing(text: str) -> None:
+    assert WORDS.decode(WORDS(text)["input_ids"]) == text
 
 
 def test_every_word_of_the_default_recipe_is_one_token() -> None:

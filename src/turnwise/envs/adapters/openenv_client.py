@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, build_opener
 
-from turnwise.envs.packages import require_package
+from turnwise.config.packages import require_package
 from turnwise.errors import ConfigError, EnvError
 
 _SCHEMES = {"http": ("http", "ws"), "ws": ("http", "ws"), "https": ("https", "wss"), "wss": ("https", "wss")}

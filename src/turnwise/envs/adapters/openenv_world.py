@@ -14,6 +14,7 @@ from typing import Any, ClassVar, cast
 
 from pydantic import Field
 
+from turnwise.config.packages import require_package
 from turnwise.config.settings import Settings
 from turnwise.envs.adapters.foreign import (
     ForeignWorld,
@@ -32,7 +33,6 @@ from turnwise.envs.adapters.openenv_client import (
     fetch_schema,
     parse_address,
 )
-from turnwise.envs.packages import require_package
 from turnwise.errors import ConfigError, EnvError, TurnwiseError
 
 _BESIDE = {"done", "reward", "metadata"}

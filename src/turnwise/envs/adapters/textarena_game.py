@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, ClassVar, TypeAlias, cast
 
+from turnwise.config.packages import require_package
 from turnwise.config.registry import OPPONENTS
 from turnwise.config.settings import Settings
 from turnwise.envs.adapters.foreign import (
@@ -25,7 +26,6 @@ from turnwise.envs.adapters.foreign import (
 )
 from turnwise.envs.adapters.textarena_settings import TextArenaParams
 from turnwise.envs.boundary import describe_env
-from turnwise.envs.packages import require_package
 from turnwise.errors import ConfigError, EnvError, TaskError, did_you_mean
 from turnwise.protocols import Opponent
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from turnwise.config.packages import require_package
 from turnwise.envs.adapters.global_rngs import OwnGlobalRngs
-from turnwise.envs.packages import require_package
 from turnwise.errors import EnvError
 
 _ASKED_BY = "env.backend 'textworld'"

@@ -101,7 +101,8 @@ class WebShop(BaseEnv):
 
     def oracle(self) -> str:
         self._require_playing()
-        return next_action(self._shop, self.goal, self._page, compat=self.params.compat, is_sayable=self._is_sayable)
+        who, compat = self.params.oracle, self.params.compat
+        return next_action(self._shop, self.goal, self._page, who=who, compat=compat, is_sayable=self._is_sayable)
 
     def snapshot(self) -> object:
         return self.goal, self._page, self._phase
@@ -110,7 +111,7 @@ class WebShop(BaseEnv):
         self.goal, self._page, self._phase = cast("tuple[Goal, Page, Any]", state)
 
     def _draw_goal(self, seed: int, split: str) -> Goal:
-        goals = split_goals(self.catalogue, self.params.eval_share)[split]
+        goals = split_goals(self.catalogue, self.params.eval_share, self.params.split_by)[split]
         if not goals:
             raise TaskError(
                 f"webshop: all goals of {self.catalogue.source} are about one product, which is for training; the "

@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import product as combinations
+from typing import Literal
 from zlib import crc32
 
 from turnwise.envs.webshop.products import Catalogue, Goal, GoalOption, Product
@@ -74,21 +75,24 @@ def read_goal(row: object, catalogue: Catalogue, place: str) -> Goal:
 
 
 @lru_cache(maxsize=32)
-def split_goals(catalogue: Catalogue, eval_share: float) -> Mapping[str, tuple[Goal, ...]]:
-    """By product: whatever is asked for in evaluation is never asked for in training."""
-    places = {goal.asin: crc32(goal.asin.encode()) / 2**32 for goal in catalogue.goals}
+def split_goals(
+    catalogue: Catalogue, eval_share: float, split_by: Literal["products", "goals"]
+) -> Mapping[str, tuple[Goal, ...]]:
+    """What is asked for in evaluation is never asked for in training: no such product, or no such wish for it."""
+    keys = {goal: goal.asin if split_by == "products" else repr(goal) for goal in catalogue.goals}
+    places = {key: crc32(key.encode()) / 2**32 for key in keys.values()}
     if not places:
         raise TaskError(
             f"webshop: {catalogue.source} has no goals: no product has an instruction. Give a file with instructions "
             "(env.attributes or env.goals), or a goal (env.goal)."
         )
-    # A share may give all products of a small catalogue to one split; the one nearest to the border changes sides.
+    # A share may give everything of a small catalogue to one split; the one nearest to the border changes sides.
     lowest, highest = min(places.values()), max(places.values())
     border = min(max(eval_share, lowest), highest)
-    held_out = {asin for asin, place in places.items() if place < border or (place == lowest and len(places) > 1)}
+    held_out = {key for key, place in places.items() if place < border or (place == lowest and len(places) > 1)}
     return {
-        "train": tuple(goal for goal in catalogue.goals if goal.asin not in held_out),
-        "eval": tuple(goal for goal in catalogue.goals if goal.asin in held_out),
+        "train": tuple(goal for goal in catalogue.goals if keys[goal] not in held_out),
+        "eval": tuple(goal for goal in catalogue.goals if keys[goal] in held_out),
     }
 
 

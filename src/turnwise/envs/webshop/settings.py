@@ -33,8 +33,13 @@ class WebShopParams(Settings):
     """The text of the original, or a short one in lower case that also says which options are chosen."""
     page_size: int = Field(default=10, ge=1, le=50)
     """Products on one page of results."""
+    oracle: Literal["planner", "explorer"] = "planner"
+    """Who demonstrates: one who knows which product is meant and also searches by its title, or one who searches in the
+    words of the instruction and takes the first product that is all it asks for."""
     eval_share: float = Field(default=0.1, gt=0, lt=1)
-    """The share of the products that is never asked for in training."""
+    """The share of the products, or of the goals, that is never asked for in training."""
+    split_by: Literal["products", "goals"] = "products"
+    """What is held out: whole products, or single goals, as in the original, whose products are known from training."""
 
     @model_validator(mode="after")
     def _files_need_products(self) -> WebShopParams:
@@ -47,4 +52,4 @@ class WebShopParams(Settings):
         return self
 
     def idle_settings(self) -> dict[str, str]:
-        return dict.fromkeys(self.changed("eval_share"), "goal is set") if self.goal is not None else {}
+        return dict.fromkeys(self.changed("eval_share", "split_by"), "goal is set") if self.goal is not None else {}

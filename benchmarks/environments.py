@@ -1,0 +1,86 @@
+"""`make results`: trains one recipe per environment over several seeds; writes the table and curves to docs/results/.
+
+A run that is already there and finished is not made again, so an interrupted comparison goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+
+from benchmarks.presets import MARK, ROOT, train_once
+from turnwise.loop.run import Run
+from turnwise.report.curves import plot_comparison
+from turnwise.report.files import atomic_write
+
+RECIPES = ("sokoban", "countdown", "alfworld", "webshop")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--recipes", nargs="+", default=RECIPES, choices=RECIPES)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time, each on one thread")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "environments")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results")
+    options = parser.parse_args()
+    wanted = [(recipe, seed) for seed in range(options.seeds) for recipe in options.recipes]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(lambda job: train_once(job[0], job[1], options.runs), wanted))
+    runs = {
+        recipe: [Run(options.runs / f"{recipe}-{seed}") for seed in range(options.seeds)] for recipe in options.recipes
+    }
+    write_page(runs, options.out)
+
+
+def write_page(runs: dict[str, list[Run]], out: Path) -> None:
+    """The table and the curves; what stands above the mark in the page is left as it is."""
+    plot_comparison(
+        {name: [run.metrics() for run in some] for name, some in runs.items()}, {}, out / "environments.png"
+    )
+    page = out / "environments.md"
+    above = page.read_text().split(MARK)[0] if page.exists() else "# Four environments\n\n"
+    atomic_write(page, (above + MARK + "\n\n" + describe(runs)).encode())
+
+
+def describe(runs: dict[str, list[Run]]) -> str:
+    """Success by seed, then where the seconds of a run go, then what other players reach on the same episodes."""
+    success = [
+        "| recipe | episodes | warm start, by seed | after training, by seed | gain, by seed |",
+        "|---|---|---|---|---|",
+    ]
+    seconds = [
+        "| recipe | steps | environment steps | set-up, warm start, first evaluation | rollout | update | whole run |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    others = ["| recipe | on the same episodes |", "|---|---|"]
+    for name, some in runs.items():
+        summaries = [run.summary for run in some]
+        before = [s.success_before or 0.0 for s in summaries]
+        after = [s.success_after or 0.0 for s in summaries]
+        gains = [a - b for a, b in zip(after, before, strict=True)]
+        success.append(
+            f"| `{name}` | {summaries[0].eval_episodes} | {_list(before)} | **{_list(after)}** "
+            f"| {_list(gains, '+.3f')} |"
+        )
+        env_steps = median(sum(row.get("rollout/env_steps", 0) for row in run.metrics()) for run in some)
+        rollout = median(s.time_split["rollout"] + s.time_split["env"] for s in summaries)
+        seconds.append(
+            f"| `{name}` | {summaries[0].steps} | {env_steps:,.0f} | {median(s.setup_s for s in summaries):.0f} s "
+            f"| {rollout:.0f} s | {median(s.time_split['learn'] for s in summaries):.0f} s "
+            f"| {median(s.wall_s for s in summaries):.0f} s |"
+        )
+        shown = {other: rate for other, rate in summaries[0].baselines.items() if other != "warm_start"}
+        others.append(f"| `{name}` | {', '.join(f'{other} {rate:.3f}' for other, rate in shown.items())} |")
+    figure = ["![Success on held-out episodes while training, one line per seed](environments.png)"]
+    return "\n\n".join("\n".join(part) for part in (success, figure, others, seconds)) + "\n"
+
+
+def _list(numbers: list[float], form: str = ".3f") -> str:
+    return ", ".join(format(number, form) for number in numbers)
+
+
+if __name__ == "__main__":
+    main()
