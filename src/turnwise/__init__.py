@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from turnwise.rollout.agent_proxy import AgentProxy
     from turnwise.rollout.agents import BaseAgent, SyncMultiTurnRollout
     from turnwise.rollout.env_manager import EnvStateManager
-    from turnwise.rollout.step_wise import RewardPropagationWorkflow, StepWiseRewardWorkflow, Workflow
+    from turnwise.rollout.step_wise import (
+        RewardPropagationWorkflow,
+        StepWiseRewardWorkflow,
+        Workflow,
+        WorkflowTask,
+    )
     from turnwise.types import Experience
 
 __version__ = "0.1.0"
@@ -42,6 +47,7 @@ _HOMES = {
     "RewardPropagationWorkflow": "turnwise.rollout.step_wise",
     "StepWiseRewardWorkflow": "turnwise.rollout.step_wise",
     "Workflow": "turnwise.rollout.step_wise",
+    "WorkflowTask": "turnwise.rollout.step_wise",
     "Experience": "turnwise.types",
 }
 
@@ -59,6 +65,7 @@ __all__ = [
     "StepWiseRewardWorkflow",
     "SyncMultiTurnRollout",
     "Workflow",
+    "WorkflowTask",
     "__version__",
     "check_env",
     "evaluate",

@@ -62,6 +62,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_look_before(commands)
     _add_export(commands)
     _add_lab(commands)
+    _add_serve(commands)
     return parser
 
 
@@ -151,7 +152,21 @@ def _add_lab(commands: argparse._SubParsersAction) -> None:  # type: ignore[type
     lab.add_argument("--json", action="store_true", help="print JSON")
 
 
-COMMANDS = ("train", "eval", "play", "envs", "check", "plan", "export", "lab")
+def _add_serve(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
+    parser = _add(
+        commands,
+        "serve",
+        "serve a policy to OpenAI clients on this machine, and record what they do as experience",
+        "the token is made at start, or given as TURNWISE_SERVE_TOKEN in the environment\n" + _OVERRIDES,
+    )
+    parser.add_argument("target", metavar="TARGET", help="a run directory, a model folder or a recipe")
+    parser.add_argument("--port", type=int, default=0, metavar="N", help="where to listen (default: a free port)")
+    parser.add_argument(
+        "--recipe", metavar="RECIPE", help="the recipe in whose setting a model folder is served (default: frozenlake)"
+    )
+
+
+COMMANDS = ("train", "eval", "play", "envs", "check", "plan", "export", "lab", "serve")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

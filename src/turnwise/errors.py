@@ -59,6 +59,16 @@ class SyncError(TurnwiseError):
     """Weights did not reach the engine."""
 
 
+class ServeError(TurnwiseError):
+    """A request over HTTP cannot be served; its client is told `status`, `param` and `code` beside the text."""
+
+    def __init__(self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+
+
 class RunError(TurnwiseError):
     """A run directory cannot be read or written."""
 

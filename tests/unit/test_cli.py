@@ -107,6 +107,7 @@ def test_settings_reach_the_recipe_in_any_form_and_place(
         ("plan", ["RECIPE", "--config FILE", "--config-name NAME", "--json", "key.path=value"]),
         ("lab", ["credit", "--world NAME", "--critic C", "--critic-noise X", "--episodes N", "--out DIR", "--json"]),
         ("lab", ["--group-size N", "--batches N", "--seed N", "rule.setting=value"]),
+        ("serve", ["TARGET", "--port N", "--recipe RECIPE", "TURNWISE_SERVE_TOKEN", "key.path=value"]),
     ],
 )
 def test_help_lists_every_option(capsys: pytest.CaptureFixture[str], command: str, options: list[str]) -> None:
@@ -119,7 +120,7 @@ def test_help_lists_every_option(capsys: pytest.CaptureFixture[str], command: st
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "--help")
     assert code == 0
-    assert set(COMMANDS) == {"train", "eval", "play", "envs", "check", "plan", "export", "lab"}
+    assert set(COMMANDS) == {"train", "eval", "play", "envs", "check", "plan", "export", "lab", "serve"}
     assert all(f"    {command} " in out for command in COMMANDS)
     assert call(capsys, "--version")[1].startswith("turnwise ")
 
@@ -166,6 +167,8 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["check", "frozenlake", "learn.steps=-1"], "learn.steps: -1 given"),
         (["check", "frozenlake", "env.train.sise=3"], "env.train"),
         (["plan", "frozenlake", "engine.type=nope"], "engine.type: there is no engine named 'nope'"),
+        (["serve", "frozenlik"], "no recipe named 'frozenlik'. Did you mean 'frozenlake'?"),
+        (["serve", "frozenlake", "--recipe", "bandit"], "--recipe goes with a model folder"),
         (["lab"], "credit"),
         (["lab", "credits"], "invalid choice: 'credits'"),
         (["lab", "credit", "--world", "lak"], "--world: there is no world named 'lak'. Did you mean 'lake'?"),

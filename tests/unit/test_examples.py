@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -70,3 +71,18 @@ def test_both_evaluations_of_one_policy_agree(trained: tuple[str, Path]):
     assert after
     assert again
     assert after[1] == again[1]
+
+
+def test_an_agent_with_nothing_but_the_openai_client_is_trained(tmp_path: Path):
+    pytest.importorskip("openai", reason="the openai package is not installed; it is part of the dev extra")
+    arguments = ("--steps", "2", "--groups", "6", "--episodes", "6", "--root", "made")
+    output = run_example("openai_agent.py", *arguments, folder=tmp_path)
+    assert re.search(r"openai_agent: success \d+\.\d% -> \d+\.\d%, see made/frozenlake-", output)
+    (run,) = (tmp_path / "made").iterdir()
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["steps"], summary["policy_version"], summary["failures"]) == (2, 2, {})
+    # Every call was a step, and what was trained is what was sampled.
+    assert summary["tokens_sampled"] > 12
+    assert summary["tokens_trained"] == 2 * summary["tokens_sampled"]
+    (first, *_) = (json.loads(line) for line in (run / "trajectories/step-000001.jsonl").read_text().splitlines())
+    assert len(first["segments"]) == len(first["turns"])

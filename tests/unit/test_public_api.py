@@ -99,7 +99,7 @@ def test_an_environment_as_the_public_surface_shows_it() -> None:
 
 
 def test_commands_environments_and_recipes() -> None:
-    assert {"train", "eval", "play", "envs", "check", "plan", "lab"} <= set(COMMANDS)
+    assert {"train", "eval", "play", "envs", "check", "plan", "lab", "serve"} <= set(COMMANDS)
     assert {"frozen_lake", "bandit"} <= set(ENVS)
     assert load_settings("frozenlake").env.type == "frozen_lake"
 

@@ -148,6 +148,7 @@ WORKFLOWS = Registry(
         "tool_calling": "turnwise.rollout.tool_calls:ToolCallingWorkflow",
         "reflect_and_retry": "turnwise.rollout.reflection:ReflectAndRetryWorkflow",
         "agent": "turnwise.rollout.agents:AgentWorkflow",
+        "openai_program": "turnwise.serve.openai_program:OpenAiProgramWorkflow",
     },
 )
 PRIORITIES = Registry(

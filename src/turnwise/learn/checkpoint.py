@@ -67,6 +67,14 @@ def resumed_model(folder: Path) -> Path | None:
     return None if (folder / _ADAPTER).is_file() else folder / "policy"
 
 
+def read_policy_version(folder: Path) -> int:
+    """Which policy a checkpoint holds."""
+    try:
+        return int(json.loads((folder / "state.json").read_text())["policy_version"])
+    except _DAMAGED as error:
+        raise RunError(f"checkpoint {folder} cannot be read: {type(error).__name__}: {error}") from error
+
+
 def load_checkpoint(folder: Path, trainer: Trainer) -> dict[str, Any]:
     """Put the learner back to where it was; returns the loop's own state. Its model is that of `resumed_model`."""
     try:

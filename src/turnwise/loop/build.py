@@ -241,6 +241,7 @@ def _build_proxy(
     chosen = WORKFLOWS.get_target(rollout.workflow)
     front: Front
     if isinstance(chosen, type) and issubclass(chosen, Workflow):
+        chosen.check_args(rollout.workflow_args)
         stages = {
             world.tag: Stage(
                 make_env=world.make,

@@ -30,6 +30,7 @@ from turnwise.loop.evaluate import measure_rule_in
 from turnwise.loop.plan import describe_plan, make_plan
 from turnwise.loop.play import play_in_terminal
 from turnwise.loop.run import evaluate, resume, train
+from turnwise.loop.serving import serve
 from turnwise.report.progress import phase
 from turnwise.report.run_dir import RunDirectory
 
@@ -222,6 +223,11 @@ def _lab(options: argparse.Namespace, overrides: list[str], console: Console) ->
     return 0
 
 
+def _serve(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    serve(options.target, console, port=options.port, recipe=options.recipe, overrides=overrides)
+    return 0
+
+
 def _refuse(overrides: Sequence[str]) -> None:
     if overrides:
         raise ConfigError(f"'{overrides[0]}' is not understood here.")
@@ -249,4 +255,5 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, list[str], Console], int]] = 
     "plan": _plan,
     "export": _export,
     "lab": _lab,
+    "serve": _serve,
 }

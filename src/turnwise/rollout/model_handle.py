@@ -8,6 +8,7 @@ refuses to know environments and rewards.
 from __future__ import annotations
 
 import asyncio
+from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -68,7 +69,7 @@ class _Said:
 
 
 class ModelHandle:
-    """The model for one episode; `calls` holds everything it was asked, in order.
+    """The model for one episode; `calls` holds everything it was asked, step by step.
 
     Synchronous programs call `chat`, in whatever thread they run; coroutines await `chat_async`.
     """
@@ -143,6 +144,10 @@ class ModelHandle:
         self._refuse_if_cancelled()
         return [self._record(said, prefix, prompt_ids, completion, step) for completion in completions]
 
+    def decode(self, token_ids: IntArray) -> str:
+        """The text of sampled tokens, without the end of turn."""
+        return self._template.decode_reply(token_ids)
+
     def calls_of(self, step: int) -> list[Response]:
         return [call for call in self.calls if call.step == step]
 
@@ -185,13 +190,14 @@ class ModelHandle:
         if len(completion.token_ids) == 0:
             raise EngineError("the engine returned a reply without a token; a reply has at least its end.")
         response = Response(
-            response_text=prefix + self._template.decode_reply(completion.token_ids),
+            response_text=prefix + self.decode(completion.token_ids),
             observation=messages[-1].content,
             prompt_ids=prompt_ids,
             completion=completion,
             step=step,
         )
-        self.calls.append(response)
+        # Of calls that run side by side a later step may be answered first.
+        insort(self.calls, response, key=lambda call: call.step)
         conversation = (*messages, Message("assistant", response.response_text))
         is_closed = int(completion.token_ids[-1]) == self._template.end_of_turn_id
         # Of replies with equal texts the first stands for all: text is how a program says which one goes on.

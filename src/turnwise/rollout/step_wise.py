@@ -21,7 +21,7 @@ from turnwise.envs.base import BaseEnv
 from turnwise.errors import ContextOverflow, WorkflowError
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.model_handle import ModelHandle, Response
-from turnwise.types import Info, StopReason, Task, Trajectory, TrajectoryId, Turn
+from turnwise.types import Info, Segment, StopReason, Task, Trajectory, TrajectoryId, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,10 @@ class WorkflowTask:
     @property
     def seed(self) -> int:
         return self.task.seed
+
+    @property
+    def split(self) -> str:
+        return self.task.split
 
     @property
     def is_eval(self) -> bool:
@@ -80,6 +84,11 @@ class Workflow(ABC):
         self.task = task
         self.model = model
 
+    @classmethod
+    def check_args(cls, workflow_args: Mapping[str, Any]) -> None:
+        """Raise ConfigError for `rollout.workflow_args` that cannot work; called before anything is played."""
+        return
+
     @abstractmethod
     async def run(self) -> Trajectory:
         """Play the task from the start to the end."""
@@ -102,11 +111,11 @@ class Workflow(ABC):
     ) -> Trajectory:
         """The run as a trajectory: `reward` is for its end, or by step; so are the facts."""
         calls = self.model.calls
-        rewards = _rewards_of_calls(reward, calls)
+        rewards = rewards_of_calls(reward, calls)
         return Trajectory(
             id=self.task.id,
             task=self.task.task,
-            segments=tuple(call.as_segment(number) for number, call in enumerate(calls)),
+            segments=segments_of_calls(calls),
             turns=turns_of_calls(calls, rewards, facts or {}),
             stop_reason=stop_reason,
             is_success=self.is_success(sum(rewards)),
@@ -205,6 +214,11 @@ class RewardPropagationWorkflow(_SteppedWorkflow):
         return self._end(await self._ask(self.reward, list(self.model.calls)), num_steps, stop_reason)
 
 
+def segments_of_calls(calls: Sequence[Response]) -> tuple[Segment, ...]:
+    """One segment per call."""
+    return tuple(call.as_segment(number) for number, call in enumerate(calls))
+
+
 def turns_of_calls(
     calls: Sequence[Response], rewards: Sequence[float], facts: Mapping[int, StepFacts]
 ) -> tuple[Turn, ...]:
@@ -230,7 +244,7 @@ def turns_of_calls(
     return tuple(turns)
 
 
-def _rewards_of_calls(reward: float | Mapping[int, float], calls: Sequence[Response]) -> list[float]:
+def rewards_of_calls(reward: float | Mapping[int, float], calls: Sequence[Response]) -> list[float]:
     """The reward of a step stands on its last call; that of a step without one, on the last call before it."""
     rewards = [0.0] * len(calls)
     if not calls:

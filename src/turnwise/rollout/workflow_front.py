@@ -24,7 +24,7 @@ from turnwise.rollout.env_manager import derive_seed
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.rollout.runner import Play
-from turnwise.rollout.step_wise import Workflow, WorkflowTask, turns_of_calls
+from turnwise.rollout.step_wise import Workflow, WorkflowTask, segments_of_calls, turns_of_calls
 from turnwise.types import Sampling, StopReason, Task, Trajectory, TrajectoryId
 
 _MAX_THREADS = 256
@@ -156,7 +156,7 @@ class _WorkflowPlay:
         return Trajectory(
             id=self._id,
             task=self._task,
-            segments=tuple(call.as_segment(number) for number, call in enumerate(calls)),
+            segments=segments_of_calls(calls),
             turns=turns_of_calls(calls, [0.0] * len(calls), {}),
             stop_reason=reason,
             is_success=False,

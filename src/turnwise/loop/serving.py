@@ -1,0 +1,178 @@
+"""`turnwise serve`: a policy behind an OpenAI-compatible endpoint, and what its clients do as experience on disk.
+
+In: a run directory, a model folder or a recipe. Out: finished groups in the run's `experience.db`, where a learner
+finds them. A target that is no run, or one whose buffer is not on disk, gets a new run directory that starts from its
+policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from rich.console import Console
+
+from turnwise.config.checks import check_settings
+from turnwise.config.learning import NoWarmStart
+from turnwise.config.load import dump_settings, load_settings
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.errors import ConfigError
+from turnwise.experience.build import build_experiences
+from turnwise.learn.checkpoint import read_policy_version
+from turnwise.learn.models import load_model, torch_dtype
+from turnwise.loop.build import build_buffer, build_engine, resolve_model
+from turnwise.loop.run import Run
+from turnwise.protocols import Buffer, ChatTemplate, Engine
+from turnwise.report.console import phase
+from turnwise.report.manifest import collect_manifest
+from turnwise.report.run_dir import RunDirectory, new_run_path
+from turnwise.rollout.model_handle import ModelHandle
+from turnwise.serve.endpoint import ChatEndpoint
+from turnwise.serve.recorder import SPLIT, EpisodeRecorder
+from turnwise.types import Group, Sampling, Task, TrajectoryId
+
+TOKEN_VARIABLE = "TURNWISE_SERVE_TOKEN"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A policy to be served, and the run its experience belongs to."""
+
+    settings: TurnwiseSettings
+    directory: RunDirectory
+    template: ChatTemplate
+    engine: Engine
+    buffer: Buffer
+
+
+def load_served(target: str, *, recipe: str | None = None, overrides: Sequence[str] = ()) -> Served:
+    """A run's newest policy, a model folder in the setting of a recipe, or a recipe's own model."""
+    path = Path(target)
+    is_run = (path / "config.yaml").is_file()
+    if is_run and (recipe or overrides):
+        raise ConfigError(f"run {path} is served with its own settings; give no recipe and no overrides.")
+    if recipe and not path.is_dir():
+        raise ConfigError(f"--recipe goes with a model folder; '{target}' is none.")
+    if is_run:
+        settings, policy = load_settings(str(path / "config.yaml")), str(Run(path).policy)
+        if settings.buffer.type == "sqlite":
+            return _build(settings, RunDirectory.open(path), policy, read_policy_version(Path(policy).parent))
+    elif path.is_dir():
+        settings, policy = load_settings(recipe or "frozenlake", overrides), str(path)
+    else:
+        settings = load_settings(target, overrides)
+        policy = resolve_model(settings)
+    settings = _start_from(settings, policy)
+    check_settings(settings)
+    directory = RunDirectory.create(
+        new_run_path(Path(settings.run.root), settings.recipe),
+        config_yaml=dump_settings(settings),
+        manifest=collect_manifest(settings.recipe, settings.run.seed),
+    )
+    return _build(settings, directory, policy, 0)
+
+
+def _start_from(settings: TurnwiseSettings, policy: str) -> TurnwiseSettings:
+    """The settings of a run that learns from what this policy does: it begins with it, as it is."""
+    # A hub name is no path on this machine.
+    path = str(Path(policy).resolve()) if Path(policy).is_dir() else policy
+    return settings.model_copy(
+        update={
+            "model": settings.model.model_copy(update={"path": path}),
+            "buffer": settings.buffer.model_copy(update={"type": "sqlite"}),
+            "warm_start": NoWarmStart(),
+        }
+    )
+
+
+def _build(settings: TurnwiseSettings, directory: RunDirectory, policy: str, version: int) -> Served:
+    _, template, engine = build_engine(settings, policy)
+    if version:
+        # What is recorded must say which policy sampled it.
+        engine.load_weights(load_model(policy, torch_dtype(settings.model.dtype)).state_dict(), version)
+    buffer = build_buffer(settings, directory.path)
+    return Served(settings=settings, directory=directory, template=template, engine=engine, buffer=buffer)
+
+
+@asynccontextmanager
+async def open_endpoint(served: Served, *, token: str, port: int = 0) -> AsyncIterator[ChatEndpoint]:
+    """The endpoint of a policy; when it closes, what has ended is saved."""
+    recorder = _make_recorder(served)
+    endpoint = ChatEndpoint(recorder, token=token, model_name=served.settings.recipe)
+    await endpoint.start(port)
+    try:
+        yield endpoint
+    finally:
+        await endpoint.close()
+        recorder.close()
+
+
+def serve(
+    target: str, console: Console, *, port: int = 0, recipe: str | None = None, overrides: Sequence[str] = ()
+) -> None:
+    """Serve until interrupted."""
+    given = os.environ.get(TOKEN_VARIABLE)
+    if given is not None and (not given or not given.isascii() or any(c.isspace() for c in given)):
+        raise ConfigError(
+            f"{TOKEN_VARIABLE} is empty or has blanks or letters beyond ASCII; give a token, or unset it."
+        )
+    token = given or secrets.token_urlsafe(32)
+    with phase(console, "loading the policy"):
+        served = load_served(target, recipe=recipe, overrides=overrides)
+    asyncio.run(_serve_until_interrupted(served, console, token, port, is_secret=given is not None))
+
+
+async def _serve_until_interrupted(served: Served, console: Console, token: str, port: int, *, is_secret: bool) -> None:
+    interrupted = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
+    async with open_endpoint(served, token=token, port=port) as endpoint:
+        lines = (
+            f"base URL    {endpoint.base_url()}",
+            f"token       {'that of ' + TOKEN_VARIABLE if is_secret else token}",
+            f"policy      version {served.engine.policy_version}",
+            f"experience  {served.directory.experience}",
+            "Ctrl-C ends it.",
+        )
+        for line in lines:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        await interrupted.wait()
+    console.print(f"ended; {len(served.buffer)} experiences wait to be learnt from.", markup=False, highlight=False)
+
+
+def _make_recorder(served: Served) -> EpisodeRecorder:
+    settings, context = served.settings, served.settings.context
+    loop = asyncio.get_running_loop()
+    numbers = _free_numbers(served)
+
+    def open_model(trajectory: TrajectoryId) -> ModelHandle:
+        return ModelHandle(
+            served.engine,
+            served.template,
+            sampling=Sampling(temperature=settings.rollout.temperature, max_new_tokens=context.max_response_tokens),
+            max_tokens=context.max_tokens,
+            seed=settings.run.seed,
+            name=str(trajectory),
+            loop=loop,
+        )
+
+    def save(group: Group) -> None:
+        served.buffer.add(build_experiences([group]))
+
+    return EpisodeRecorder(open_model, lambda: next(numbers), save, context=context)
+
+
+def _free_numbers(served: Served) -> Iterator[tuple[int, Task]]:
+    """Rollout and task of one new group after another; a run that was served before goes on counting."""
+    rollout, tag = served.engine.policy_version, served.settings.env.type
+    for number in count():
+        task = Task(tag=tag, seed=number, split=SPLIT)
+        if not served.buffer.has_group(TrajectoryId(rollout, task.id, 0).group):
+            yield rollout, task

@@ -1,0 +1,213 @@
+"""Episodes that clients begin and end over HTTP, as groups of trajectories.
+
+An episode begins with a POST and ends with its reward; siblings name the same group, and a group is saved when all of
+them have ended. Calls without an episode belong to `default`, which begins anew whenever it is given its reward. An
+episode of which nothing is heard any more becomes a failed trajectory, so that its group can be saved.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+from turnwise.config.playing import ContextSettings
+from turnwise.errors import RewardError, ServeError
+from turnwise.rollout.model_handle import ModelHandle
+from turnwise.rollout.step_wise import rewards_of_calls, segments_of_calls, turns_of_calls
+from turnwise.serve.endpoint import Episode
+from turnwise.types import Group, StopReason, Task, Trajectory, TrajectoryId
+
+DEFAULT = "default"
+SPLIT = "served"
+"""Of the tasks of served episodes: they are numbered as they come."""
+_MAX_CALLS = 1000
+"""Of one episode: bounds what a client that never ends one can fill."""
+_MAX_GROUP_SIZE = 1024
+
+
+@dataclass(slots=True, eq=False)
+class _OpenGroup:
+    name: str | None
+    """What siblings call it; None where it has a single episode."""
+    rollout: int
+    task: Task
+    size: int
+    num_begun: int = 0
+    ended: dict[int, Trajectory] = field(default_factory=dict)
+    """By sibling."""
+
+    def to_group(self) -> Group:
+        return Group(task=self.task, trajectories=tuple(self.ended[n] for n in sorted(self.ended)))
+
+
+@dataclass(slots=True, eq=False)
+class _OpenEpisode:
+    episode: Episode
+    id: TrajectoryId
+    group: _OpenGroup
+    heard_at_s: float
+
+
+class EpisodeRecorder:
+    """The host of `turnwise serve`. `save` takes every finished group once; where it raises, the reward can be sent
+    again."""
+
+    def __init__(
+        self,
+        open_model: Callable[[TrajectoryId], ModelHandle],
+        next_task: Callable[[], tuple[int, Task]],
+        save: Callable[[Group], None],
+        *,
+        context: ContextSettings,
+        max_idle_s: float = 3600.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`next_task` gives the rollout and the task of a new group."""
+        self._open_model = open_model
+        self._next_task = next_task
+        self._save = save
+        self._context = context
+        self._max_idle_s = max_idle_s
+        self._clock = clock
+        self._episodes: dict[str, _OpenEpisode] = {}
+        self._groups: list[_OpenGroup] = []
+
+    # --- what an endpoint asks for -------------------------------------------------------------------------------
+
+    def find(self, name: str | None) -> Episode:
+        self._end_silent()
+        if name in (None, DEFAULT):
+            self._renew_default()
+        found = self._get(name or DEFAULT)
+        found.heard_at_s = self._clock()
+        return found.episode
+
+    def begin(self, wishes: dict[str, Any]) -> dict[str, Any]:
+        self._end_silent()
+        unknown = wishes.keys() - {"group", "group_size"}
+        if unknown:
+            raise ServeError(f"{sorted(unknown)} given; expected 'group' and 'group_size', or nothing.")
+        name, size = wishes.get("group"), wishes.get("group_size", 1)
+        if not (name is None or (isinstance(name, str) and name)):
+            raise ServeError(f"group: {name!r} given; expected a name that siblings share.", param="group")
+        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= _MAX_GROUP_SIZE:
+            raise ServeError(
+                f"group_size: {size!r} given; expected a number from 1 to {_MAX_GROUP_SIZE}.", param="group_size"
+            )
+        if name is None and size > 1:
+            raise ServeError(f"group_size: {size} given without 'group', the name that siblings share.", param="group")
+        group = self._open_group(name, size)
+        number = f"{group.task.seed}-{group.num_begun}"
+        self._begin(number, group)
+        return {"id": number, "trajectory": str(self._episodes[number].id)}
+
+    def end(self, name: str, outcome: dict[str, Any]) -> dict[str, Any]:
+        found = self._get(name)
+        if set(outcome) not in ({"reward"}, {"rewards"}):
+            raise ServeError(
+                f"{sorted(outcome)} given; expected 'reward', a number, or 'rewards', a list of one for each call."
+            )
+        (given,) = outcome.values()
+        calls = found.episode.model.calls
+        if isinstance(given, list) is ("reward" in outcome) or not calls:
+            raise ServeError(
+                f"{given!r} given for {len(calls)} calls; expected 'reward', a number, or 'rewards', a list of one for "
+                "each call, after at least one call."
+            )
+        try:
+            rewards = rewards_of_calls(found.episode.read_reward(given), calls)
+        except RewardError as error:
+            raise ServeError(str(error)) from error
+        is_saved = self._end(name, found, rewards, found.episode.stop_reason)
+        return {"id": name, "trajectory": str(found.id), "calls": len(calls), "group_saved": is_saved}
+
+    def close(self) -> None:
+        """What has ended is saved, also where siblings have not."""
+        for name, found in list(self._episodes.items()):
+            self._end(name, found, None, StopReason.TIMEOUT, "the server was ended before the episode.")
+        for group in list(self._groups):
+            self._finish(group)
+
+    # --- groups --------------------------------------------------------------------------------------------------
+
+    def _open_group(self, name: str | None, size: int) -> _OpenGroup:
+        known = next((group for group in self._groups if name is not None and group.name == name), None)
+        if known is None:
+            return _OpenGroup(name, *self._next_task(), size)
+        if known.size != size or known.num_begun == known.size:
+            raise ServeError(
+                f"group '{name}' was begun with group_size {known.size} and has {known.num_begun} episodes; no other "
+                f"with group_size {size} can join it. Choose another name.",
+                status=HTTPStatus.CONFLICT,
+            )
+        return known
+
+    def _begin(self, name: str, group: _OpenGroup) -> None:
+        trajectory = TrajectoryId(group.rollout, group.task.id, group.num_begun)
+        episode = Episode(
+            name,
+            self._open_model(trajectory),
+            prefix=self._context.answer.forced_prefix,
+            max_calls=_MAX_CALLS,
+            max_response_tokens=self._context.max_response_tokens,
+            keeps_temperature=False,
+        )
+        if group.num_begun == 0:
+            self._groups.append(group)
+        group.num_begun += 1
+        self._episodes[name] = _OpenEpisode(episode, trajectory, group, self._clock())
+
+    def _end(
+        self, name: str, found: _OpenEpisode, rewards: list[float] | None, reason: StopReason, failure: str = ""
+    ) -> bool:
+        """Says whether the group was saved with it."""
+        calls, group = list(found.episode.model.calls), found.group
+        rewards = rewards or [0.0] * len(calls)
+        group.ended[found.id.sibling] = Trajectory(
+            id=found.id,
+            task=group.task,
+            segments=segments_of_calls(calls),
+            turns=turns_of_calls(calls, rewards, {}),
+            stop_reason=reason,
+            is_success=sum(rewards) > 0,
+            failure=failure,
+        )
+        is_complete = len(group.ended) == group.size
+        if is_complete:
+            # Before anything is forgotten: where saving fails, the episode is still there.
+            self._finish(group)
+        del self._episodes[name]
+        found.episode.model.cancel(failure or "it was given its reward.")
+        found.episode.model.release()
+        return is_complete
+
+    def _finish(self, group: _OpenGroup) -> None:
+        if any(not trajectory.stop_reason.is_error for trajectory in group.ended.values()):
+            self._save(group.to_group())
+        self._groups.remove(group)
+
+    def _renew_default(self) -> None:
+        """There is always a default episode with room for a call."""
+        known = self._episodes.get(DEFAULT)
+        if known is not None and known.episode.is_full:
+            why = f"{_MAX_CALLS} calls without a reward."
+            self._end(DEFAULT, known, None, StopReason.WORKFLOW_ERROR, why)
+        if DEFAULT not in self._episodes:
+            self._begin(DEFAULT, self._open_group(None, 1))
+
+    def _end_silent(self) -> None:
+        oldest_s = self._clock() - self._max_idle_s
+        for name, found in list(self._episodes.items()):
+            if found.heard_at_s < oldest_s:
+                why = f"nothing was heard of the episode for {self._max_idle_s:g} s."
+                self._end(name, found, None, StopReason.TIMEOUT, why)
+
+    def _get(self, name: str) -> _OpenEpisode:
+        if name not in self._episodes:
+            raise ServeError(
+                f"episode '{name}' is over, or was never begun.", status=HTTPStatus.NOT_FOUND, code="not_found"
+            )
+        return self._episodes[name]

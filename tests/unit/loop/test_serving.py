@@ -1,0 +1,163 @@
+"""`turnwise serve` with a real model: which policy answers, where its experience goes, and that it teaches."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from turnwise.config.load import load_settings
+from turnwise.errors import ConfigError, ServeError
+from turnwise.loop.build import build_buffer, build_train
+from turnwise.loop.run import Run
+from turnwise.loop.serial import learn_from
+from turnwise.loop.serving import TOKEN_VARIABLE, Served, load_served, open_endpoint, serve
+from turnwise.types import Experience
+
+from ...small_run import SMALL_LAKE, SMALL_MODEL
+
+HELLO = {"messages": [{"role": "user", "content": "P _ O G"}]}
+
+
+@pytest.fixture
+def durable(finished: Run, tmp_path: Path) -> Path:
+    """The finished run, as if its buffer had been on disk."""
+    run = tmp_path / "durable"
+    shutil.copytree(finished.path, run)
+    config = run / "config.yaml"
+    config.write_text(re.sub(r"(?m)^(buffer:\n(?:  .*\n)*?  type: )memory$", r"\1sqlite", config.read_text()))
+    assert load_settings(str(config)).buffer.type == "sqlite"
+    return run
+
+
+def post(url: str, body: object, key: str) -> dict[str, object]:
+    request = Request(url, json.dumps(body).encode(), {"Authorization": f"Bearer {key}"})
+    with urlopen(request, timeout=30) as reply:
+        return json.loads(reply.read())
+
+
+def play(served: Served, episodes: int = 2) -> None:
+    """Episodes of two calls each; the k-th earns k."""
+
+    async def run() -> None:
+        async with open_endpoint(served, token="key") as endpoint:
+            for number in range(episodes):
+                begun = await asyncio.to_thread(post, f"{endpoint.address}/v1/episodes", {}, "key")
+                for _ in range(2):
+                    await asyncio.to_thread(post, f"{begun['base_url']}/chat/completions", HELLO, "key")
+                address = f"{endpoint.address}/episodes/{begun['id']}/reward"
+                await asyncio.to_thread(post, address, {"reward": number}, "key")
+
+    asyncio.run(run())
+
+
+def read_experience(run: Path) -> list[Experience]:
+    return build_buffer(load_settings(str(run / "config.yaml")), run).take(1)
+
+
+def test_a_run_with_a_buffer_on_disk_is_served_as_it_is_and_goes_on_counting(durable: Path) -> None:
+    newest = json.loads((Run(durable).policy.parent / "state.json").read_text())["policy_version"]
+    assert newest > 0
+    for _ in range(2):
+        served = load_served(str(durable))
+        assert served.directory.path == durable
+        play(served)
+    experiences = read_experience(durable)
+    assert {str(e.id.trajectory) for e in experiences} == {f"{newest}/frozen_lake/served/{n}/0" for n in range(4)}
+    assert {e.policy_version for e in experiences} == {newest}
+    assert [e.raw_rewards.tolist() for e in experiences] == [[0.0], [0.0], [0.0], [1.0]] * 2
+
+
+@pytest.mark.parametrize("kind", ["run", "folder", "recipe"])
+def test_what_has_no_buffer_on_disk_gets_a_run_that_starts_from_its_policy(
+    kind: str, finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    match kind:
+        case "run":
+            served = load_served(str(finished.path))
+        case "folder":
+            served = load_served(str(finished.policy), recipe="frozenlake", overrides=["run.root=made"])
+        case "recipe":
+            served = load_served("frozenlake", overrides=[*SMALL_MODEL, "run.root=made"])
+    assert served.directory.path != finished.path
+    assert served.engine.policy_version == 0
+    play(served)
+    path = served.directory.path
+    settings = load_settings(str(path / "config.yaml"))
+    parts = build_train(settings, run_path=path)
+    # Whoever trains this run starts with exactly the weights that sampled what it learns from.
+    assert (settings.buffer.type, settings.warm_start.type) == ("sqlite", "none")
+    for name, weight in served.engine._model.state_dict().items():
+        np.testing.assert_array_equal(weight.numpy(), parts.learner.weights()[name].numpy())
+    experiences = parts.buffer.take(1)
+    assert len(experiences) == 4
+    report = learn_from(parts, experiences)
+    assert report.policy_version == 1
+    assert report.metrics["learn/approx_kl"] == pytest.approx(0.0, abs=1e-3)
+
+
+def test_mistakes_are_told_before_anything_is_loaded(finished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="its own settings"):
+        load_served(str(finished.path), overrides=["run.seed=1"])
+    with pytest.raises(ConfigError, match="--recipe goes with a model folder"):
+        load_served("frozenlake", recipe="bandit")
+    with pytest.raises(ConfigError, match="no recipe named 'frozenlik'"):
+        load_served("frozenlik")
+    for token in ("", "two words", "é"):
+        monkeypatch.setenv(TOKEN_VARIABLE, token)
+        with pytest.raises(ConfigError, match=TOKEN_VARIABLE):
+            serve("frozenlake", Console(quiet=True))
+
+
+def test_a_port_that_is_none_is_refused(durable: Path) -> None:
+    async def run() -> None:
+        async with open_endpoint(load_served(str(durable)), token="key", port=99_999):
+            pass
+
+    with pytest.raises(ServeError, match="--port"):
+        asyncio.run(run())
+
+
+@pytest.mark.parametrize("token", ["of-my-own", None])
+def test_the_command_says_where_it_is_and_ends_cleanly(durable: Path, token: str | None) -> None:
+    env = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+    command = [sys.executable, "-u", "-m", "turnwise", "serve", str(durable)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**env, TOKEN_VARIABLE: token} if token else env
+    ) as process:
+        assert process.stdout is not None
+        told: dict[str, str] = {}
+        for line in process.stdout:
+            name, _, value = line.partition("  ")
+            told[name] = value.strip()
+            if line.startswith("Ctrl-C"):
+                break
+        key = token or told["token"]
+        reply = post(f"{told['base URL']}/chat/completions", HELLO, key)
+        post(f"{told['base URL'].removesuffix('/v1')}/episodes/default/reward", {"reward": 1}, key)
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+        assert process.wait(timeout=30) == 0
+    assert reply["object"] == "chat.completion"
+    assert (token is None) is (TOKEN_VARIABLE not in told["token"])
+    assert token is None or token not in str(told)
+    assert "1 experiences wait" in rest
+    assert len(read_experience(durable)) == 1
+
+
+def test_a_program_that_cannot_be_called_ends_a_run_before_it_starts() -> None:
+    settings = load_settings("frozenlake", [*SMALL_LAKE, "rollout.workflow=openai_program"])
+    with pytest.raises(ConfigError, match=r"rollout\.workflow_args\.program: None given"):
+        build_train(settings)

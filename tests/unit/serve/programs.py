@@ -1,0 +1,89 @@
+"""Agents as people write them, with nothing but the openai client. None knows that it is being trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from openai import APIStatusError, APITimeoutError, AsyncOpenAI, DefaultHttpxClient, OpenAI
+
+CONNECTIONS = DefaultHttpxClient()
+TURNS = 3
+
+
+def play_plain(*, base_url: str, api_key: str, task: Any) -> float:
+    """A conversation of three turns in plain code."""
+    client = OpenAI(base_url=base_url, api_key=api_key, http_client=CONNECTIONS)
+    messages: list[Any] = []
+    for turn in range(TURNS):
+        messages.append({"role": "user", "content": f"task {task.seed} turn {turn}"})
+        reply = client.chat.completions.create(model="gpt", messages=messages, temperature=0.1)
+        messages.append(reply.choices[0].message)
+    return float(task.seed)
+
+
+async def play_async(*, base_url: str, api_key: str, task: Any) -> list[float]:
+    """The same as a coroutine, streamed; it gives every call a reward of its own."""
+    rewards = []
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+        messages: list[Any] = []
+        for turn in range(TURNS):
+            messages.append({"role": "user", "content": f"task {task.seed} turn {turn}"})
+            stream = await client.chat.completions.create(model="gpt", messages=messages, stream=True)
+            text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+            messages.append({"role": "assistant", "content": text})
+            rewards.append(float(turn))
+    return rewards
+
+
+def play_endless(*, base_url: str, api_key: str, task: Any) -> float:
+    """Never ends by itself."""
+    client = OpenAI(base_url=base_url, api_key=api_key, http_client=CONNECTIONS)
+    while True:
+        client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": "more"}])
+
+
+def play_too_much(*, base_url: str, api_key: str, task: Any) -> float:
+    """Says more than fits, after something that does."""
+    client = OpenAI(base_url=base_url, api_key=api_key, http_client=CONNECTIONS)
+    for length in (1, 5000):
+        client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": "x " * length}])
+    return 1.0
+
+
+def play_careful(*, base_url: str, api_key: str, task: Any) -> float:
+    """Says too much, hears of it, and goes on with less."""
+    client = OpenAI(base_url=base_url, api_key=api_key, http_client=CONNECTIONS)
+    try:
+        client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": "x " * 5000}])
+    except APIStatusError as error:
+        if (error.status_code, error.code) != (400, "context_length_exceeded"):
+            return -1.0
+    client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": "x"}])
+    return 2.0
+
+
+def play_impatient(*, base_url: str, api_key: str, task: Any) -> float:
+    """Does not wait for the first reply."""
+    client = OpenAI(base_url=base_url, api_key=api_key, http_client=CONNECTIONS, max_retries=0)
+    try:
+        client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": "slow"}], timeout=0.1)
+    except APITimeoutError:
+        client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": "again"}])
+    return 1.0
+
+
+def play_wrong(*, base_url: str, api_key: str, task: Any) -> float:
+    raise ZeroDivisionError("a bug of its own")
+
+
+def play_for_nothing(*, base_url: str, api_key: str, task: Any) -> None:
+    """Forgets to return a reward."""
+    client = OpenAI(base_url=base_url, api_key=api_key, http_client=CONNECTIONS)
+    client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": "x"}])
+
+
+def play_other_words(client: OpenAI) -> float:
+    return 0.0
+
+
+NOT_A_FUNCTION = 3

@@ -1,0 +1,356 @@
+"""The endpoint of `turnwise serve` over HTTP: who may ask, what is recorded, and which groups are saved when."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pytest
+
+from turnwise.errors import StoreError
+from turnwise.serve.endpoint import ChatEndpoint
+from turnwise.serve.recorder import EpisodeRecorder
+from turnwise.types import Group, StopReason, Task
+
+from .episodes import CONTEXT, KEY, EchoEngine, open_model
+
+HELLO = {"messages": [{"role": "user", "content": "hello"}]}
+
+
+class Client:
+    """Asks an endpoint, without its event loop having to wait."""
+
+    def __init__(self, endpoint: ChatEndpoint) -> None:
+        self.address = endpoint.address
+
+    async def ask(self, path: str, body: object = None, *, key: str | None = KEY, method: str | None = None) -> Any:
+        """The answer's JSON; for a refusal its status and error."""
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        data = None if body is None else json.dumps(body).encode()
+        request = Request(self.address + path, data, headers, method=method)
+        return await asyncio.get_running_loop().run_in_executor(None, _fetch, request)
+
+    async def begin(self, **wishes: object) -> str:
+        return (await self.ask("/v1/episodes", wishes))["id"]
+
+    async def chat(self, episode: str, **body: object) -> Any:
+        return await self.ask(f"/episodes/{episode}/v1/chat/completions", {**HELLO, **body})
+
+    async def reward(self, episode: str, **outcome: object) -> Any:
+        return await self.ask(f"/episodes/{episode}/reward", outcome)
+
+
+def _fetch(request: Request) -> Any:
+    try:
+        with urlopen(request, timeout=10) as reply:
+            return json.loads(reply.read())
+    except HTTPError as refused:
+        return refused.code, json.loads(refused.read())["error"]
+
+
+class Stage:
+    """An endpoint whose clock and disk are the test's."""
+
+    def __init__(self) -> None:
+        self.engine = EchoEngine()
+        self.saved: list[Group] = []
+        self.now_s = 0.0
+        self.is_disk_full = False
+
+    def save(self, group: Group) -> None:
+        if self.is_disk_full:
+            raise StoreError("the disk is full.")
+        self.saved.append(group)
+
+    def play(self, scene: Callable[[Client, EpisodeRecorder], Awaitable[None]]) -> None:
+        async def run() -> None:
+            numbers = iter(range(100))
+            recorder = EpisodeRecorder(
+                lambda trajectory: open_model(self.engine, str(trajectory)),
+                lambda: (3, Task(tag="words", seed=next(numbers), split="served")),
+                self.save,
+                context=CONTEXT,
+                max_idle_s=60.0,
+                clock=lambda: self.now_s,
+            )
+            endpoint = ChatEndpoint(recorder, token=KEY, model_name="small")
+            await endpoint.start()
+            try:
+                await scene(Client(endpoint), recorder)
+            finally:
+                await endpoint.close()
+
+        asyncio.run(run())
+
+    def rewards(self) -> list[list[list[float]]]:
+        """By group, by trajectory, by turn."""
+        return [[[turn.reward for turn in t.turns] for t in group.trajectories] for group in self.saved]
+
+
+def test_nobody_is_answered_without_the_token() -> None:
+    stage = Stage()
+
+    async def scene(client: Client, _recorder: EpisodeRecorder) -> None:
+        assert await client.ask("/health", key=None) == {"status": "ok"}
+        for key in (None, "", "secret-kez", "é"):
+            with suppress(UnicodeEncodeError):
+                status, error = await client.ask("/v1/chat/completions", HELLO, key=key)
+                assert (status, error["code"]) == (401, "invalid_api_key")
+        assert (await client.ask("/v1/models"))["data"][0]["id"] == "small"
+
+    stage.play(scene)
+    assert stage.engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "method", "status"),
+    [
+        ("/v1/nothing", {}, "POST", 404),
+        ("/v1/chat/completions", None, "GET", 405),
+        ("/v1/models", {}, "POST", 405),
+        ("/episodes/7-0/v1/chat/completions", HELLO, "POST", 404),
+        ("/episodes/7-0/reward", {"reward": 1}, "POST", 404),
+        ("/v1/episodes", {"colour": "red"}, "POST", 400),
+        ("/v1/episodes", {"group_size": 2}, "POST", 400),
+        ("/v1/episodes", {"group": "a", "group_size": 0}, "POST", 400),
+        ("/v1/episodes", {"group": "a", "group_size": True}, "POST", 400),
+        ("/v1/episodes", {"group": 7}, "POST", 400),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x " * 500}]}, "POST", 400),
+    ],
+)
+def test_what_cannot_be_served_is_told(path: str, body: object, method: str, status: int) -> None:
+    async def scene(client: Client, _recorder: EpisodeRecorder) -> None:
+        told, error = await client.ask(path, body, method=method)
+        assert told == status
+        assert error["message"].endswith(".")
+
+    Stage().play(scene)
+
+
+def test_every_call_is_a_step_recorded_with_the_tokens_that_were_sampled() -> None:
+    stage = Stage()
+
+    async def scene(client: Client, _recorder: EpisodeRecorder) -> None:
+        episode = await client.begin()
+        first = await client.chat(episode)
+        said = first["choices"][0]["message"]["content"]
+        assert said.startswith("<answer>")
+        more = [*HELLO["messages"], {"role": "assistant", "content": said}, {"role": "user", "content": "and?"}]
+        await client.chat(episode, messages=more, n=2, temperature=0.2, max_tokens=1000)
+        assert await client.reward(episode, rewards=[0.25, 1]) == {
+            "id": episode,
+            "trajectory": "3/words/served/0/0",
+            "calls": 3,
+            "group_saved": True,
+        }
+
+    stage.play(scene)
+    ((trajectory,),) = [group.trajectories for group in stage.saved]
+    assert [turn.step for turn in trajectory.turns] == [0, 1, 1]
+    assert stage.rewards() == [[[0.25, 0.0, 1.0]]]
+    assert {turn.policy_version for turn in trajectory.turns} == {3}
+    for segment, request, completion in zip(
+        trajectory.segments, stage.engine.requests, stage.engine.completions, strict=True
+    ):
+        sampled = segment.loss_mask
+        np.testing.assert_array_equal(segment.token_ids[~sampled], request.prompt_ids)
+        np.testing.assert_array_equal(segment.token_ids[sampled], completion.token_ids)
+        np.testing.assert_array_equal(segment.behavior_logprobs[sampled], completion.behavior_logprobs)
+    # The second call goes on from the sampled tokens of the first, and asks for no more than the context allows.
+    whole = trajectory.segments[0].token_ids
+    np.testing.assert_array_equal(stage.engine.requests[1].prompt_ids[: len(whole)], whole)
+    assert [r.sampling.temperature for r in stage.engine.requests] == [0.7, 0.2, 0.2]
+    assert {r.sampling.max_new_tokens for r in stage.engine.requests} == {16}
+    assert stage.engine.released == ["3/words/served/0/0"]
+
+
+def test_episodes_at_the_same_time_share_a_batch_and_nothing_else() -> None:
+    stage = Stage()
+
+    async def play_one(client: Client, number: int) -> list[str]:
+        episode = await client.begin()
+        replies = []
+        for turn in range(3):
+            said = [{"role": "user", "content": f"episode {number} turn {turn}"}]
+            replies.append((await client.chat(episode, messages=said))["choices"][0]["message"]["content"])
+        await client.reward(episode, reward=number)
+        return replies
+
+    async def scene(client: Client, _recorder: EpisodeRecorder) -> None:
+        played = await asyncio.gather(*(play_one(client, number) for number in range(4)))
+        by_reward = {group.trajectories[0].episode_return: group.trajectories[0] for group in stage.saved}
+        for number, replies in enumerate(played):
+            turns = by_reward[number].turns
+            assert [turn.response_text for turn in turns] == replies
+            assert [turn.observation for turn in turns] == [f"episode {number} turn {turn}" for turn in range(3)]
+
+    stage.play(scene)
+    assert stage.engine.most_running > 1
+
+
+def test_calls_side_by_side_in_one_episode_are_kept_in_the_order_they_came() -> None:
+    stage = Stage()
+    stage.engine = SlowFirst()
+
+    async def scene(client: Client, _recorder: EpisodeRecorder) -> None:
+        episode = await client.begin()
+        late = asyncio.create_task(client.chat(episode, messages=[{"role": "user", "content": "slow"}]))
+        await asyncio.sleep(0.1)
+        await client.chat(episode)
+        await late
+        await client.reward(episode, rewards=[1, 2])
+
+    stage.play(scene)
+    turns = stage.saved[0].trajectories[0].turns
+    assert [(turn.step, turn.observation, turn.reward) for turn in turns] == [(0, "slow", 1.0), (1, "hello", 2.0)]
+
+
+class SlowFirst(EchoEngine):
+    async def generate(self, request):  # type: ignore[no-untyped-def]
+        if not self.most_running:
+            self.most_running = 1
+            await asyncio.sleep(0.4)
+        return await super().generate(request)
+
+
+def test_siblings_are_saved_together_and_only_when_all_have_ended() -> None:
+    stage = Stage()
+
+    async def scene(client: Client, _recorder: EpisodeRecorder) -> None:
+        siblings = [await client.begin(group="lake", group_size=2) for _ in range(2)]
+        status, error = await client.ask("/v1/episodes", {"group": "lake", "group_size": 2})
+        assert status == 409
+        assert "has 2 episodes" in error["message"]
+        for episode in siblings:
+            await client.chat(episode)
+        assert (await client.reward(siblings[1], reward=5))["group_saved"] is False
+        assert stage.saved == []
+        assert (await client.reward(siblings[0], reward=4))["group_saved"] is True
+        # The name is free again, for another group.
+        await client.begin(group="lake", group_size=3)
+
+    stage.play(scene)
+    assert stage.rewards() == [[[4.0], [5.0]]]
+    assert {t.id.group for t in stage.saved[0].trajectories} == {"3/words/served/0"}
+
+
+def test_an_episode_nobody_hears_of_fails_and_its_siblings_are_saved_without_it() -> None:
+    stage = Stage()
+
+    async def scene(client: Client, _recorder: EpisodeRecorder) -> None:
+        ended, silent = [await client.begin(group="lake", group_size=2) for _ in range(2)]
+        await client.chat(ended)
+        await client.chat(silent)
+        await client.reward(ended, reward=1)
+        stage.now_s = 59.0
+        await client.begin()
+        assert stage.saved == []
+        stage.now_s = 61.0
+        await client.begin()
+        status, _ = await client.chat(silent)
+        assert status == 404
+
+    stage.play(scene)
+    (group,) = stage.saved
+    assert [t.stop_reason for t in group.trajectories] == [StopReason.TERMINATED, StopReason.TIMEOUT]
+    assert "nothing was heard" in group.trajectories[1].failure
+
+
+def test_calls_without_an_episode_belong_to_the_default_one_which_begins_anew() -> None:
+    stage = Stage()
+
+    async def scene(client: Client, _recorder: EpisodeRecorder) -> None:
+        status, _ = await client.reward("default", reward=1)
+        assert status == 404
+        for reward in (1, 2):
+            assert (await client.ask("/v1/chat/completions", HELLO))["id"] == "chatcmpl-default-0"
+            await client.reward("default", reward=reward)
+
+    stage.play(scene)
+    assert stage.rewards() == [[[1.0]], [[2.0]]]
+    assert len({group.trajectories[0].id for group in stage.saved}) == 2
+
+
+def test_a_default_episode_that_never_ends_is_not_kept_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turnwise.serve.recorder._MAX_CALLS", 2)
+    stage = Stage()
+
+    async def scene(client: Client, _recorder: EpisodeRecorder) -> None:
+        told = [(await client.ask("/v1/chat/completions", HELLO))["id"] for _ in range(5)]
+        assert [word.rsplit("-", 1)[1] for word in told] == ["0", "1", "0", "1", "0"]
+        named = await client.begin()
+        await client.chat(named)
+        await client.chat(named)
+        status, error = await client.chat(named)
+        assert (status, error["code"]) == (400, "max_calls_exceeded")
+
+    stage.play(scene)
+    assert stage.saved == []
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        {},
+        {"reward": "1"},
+        {"reward": None},
+        {"reward": [1]},
+        {"rewards": 1},
+        {"rewards": [1, 2]},
+        {"rewards": [None]},
+        {"reward": 1, "rewards": [1]},
+        {"score": 1},
+    ],
+)
+def test_a_reward_that_is_none_is_refused_and_the_episode_goes_on(outcome: dict[str, object]) -> None:
+    stage = Stage()
+
+    async def scene(client: Client, _recorder: EpisodeRecorder) -> None:
+        episode = await client.begin()
+        assert (await client.reward(episode, reward=1))[0] == 400  # before any call
+        await client.chat(episode)
+        status, error = await client.reward(episode, **outcome)
+        assert status == 400
+        assert "expected" in error["message"]
+        assert (await client.reward(episode, reward=1))["group_saved"] is True
+
+    stage.play(scene)
+
+
+def test_a_reward_that_could_not_be_saved_can_be_sent_again() -> None:
+    stage = Stage()
+
+    async def scene(client: Client, _recorder: EpisodeRecorder) -> None:
+        episode = await client.begin()
+        await client.chat(episode)
+        stage.is_disk_full = True
+        status, error = await client.reward(episode, reward=1)
+        assert status == 500
+        assert "the disk is full" in error["message"]
+        stage.is_disk_full = False
+        assert (await client.reward(episode, reward=1))["group_saved"] is True
+
+    stage.play(scene)
+    assert stage.rewards() == [[[1.0]]]
+
+
+def test_closing_saves_what_has_ended() -> None:
+    stage = Stage()
+
+    async def scene(client: Client, recorder: EpisodeRecorder) -> None:
+        siblings = [await client.begin(group="lake", group_size=3) for _ in range(2)]
+        alone = await client.begin()
+        for episode in (*siblings, alone):
+            await client.chat(episode)
+        await client.reward(siblings[0], reward=1)
+        recorder.close()
+
+    stage.play(scene)
+    (group,) = stage.saved
+    assert [t.stop_reason for t in group.trajectories] == [StopReason.TERMINATED, StopReason.TIMEOUT]
