@@ -12,6 +12,7 @@ from turnwise.config.playing import ContextSettings, EnvSettings, FunctionJudgeS
 from turnwise.config.problems import describe_problems
 from turnwise.config.registry import CREDITS, ENGINES, ENVS, WORKFLOWS, Registry, import_reward_function
 from turnwise.config.schema import TurnwiseSettings, WatchSettings
+from turnwise.config.sync import SyncSettings
 from turnwise.errors import ConfigError
 
 
@@ -24,6 +25,7 @@ def check_settings(settings: TurnwiseSettings) -> None:
         *_name_problems("rollout.workflow", WORKFLOWS, settings.rollout.workflow),
         *_env_problems(settings),
         *judge_problems(settings),
+        *_sync_problems(settings),
     ]
     if problems:
         raise ConfigError(
@@ -51,6 +53,18 @@ def _credit_problems(settings: TurnwiseSettings) -> list[str]:
             "needs at least 2."
         )
     return problems
+
+
+def _sync_problems(settings: TurnwiseSettings) -> list[str]:
+    sync = settings.sync
+    if settings.loop.type != "pipelined" or sync.style != "fixed" or sync.max_staleness is None:
+        return []
+    needed = sync.interval - 1 + (sync.offset or 0)
+    if sync.max_staleness >= needed:
+        return []
+    causes = f"sync.interval = {sync.interval} and sync.offset = {sync.offset or 0}"
+    given = f"sync.max_staleness: {sync.max_staleness} given; {causes} let weights be {needed} updates behind."
+    return [f"{given} Raise it, or lower those."]
 
 
 def _size_problems(settings: TurnwiseSettings) -> list[str]:
@@ -158,6 +172,7 @@ def find_no_effect(settings: TurnwiseSettings) -> list[str]:
         notes.append("watch.min_spread_share has no effect with rollout.group_size 1: nobody has siblings.")
     if isinstance(settings.learn.kl, NoKl) and settings.watch.max_reference_kl != WatchSettings().max_reference_kl:
         notes.append("watch.max_reference_kl has no effect with learn.kl.type 'none': there is no reference.")
+    notes += _sync_notes(settings)
     judge = settings.reward.judge
     if isinstance(judge, ModelJudgeSettings) and judge.path == "tiny" and getattr(settings.env, "path", None):
         notes.append(
@@ -165,6 +180,20 @@ def find_no_effect(settings: TurnwiseSettings) -> list[str]:
             "env.path mean nothing."
         )
     return notes
+
+
+def _sync_notes(settings: TurnwiseSettings) -> list[str]:
+    sync, plain = settings.sync, SyncSettings()
+    if settings.loop.type == "serial":
+        changed = [
+            name
+            for name in ("style", "max_staleness", "offset", "timeout_s", "method")
+            if getattr(sync, name) != getattr(plain, name)
+        ]
+        return [f"sync.{name} has no effect with loop.type 'serial'." for name in changed]
+    if sync.style != "fixed" and sync.offset is not None:
+        return [f"sync.offset has no effect with sync.style '{sync.style}'."]
+    return []
 
 
 def _type_of(choice: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from turnwise.config.learning import LearnSettings, ModelSettings, NoWarmStart, OracleWarmStart, SyncSettings
+from turnwise.config.learning import LearnSettings, ModelSettings, NoWarmStart, OracleWarmStart
 from turnwise.config.playing import (
     ContextSettings,
     EngineSettings,
@@ -20,6 +20,7 @@ from turnwise.config.playing import (
     RolloutSettings,
 )
 from turnwise.config.settings import Settings
+from turnwise.config.sync import LoopSettings, SyncSettings
 
 
 class RunSettings(Settings):
@@ -92,6 +93,7 @@ class TurnwiseSettings(Settings):
     credit: Settings
     learn: LearnSettings
     sync: SyncSettings = SyncSettings()
+    loop: LoopSettings = LoopSettings()
     warm_start: NoWarmStart | OracleWarmStart = Field(default=NoWarmStart(), discriminator="type")
     eval: EvalSettings = EvalSettings()
     report: ReportSettings = ReportSettings()

@@ -22,6 +22,7 @@ from turnwise.context.manager import ContextManager
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
 from turnwise.engine.local import LocalEngine
+from turnwise.engine.scoped import ScopedEngine
 from turnwise.envs.prompts.letters import training_preferences
 from turnwise.envs.tasks import SeedTasks
 from turnwise.errors import ConfigError
@@ -69,6 +70,8 @@ class TrainParts(PlayParts):
     proxy: AgentProxy
     greedy_proxy: AgentProxy | None
     """Plays each task once more, greedily, for credit that measures against it."""
+    new_proxies: Callable[[], tuple[AgentProxy, AgentProxy | None]]
+    """Makes the two above once more, for a rollout beside a running one."""
     context: ContextManager
     buffer: MemoryBuffer
     credit: CreditRule
@@ -129,6 +132,12 @@ def build_train(settings: TurnwiseSettings, model_path: str | Path | None = None
         seed=settings.run.seed,
         model_settings=settings.model,
     )
+
+    def new_proxies() -> tuple[AgentProxy, AgentProxy | None]:
+        proxy = rollout(group_size=settings.rollout.group_size, temperature=settings.rollout.temperature)
+        return proxy, rollout(group_size=1, temperature=0.0) if credit.needs_greedy else None
+
+    proxy, greedy_proxy = new_proxies()
     return TrainParts(
         settings=settings,
         tokenizer=play.tokenizer,
@@ -138,8 +147,9 @@ def build_train(settings: TurnwiseSettings, model_path: str | Path | None = None
         eval_tasks=play.eval_tasks,
         judging=play.judging,
         tasks=SeedTasks([w.tag for w in worlds], [w.groups for w in worlds], first_train_seed(settings), "train"),
-        proxy=rollout(group_size=settings.rollout.group_size, temperature=settings.rollout.temperature),
-        greedy_proxy=rollout(group_size=1, temperature=0.0) if credit.needs_greedy else None,
+        proxy=proxy,
+        greedy_proxy=greedy_proxy,
+        new_proxies=new_proxies,
         context=build_context(worlds, play.template),
         buffer=MemoryBuffer(),
         credit=credit,
@@ -192,7 +202,7 @@ def _build_proxy(
     return AgentProxy(
         build_states(settings, worlds, split, group_size=group_size),
         build_context(worlds, template),
-        engine,
+        ScopedEngine(engine),
         cast(WorkflowFactory, WORKFLOWS.get_target(settings.rollout.workflow)),
         sampling=replace(Sampling(), temperature=temperature),
         seed=settings.run.seed,

@@ -22,8 +22,9 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.learn.checkpoint import load_checkpoint, restore_learner, resumed_model, save_checkpoint
 from turnwise.learn.memory import describe_in_one_line, report_memory
 from turnwise.loop.build import TrainParts, build_train
-from turnwise.loop.evaluate import Evaluation, evaluate_policy, measure_baselines
+from turnwise.loop.evaluate import Evaluation, evaluate_policy, is_evaluation_due, measure_baselines
 from turnwise.loop.keeper import CollapsedError, Keeper
+from turnwise.loop.pipelined import train_pipelined
 from turnwise.loop.plan import judge_path
 from turnwise.loop.serial import LoopStep, train_serial
 from turnwise.loop.warm_start import mix_in_demonstrations, warm_start
@@ -190,6 +191,7 @@ class Session:
         sinks = Sinks(self._make_sinks(start_step))
         writer = TrajectoryWriter(self._directory.trajectories, max_per_step=max(report.trajectories_per_step, 1))
         keeper = Keeper(self._settings, self._directory, self._console)
+        self._progress = replace(self._progress, tasks=parts.tasks.state())
         if start_step == 0:
             sinks.write(0, {"eval/success": before.success, "eval/return": before.mean_return})
             if keeper.is_save_due(0):
@@ -202,7 +204,7 @@ class Session:
             async def on_step(step: LoopStep) -> None:
                 self._count(step)
                 metrics = self._step_metrics(step)
-                if self._settings.eval.every and step.step % self._settings.eval.every == 0:
+                if is_evaluation_due(self._settings, step.step):
                     with display.phase("evaluating") as advance:
                         between = await evaluate_policy(parts, advance)
                     metrics |= {"eval/success": between.success, "eval/return": between.mean_return}
@@ -218,7 +220,8 @@ class Session:
                     keeper.prune()
 
             try:
-                await train_serial(parts, self._watch, start_step=start_step, on_step=on_step)
+                run_loop = train_pipelined if self._settings.loop.type == "pipelined" else train_serial
+                await run_loop(parts, self._watch, start_step=start_step, on_step=on_step)
             except CollapsedError as collapsed:
                 self._go_back(parts, collapsed.finding, keeper.go_back(collapsed.finding))
         sinks.close()
@@ -247,6 +250,7 @@ class Session:
             step=step.step,
             tokens_sampled=self._progress.tokens_sampled + step.tokens_sampled,
             tokens_trained=self._progress.tokens_trained + step.tokens_trained,
+            tasks=step.tasks,
             failures=count_failures(step.groups, self._progress.failures),
         )
 
@@ -254,17 +258,19 @@ class Session:
         split = self._watch.time_split()
         spent = {name: seconds - self._last_split.get(name, 0.0) for name, seconds in split.items()}
         self._last_split = split
+        # Where both run at the same time, episodes are played during the whole step.
+        played_s = sum(spent.values()) if self._settings.loop.type == "pipelined" else spent["rollout"] + spent["env"]
         return {
             **step.metrics,
             "rollout/env_steps": float(sum(len(t.turns) for group in step.groups for t in group.trajectories)),
-            "rollout/tokens_per_s": step.tokens_sampled / max(spent["rollout"] + spent["env"], 1e-9),
+            "rollout/tokens_per_s": step.tokens_sampled / max(played_s, 1e-9),
             **{f"time/{name}_s": seconds for name, seconds in spent.items()},
         }
 
     def _save(self, parts: TrainParts) -> None:
         folder = self._directory.step_checkpoint(self._progress.step)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        now = replace(self._progress, wall_s=time.perf_counter() - self._started_s, tasks=parts.tasks.state())
+        now = replace(self._progress, wall_s=time.perf_counter() - self._started_s)
         save_checkpoint(folder, parts.learner, parts.tokenizer, asdict(now))
 
 
