@@ -26,6 +26,7 @@ def check_settings(settings: TurnwiseSettings) -> None:
         *_env_problems(settings),
         *judge_problems(settings),
         *_sync_problems(settings),
+        *_mode_problems(settings),
     ]
     if problems:
         raise ConfigError(
@@ -65,6 +66,19 @@ def _sync_problems(settings: TurnwiseSettings) -> list[str]:
     causes = f"sync.interval = {sync.interval} and sync.offset = {sync.offset or 0}"
     given = f"sync.max_staleness: {sync.max_staleness} given; {causes} let weights be {needed} updates behind."
     return [f"{given} Raise it, or lower those."]
+
+
+def _mode_problems(settings: TurnwiseSettings) -> list[str]:
+    """Processes of their own meet in the run directory, so what they share must lie there."""
+    mode = settings.run.mode
+    if mode not in ("explore", "train"):
+        return []
+    needed = {"buffer.type": (settings.buffer.type, "sqlite"), "sync.method": (settings.sync.method, "checkpoint")}
+    return [
+        f"{path}: '{given}' given; run.mode '{mode}' shares it with another process. Set {path}={expected}."
+        for path, (given, expected) in needed.items()
+        if given != expected
+    ]
 
 
 def _size_problems(settings: TurnwiseSettings) -> list[str]:
@@ -184,6 +198,8 @@ def find_no_effect(settings: TurnwiseSettings) -> list[str]:
 
 def _sync_notes(settings: TurnwiseSettings) -> list[str]:
     sync, plain = settings.sync, SyncSettings()
+    if settings.run.mode != "both":
+        return []
     if settings.loop.type == "serial":
         changed = [
             name

@@ -26,6 +26,9 @@ from turnwise.config.sync import LoopSettings, SyncSettings
 class RunSettings(Settings):
     seed: int = Field(default=0, ge=0)
     """Everything random in a run comes from this number."""
+    mode: Literal["both", "explore", "train", "eval"] = "both"
+    """What this process does: explore and train; only play and store; only learn from what is stored; or evaluate the
+    newest policy of --run-dir, or `model.path`."""
     root: str = "runs"
     """Where new run directories are made."""
 

@@ -40,6 +40,7 @@ async def train_pipelined(
         parts,
         ExplorerEnd(rules, mailbox, parts.channel, bell, start=start, timeout_s=settings.sync.timeout_s),
         bell,
+        max_running=(rules.max_staleness or 0) + 1,
     )
     trainer_end = TrainerEnd(rules, mailbox, parts.learner.weights, start=start)
     explorer.start(start_step + 1, settings.learn.steps)
@@ -91,8 +92,21 @@ class Explorer:
     `sync.max_staleness` says so.
     """
 
-    def __init__(self, parts: TrainParts, end: ExplorerEnd, bell: Bell) -> None:
+    def __init__(
+        self,
+        parts: TrainParts,
+        end: ExplorerEnd,
+        bell: Bell,
+        *,
+        max_running: int,
+        play: Callable[[TrainParts, int], Awaitable[Explored]] | None = None,
+    ) -> None:
+        """`max_running` rollouts are begun and not yet handed over, at most; `play` plays one (default: `explore`)."""
         self.end = end
+        self.num_empty = 0
+        """Rollouts that brought nothing to learn from; they do not count as ahead of the trainer."""
+        self._max_running = max_running
+        self._explore = play or explore
         self._parts = parts
         self._bell = bell
         self._lanes = [parts]
@@ -126,7 +140,9 @@ class Explorer:
         if self._has_failed():
             assert self._admitting is not None
             self._admitting.result()
-        return self._rollouts.pop(number).playing.result()
+        explored = self._rollouts.pop(number).playing.result()
+        self._bell.ring()
+        return explored
 
     def tasks_before(self, number: int) -> Mapping[str, int]:
         """Where the task source stood before rollout `number`, so that a resumed run plays it anew."""
@@ -146,7 +162,13 @@ class Explorer:
 
     async def _admit_all(self, first: int, last: int) -> None:
         for number in range(first, last + 1):
-            await self.end.admit(number)
+            await self._bell.wait_until(
+                lambda: len(self._rollouts) < self._max_running,
+                who="the explorer",
+                reason=f"one of {self._max_running} rollouts to end before rollout {number}",
+                timeout_s=self._parts.settings.sync.timeout_s,
+            )
+            await self.end.admit(number - self.num_empty)
             tasks_before = self._parts.tasks.state()
             playing = asyncio.create_task(self._play(number))
             playing.add_done_callback(lambda _: self._bell.ring())
@@ -157,7 +179,7 @@ class Explorer:
     async def _play(self, number: int) -> Explored:
         lane = self._free.pop() if self._free else self._new_lane()
         try:
-            return await explore(lane, number)
+            return await self._explore(lane, number)
         finally:
             self._free.append(lane)
 

@@ -8,8 +8,9 @@ where `watch.stop` asks for that.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from turnwise.config.checks import find_no_effect
 from turnwise.config.learning import OracleWarmStart
 from turnwise.config.load import list_recipes
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.errors import SyncError
 from turnwise.learn.checkpoint import load_checkpoint, restore_learner, resumed_model, save_checkpoint
 from turnwise.learn.memory import describe_in_one_line, report_memory
 from turnwise.loop.build import TrainParts, build_train
@@ -26,6 +28,7 @@ from turnwise.loop.evaluate import Evaluation, evaluate_policy, is_evaluation_du
 from turnwise.loop.keeper import CollapsedError, Keeper
 from turnwise.loop.pipelined import train_pipelined
 from turnwise.loop.plan import judge_path
+from turnwise.loop.separate import Shared, train_from_buffer
 from turnwise.loop.serial import LoopStep, train_serial
 from turnwise.loop.warm_start import mix_in_demonstrations, warm_start
 from turnwise.protocols import Sink
@@ -38,6 +41,7 @@ from turnwise.report.summary import Summary
 from turnwise.report.tensorboard import TensorboardSink
 from turnwise.report.trajectories import TrajectoryWriter
 from turnwise.report.watch import Finding
+from turnwise.sync.checkpoint import CheckpointMailbox
 from turnwise.types import Trajectory
 
 
@@ -70,9 +74,14 @@ class Session:
         self._started_s = time.perf_counter()
         self._watch = Stopwatch()
         self._last_split: Mapping[str, float] = {}
+        self._shared: Shared | None = None
+        """Set where the explorer is a process of its own."""
         self._stopped: Mapping[str, str | int] | None = None
 
     async def run(self) -> None:
+        if self._settings.run.mode == "train":
+            self._shared = Shared.open(self._directory.path)
+            self._shared.trainer.claim()
         for warning in find_no_effect(self._settings):
             print_notice(self._console, warning)
         if self._settings.learn.num_threads is not None:
@@ -220,13 +229,26 @@ class Session:
                     keeper.prune()
 
             try:
-                run_loop = train_pipelined if self._settings.loop.type == "pipelined" else train_serial
-                await run_loop(parts, self._watch, start_step=start_step, on_step=on_step)
+                await self._loop()(parts, self._watch, start_step=start_step, on_step=on_step)
+            except SyncError:
+                # The other side is gone; what was learnt from what it left must not go with it.
+                self._save(parts)
+                raise
             except CollapsedError as collapsed:
                 self._go_back(parts, collapsed.finding, keeper.go_back(collapsed.finding))
         sinks.close()
         if self._directory.latest_checkpoint() != self._directory.step_checkpoint(self._progress.step):
             self._save(parts)
+
+    def _loop(self) -> Callable[..., Awaitable[None]]:
+        """The loop of this run's settings; all have the signature of `train_serial`."""
+        if self._shared is not None:
+            return partial(train_from_buffer, shared=self._shared)
+        if self._settings.loop.type == "serial":
+            return train_serial
+        if self._settings.sync.method == "memory":
+            return train_pipelined
+        return partial(train_pipelined, make_mailbox=partial(CheckpointMailbox, self._directory.path / "weights"))
 
     def _go_back(self, parts: TrainParts, collapse: Finding, checkpoint: Path) -> None:
         """The learner, and what is reported, are those of the checkpoint; the metrics of the collapse stay on disk."""

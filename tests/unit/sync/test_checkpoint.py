@@ -65,7 +65,7 @@ def test_weights_that_are_not_what_was_posted_are_refused(tmp_path: Path) -> Non
     with pytest.raises(SyncError, match="checksum of step-000001"):
         trainer.fetch()
     file.unlink()
-    with pytest.raises(SyncError, match="step-000001.safetensors is missing"):
+    with pytest.raises(SyncError, match=r"step-000001\.safetensors is missing"):
         trainer.fetch()
 
 
