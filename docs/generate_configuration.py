@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 
 from turnwise.config.load import load_settings
 from turnwise.config.playing import MixedEnv, MixSettings
-from turnwise.config.registry import CREDITS, ENVS, LOSSES, Registry
+from turnwise.config.registry import CREDITS, ENVS, LOSSES, PRIORITIES, Registry
 from turnwise.config.schema import TurnwiseSettings
 
 PAGE = Path(__file__).with_name("configuration.md")
@@ -36,9 +36,9 @@ Settings come from three places; later ones win: the defaults below, a recipe (a
 refers to another setting of the same file. Unknown keys, wrong types and contradictions are refused with the config
 path. The resolved settings of a run are in its `config.yaml`.
 
-`env`, `reward.judge`, `reward.filter`, `credit`, `model.lora`, `learn.loss`, `learn.critic`, `learn.kl`,
-`learn.correction`, `learn.ptx` and `warm_start` are choices: `type` selects the class, and the other keys of the
-section are that class's own.
+`env`, `reward.judge`, `reward.filter`, `buffer.priority`, `credit`, `model.lora`, `learn.loss`, `learn.critic`,
+`learn.kl`, `learn.correction`, `learn.ptx` and `warm_start` are choices: `type` selects the class, and the other keys
+of the section are that class's own.
 
 Three switches stand for choices: `use_reward_model` for `reward.judge` (`model` or `none`), `use_reward_critic` for
 `learn.critic` (`model` or `none`), and `multi_turn: false` for `rollout.max_turns: 1`. Where only `multi_turn` is
@@ -49,7 +49,12 @@ Write this page anew with `python docs/generate_configuration.py`; `--check` onl
 
 _WORDS = {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "null", Any: "anything"}
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below", "min_length": "length at least"}
-_CHOICES = {"env": ("environment", ENVS), "credit": ("credit rule", CREDITS), "learn.loss": ("policy loss", LOSSES)}
+_CHOICES = {
+    "env": ("environment", ENVS),
+    "buffer.priority": ("priority", PRIORITIES),
+    "credit": ("credit rule", CREDITS),
+    "learn.loss": ("policy loss", LOSSES),
+}
 
 
 def write_page() -> str:

@@ -43,6 +43,10 @@ class RewardError(TurnwiseError):
     """A reward is missing, not a number, or not finite."""
 
 
+class StoreError(TurnwiseError):
+    """Stored experience cannot be read or written."""
+
+
 class LearnError(TurnwiseError):
     """An update cannot be made or went wrong."""
 

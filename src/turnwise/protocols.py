@@ -137,13 +137,36 @@ class Judge(Protocol):
 class Buffer(Protocol):
     """Keeps experiences between exploring and learning; groups stay whole."""
 
-    def add(self, experiences: Sequence[Experience]) -> None: ...
-
-    def take(self, max_experiences: int | None) -> list[Experience]:
-        """Whole groups, at most `max_experiences` in all (at least one group); the rest stays."""
+    def add(self, experiences: Sequence[Experience]) -> None:
+        """Whole groups; one that was added before is not added again."""
         ...
 
-    def __len__(self) -> int: ...
+    def take(self, step: int) -> list[Experience]:
+        """The groups of highest priority for update number `step`: as many as fit into a batch, and at least one."""
+        ...
+
+    def is_ready(self, step: int) -> bool:
+        """Whether there is a full batch for that update; without a batch size, whether there is anything."""
+        ...
+
+    def has_group(self, group_id: str) -> bool:
+        """Whether such a group has ever been added; also where it was used up or dropped since."""
+        ...
+
+    @property
+    def num_dropped(self) -> int:
+        """Experiences that a full buffer has dropped so far."""
+        ...
+
+    def __len__(self) -> int:
+        """Experiences that the update after the last one could take."""
+        ...
+
+
+class GroupPriority(Protocol):
+    """How urgently a group is learnt from; None: not any more. `seed` chooses the dice of a group and its use."""
+
+    def __call__(self, policy_version: int, use_count: int, seed: int) -> float | None: ...
 
 
 class CreditRule(Protocol):
@@ -225,6 +248,7 @@ __all__ = [
     "CreditRule",
     "Engine",
     "Env",
+    "GroupPriority",
     "Judge",
     "Learner",
     "Mailbox",

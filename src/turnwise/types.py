@@ -108,7 +108,7 @@ class Segment:
             behavior_logprobs=self.behavior_logprobs,
             turn_ids=self.turn_ids,
         )
-        if not np.array_equal(self.turn_ids >= 0, self.loss_mask):
+        if ((self.turn_ids >= 0) != self.loss_mask).any():
             raise ValueError("Segment: turn_ids must be >= 0 on exactly the tokens whose loss_mask is true")
 
     def __len__(self) -> int:
@@ -117,6 +117,14 @@ class Segment:
     @property
     def num_action_tokens(self) -> int:
         return int(self.loss_mask.sum())
+
+    def sampled_turns(self) -> list[int]:
+        """The turns with tokens in here, ascending."""
+        turns = self.turn_ids[self.loss_mask]
+        # The tokens of a turn lie side by side: one of each is enough, and sorting them all would take longest.
+        is_first = np.ones(len(turns), dtype=np.bool_)
+        np.not_equal(turns[1:], turns[:-1], out=is_first[1:])
+        return sorted(set(turns[is_first].tolist()))
 
 
 # --- 3. engines -----------------------------------------------------------------------------------------------------
@@ -321,8 +329,8 @@ class Experience:
             turn_states=self.turn_states,
             turn_steps=self.turn_steps,
         )
-        seen = np.unique(self.segment.turn_ids[self.segment.loss_mask])
-        if not np.array_equal(seen, self.turn_indices):
+        seen = self.segment.sampled_turns()
+        if seen != self.turn_indices.tolist():
             raise ValueError(f"{self.id}: turns in the segment {seen} are not turn_indices {self.turn_indices}")
 
 

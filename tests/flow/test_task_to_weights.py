@@ -41,11 +41,11 @@ def make_parts(**overrides: Any) -> TrainParts:
     return build_train(settings)
 
 
-async def one_step(parts: TrainParts) -> tuple[list[Group], list[Experience], Any]:
+async def one_step(parts: TrainParts, step: int = 1) -> tuple[list[Group], list[Experience], Any]:
     """The serial loop's body, written out."""
-    groups = await parts.proxy.collect(parts.tasks.take(parts.settings.rollout.groups), rollout=1)
+    groups = await parts.proxy.collect(parts.tasks.take(parts.settings.rollout.groups), rollout=step)
     parts.buffer.add(build_experiences(groups))
-    experiences = parts.buffer.take(parts.settings.buffer.train_batch_size)
+    experiences = parts.buffer.take(step)
     samples = parts.credit(experiences, parts.learner.annotate(experiences))
     report = parts.learner.step(pack(samples))
     version = await parts.channel.publish(parts.learner.weights(), report.policy_version)
@@ -94,7 +94,7 @@ def test_the_next_rollout_is_the_new_policys(cache: Path) -> None:
     parts = make_parts()
 
     async def run() -> list[Any]:
-        return [await one_step(parts) for _ in range(2)]
+        return [await one_step(parts, step) for step in (1, 2)]
 
     (_, _, first), (_, experiences, second) = asyncio.run(run())
     assert {e.policy_version for e in experiences} == {1}

@@ -12,6 +12,7 @@ from turnwise.config.playing import ContextSettings, EnvSettings, FunctionJudgeS
 from turnwise.config.problems import describe_problems
 from turnwise.config.registry import CREDITS, ENGINES, ENVS, WORKFLOWS, Registry, import_reward_function
 from turnwise.config.schema import TurnwiseSettings, WatchSettings
+from turnwise.config.settings import Settings
 from turnwise.config.sync import SyncSettings
 from turnwise.errors import ConfigError
 
@@ -83,17 +84,20 @@ def _mode_problems(settings: TurnwiseSettings) -> list[str]:
 
 def _size_problems(settings: TurnwiseSettings) -> list[str]:
     problems = []
-    context, size = settings.context, settings.buffer.train_batch_size
+    context, buffer, group_size = settings.context, settings.buffer, settings.rollout.group_size
     if context.max_response_tokens >= context.max_tokens:
         problems.append(
             f"context.max_response_tokens: {context.max_response_tokens} given; it must be below context.max_tokens = "
             f"{context.max_tokens}, which holds prompt and reply."
         )
-    if size is not None and size < settings.rollout.group_size:
-        problems.append(
-            f"rollout.group_size: {settings.rollout.group_size} given; a group does not fit into "
-            f"buffer.train_batch_size = {size}, and groups stay whole."
-        )
+    sizes = {"buffer.capacity": buffer.capacity}
+    if buffer.unit == "experiences":
+        sizes["buffer.train_batch_size"] = buffer.train_batch_size
+    problems += [
+        f"rollout.group_size: {group_size} given; a group does not fit into {path} = {size}, and groups stay whole."
+        for path, size in sizes.items()
+        if size is not None and size < group_size
+    ]
     return problems
 
 
@@ -187,6 +191,12 @@ def find_no_effect(settings: TurnwiseSettings) -> list[str]:
     if isinstance(settings.learn.kl, NoKl) and settings.watch.max_reference_kl != WatchSettings().max_reference_kl:
         notes.append("watch.max_reference_kl has no effect with learn.kl.type 'none': there is no reference.")
     notes += _sync_notes(settings)
+    buffer = settings.buffer
+    if buffer.train_batch_size is None and buffer.unit != "experiences":
+        notes.append(f"buffer.unit '{buffer.unit}' has no effect without buffer.train_batch_size.")
+    for key in sorted({"decay", "use_count_limit"} & buffer.priority.model_fields_set):
+        if buffer.reuse_cooldown is None and getattr(buffer.priority, key) != _default_of(buffer.priority, key):
+            notes.append(f"buffer.priority.{key} has no effect without buffer.reuse_cooldown: no group is used twice.")
     judge = settings.reward.judge
     if isinstance(judge, ModelJudgeSettings) and judge.path == "tiny" and getattr(settings.env, "path", None):
         notes.append(
@@ -210,6 +220,10 @@ def _sync_notes(settings: TurnwiseSettings) -> list[str]:
     if sync.style != "fixed" and sync.offset is not None:
         return [f"sync.offset has no effect with sync.style '{sync.style}'."]
     return []
+
+
+def _default_of(section: Settings, key: str) -> Any:
+    return type(section).model_fields[key].default
 
 
 def _type_of(choice: Any) -> str:

@@ -16,16 +16,19 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError, create_model
 
+from turnwise.config.buffering import BufferSettings
 from turnwise.config.learning import LearnSettings
 from turnwise.config.playing import EnvSettings, MixedEnv, MixSettings
 from turnwise.config.problems import describe_problems
-from turnwise.config.registry import CREDITS, ENVS, LOSSES, Registry
+from turnwise.config.registry import CREDITS, ENVS, LOSSES, PRIORITIES, Registry
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.settings import Settings
 from turnwise.config.shorthands import expand_shorthands
 from turnwise.errors import ConfigError, did_you_mean
 
-_DEFAULT_TYPES = {"credit": "bi_level_gae", "learn.loss": "ppo_clip"}
+_DEFAULT_TYPES = {"buffer.priority": "newest", "credit": "bi_level_gae", "learn.loss": "ppo_clip"}
+_SAME_KEYS = frozenset({"buffer"})
+"""Sections whose keys are the same for every `type`."""
 
 
 def recipe_folders() -> list[Path]:
@@ -149,7 +152,8 @@ def _without_switched(base: dict[str, Any], new: dict[str, Any]) -> dict[str, An
     for key in base.keys() & new.keys():
         if not isinstance(base[key], dict) or not isinstance(new[key], dict):
             continue
-        is_switched = "type" in new[key] and "type" in base[key] and new[key]["type"] != base[key]["type"]
+        is_choice = "type" in new[key] and "type" in base[key] and key not in _SAME_KEYS
+        is_switched = is_choice and new[key]["type"] != base[key]["type"]
         kept[key] = {} if is_switched else _without_switched(base[key], new[key])
     return kept
 
@@ -174,11 +178,13 @@ def _class_for(raw: dict[str, Any]) -> type[TurnwiseSettings]:
     """The settings class in which every choice has been replaced by the chosen class's own settings."""
     learn = _section(raw, "learn")
     loss = create_model("LearnSettings", __base__=LearnSettings, loss=_chosen(learn, "loss", LOSSES, "learn.loss"))
+    priority = _chosen(_section(raw, "buffer"), "priority", PRIORITIES, "buffer.priority")
     return create_model(
         "TurnwiseSettings",
         __base__=TurnwiseSettings,
         env=(_env_class(raw, "env"), ...),
         mix=(_mix_class(raw), ...),
+        buffer=(create_model("BufferSettings", __base__=BufferSettings, priority=priority), ...),
         credit=_chosen(raw, "credit", CREDITS, "credit"),
         learn=(loss, ...),
     )

@@ -135,6 +135,14 @@ WORKFLOWS = Registry(
         "environment": "turnwise.rollout.workflow:EnvironmentWorkflow",
     },
 )
+PRIORITIES = Registry(
+    "priority",
+    {
+        "newest": "turnwise.experience.priorities:Newest",
+        "linear_decay": "turnwise.experience.priorities:LinearDecay",
+        "decay_limit_randomization": "turnwise.experience.priorities:DecayLimitRandomization",
+    },
+)
 CREDITS = Registry(
     "credit rule",
     {

@@ -1,7 +1,7 @@
 """Every setting, in pipeline order. The strings under the fields are the reference.
 
-Sections whose keys depend on a choice (`env`, `credit`, `learn.loss`) are typed here by their base; `config/load.py`
-puts the chosen class's own settings in their place before anything is validated.
+Sections whose keys depend on a choice (`env`, `buffer.priority`, `credit`, `learn.loss`) are typed here by their base;
+`config/load.py` puts the chosen class's own settings in their place before anything is validated.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
+from turnwise.config.buffering import BufferSettings
 from turnwise.config.learning import LearnSettings, ModelSettings, NoWarmStart, OracleWarmStart
 from turnwise.config.playing import (
     ContextSettings,
@@ -31,11 +32,6 @@ class RunSettings(Settings):
     newest policy of --run-dir, or `model.path`."""
     root: str = "runs"
     """Where new run directories are made."""
-
-
-class BufferSettings(Settings):
-    train_batch_size: PositiveInt | None = None
-    """Most experiences in one update; the rest is kept for the next. Null: everything there is."""
 
 
 class EvalSettings(Settings):
@@ -92,7 +88,7 @@ class TurnwiseSettings(Settings):
     engine: EngineSettings = EngineSettings()
     rollout: RolloutSettings = RolloutSettings()
     reward: RewardSettings = RewardSettings()
-    buffer: BufferSettings = BufferSettings()
+    buffer: BufferSettings
     credit: Settings
     learn: LearnSettings
     sync: SyncSettings = SyncSettings()

@@ -1,35 +1,158 @@
-"""The buffer between exploring and learning: whole groups in, whole groups out, newest first.
+"""The buffer between exploring and learning: whole groups in, whole groups out, by priority.
 
-`train_batch_size` is a ceiling on what is taken; the rest stays for the next update.
+`MemoryBuffer` is the plain form of the contract that `store.py` fulfils on disk. A batch is a ceiling: what does not
+fit stays for the next update.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
+from turnwise.config.buffering import BufferUnit
+from turnwise.experience.priorities import Newest, NewestParams, group_version, priority_seed
+from turnwise.protocols import GroupPriority
 from turnwise.types import Experience
 
 
-class MemoryBuffer:
-    """Groups in memory; the newest policy's are taken first, in the order in which they came."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferRules:
+    """What both buffers go by; see `BufferSettings`."""
 
-    def __init__(self) -> None:
-        self._groups: dict[str, list[Experience]] = {}
+    train_batch_size: int | None = None
+    unit: BufferUnit = "experiences"
+    capacity: int | None = None
+    reuse_cooldown: int | None = None
+    priority: GroupPriority = field(default_factory=lambda: Newest(NewestParams()))
+
+    def rank(self, group_id: str, policy_version: int, use_count: int) -> float | None:
+        """The priority of a group; None where it will never be taken again."""
+        if use_count and self.reuse_cooldown is None:
+            return None
+        return self.priority(policy_version, use_count, priority_seed(group_id, use_count))
+
+    def next_step(self, step: int) -> int:
+        """The first update that may take a group again after update `step` did."""
+        return step + (self.reuse_cooldown or 0)
+
+
+def split_groups(experiences: Sequence[Experience]) -> dict[str, list[Experience]]:
+    """By group, in the order of arrival."""
+    groups: dict[str, list[Experience]] = {}
+    for experience in experiences:
+        groups.setdefault(experience.id.trajectory.group, []).append(experience)
+    return groups
+
+
+def count_tokens(experiences: Sequence[Experience]) -> int:
+    return sum(len(experience.segment) for experience in experiences)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A group that may be taken, now or later."""
+
+    experiences: list[Experience]
+    number: int
+    """Order of arrival."""
+    rank: tuple[float, int]
+    """Sorts the most urgent first."""
+    use_count: int = 0
+    ready_at: int = 0
+    """The first update that may take it."""
+
+
+class MemoryBuffer:
+    """Groups in memory, most urgent first."""
+
+    def __init__(self, rules: BufferRules = BufferRules()) -> None:  # noqa: B008 - frozen
+        self._rules = rules
+        self._known: set[str] = set()
+        self._groups: dict[str, _Waiting] = {}
+        self._order: list[tuple[tuple[float, int], str]] = []
+        self._next_step = 1
+        self._num_dropped = 0
 
     def add(self, experiences: Sequence[Experience]) -> None:
-        for experience in experiences:
-            self._groups.setdefault(experience.id.trajectory.group, []).append(experience)
-
-    def take(self, max_experiences: int | None) -> list[Experience]:
-        """Whole groups, at most `max_experiences` in all, but at least one group where there is any."""
-        newest_first = sorted(self._groups, key=lambda name: -self._groups[name][0].policy_version)
-        taken: list[Experience] = []
-        for name in newest_first:
-            group = self._groups[name]
-            if taken and max_experiences is not None and len(taken) + len(group) > max_experiences:
+        for group_id, group in split_groups(experiences).items():
+            if group_id in self._known:
                 continue
-            taken += self._groups.pop(name)
-        return taken
+            number = len(self._known)
+            self._known.add(group_id)
+            priority = self._rules.rank(group_id, group_version(group), 0)
+            if priority is not None:
+                self._insert(group_id, _Waiting(group, number, (-priority, number)))
+        self._drop_beyond_capacity()
+
+    def take(self, step: int) -> list[Experience]:
+        chosen: list[str] = []
+        filled = 0
+        for group_id, waiting in self._ready(step):
+            filled += self._size(waiting)
+            if chosen and self._rules.train_batch_size is not None and filled > self._rules.train_batch_size:
+                break
+            chosen.append(group_id)
+        if chosen:
+            self._next_step = step + 1
+        return [experience for group_id in chosen for experience in self._use(group_id, step)]
+
+    def is_ready(self, step: int) -> bool:
+        return sum(self._size(w) for _, w in self._ready(step)) >= (self._rules.train_batch_size or 1)
+
+    def has_group(self, group_id: str) -> bool:
+        return group_id in self._known
+
+    @property
+    def num_dropped(self) -> int:
+        return self._num_dropped
 
     def __len__(self) -> int:
-        return sum(len(group) for group in self._groups.values())
+        return sum(len(waiting.experiences) for _, waiting in self._ready(self._next_step))
+
+    def _ready(self, step: int) -> Iterator[tuple[str, _Waiting]]:
+        for _, group_id in self._order:
+            waiting = self._groups[group_id]
+            if waiting.ready_at <= step:
+                yield group_id, waiting
+
+    def _size(self, waiting: _Waiting) -> int:
+        match self._rules.unit:
+            case "experiences":
+                return len(waiting.experiences)
+            case "groups":
+                return 1
+            case "tokens":
+                return count_tokens(waiting.experiences)
+
+    def _insert(self, group_id: str, waiting: _Waiting) -> None:
+        self._groups[group_id] = waiting
+        insort(self._order, (waiting.rank, group_id))
+
+    def _remove(self, group_id: str) -> _Waiting:
+        waiting = self._groups.pop(group_id)
+        del self._order[bisect_left(self._order, (waiting.rank, group_id))]
+        return waiting
+
+    def _use(self, group_id: str, step: int) -> list[Experience]:
+        """Hand a group out; it waits for its next use, where there is one."""
+        waiting = self._remove(group_id)
+        waiting.use_count += 1
+        priority = self._rules.rank(group_id, group_version(waiting.experiences), waiting.use_count)
+        if priority is not None:
+            waiting.rank = (-priority, waiting.number)
+            waiting.ready_at = self._rules.next_step(step)
+            self._insert(group_id, waiting)
+        return waiting.experiences
+
+    def _drop_beyond_capacity(self) -> None:
+        if self._rules.capacity is None:
+            return
+        excess = sum(len(waiting.experiences) for waiting in self._groups.values()) - self._rules.capacity
+        while excess > 0 and len(self._groups) > 1:
+            (lowest, _), _ = self._order[-1]
+            # Of equal ones the oldest goes: the new one stays.
+            _, group_id = self._order[bisect_left(self._order, ((lowest, -1), ""))]
+            size = len(self._remove(group_id).experiences)
+            excess -= size
+            self._num_dropped += size

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from turnwise.config.checks import judge_problems
 from turnwise.config.playing import FunctionJudgeSettings, ModelJudgeSettings, NoJudge
-from turnwise.config.registry import CREDITS, ENGINES, LOSSES, WORKFLOWS, import_reward_function
+from turnwise.config.registry import CREDITS, ENGINES, LOSSES, PRIORITIES, WORKFLOWS, import_reward_function
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.context.manager import ContextManager
 from turnwise.context.template import LearnedTemplate
@@ -26,7 +26,8 @@ from turnwise.engine.scoped import ScopedEngine
 from turnwise.envs.prompts.letters import training_preferences
 from turnwise.envs.tasks import SeedTasks
 from turnwise.errors import ConfigError
-from turnwise.experience.buffer import MemoryBuffer
+from turnwise.experience.buffer import BufferRules, MemoryBuffer
+from turnwise.experience.store import ExperienceStore
 from turnwise.learn.models import load_model, torch_dtype
 from turnwise.learn.reward_model import load_judge
 from turnwise.learn.tiny_model import tiny_model_folder
@@ -34,7 +35,8 @@ from turnwise.learn.tiny_reward import tiny_reward_folder
 from turnwise.learn.trainer import Trainer
 from turnwise.loop.sample_texts import draw_sample_texts
 from turnwise.loop.worlds import World, main_world, worlds_of
-from turnwise.protocols import CreditRule, Judge, PolicyLoss
+from turnwise.protocols import CreditRule, GroupPriority, Judge, PolicyLoss
+from turnwise.report.run_dir import RunDirectory
 from turnwise.rollout.agent_proxy import AgentProxy, WorkflowFactory
 from turnwise.rollout.env_manager import EnvConfigs, EnvStateManager
 from turnwise.rollout.judges import FunctionJudge, Judging
@@ -73,7 +75,7 @@ class TrainParts(PlayParts):
     new_proxies: Callable[[], tuple[AgentProxy, AgentProxy | None]]
     """Makes the two above once more, for a rollout beside a running one."""
     context: ContextManager
-    buffer: MemoryBuffer
+    buffer: MemoryBuffer | ExperienceStore
     credit: CreditRule
     learner: Trainer
     channel: MemoryChannel
@@ -115,8 +117,10 @@ def build_play(settings: TurnwiseSettings, model_path: str | Path, *, split: str
     )
 
 
-def build_train(settings: TurnwiseSettings, model_path: str | Path | None = None) -> TrainParts:
-    """All parts of a training run."""
+def build_train(
+    settings: TurnwiseSettings, model_path: str | Path | None = None, *, run_path: Path | None = None
+) -> TrainParts:
+    """All parts of a training run; `run_path` is where a durable buffer lies."""
     path = model_path or resolve_model(settings)
     play = build_play(settings, path)
     worlds = worlds_of(settings)
@@ -151,11 +155,29 @@ def build_train(settings: TurnwiseSettings, model_path: str | Path | None = None
         greedy_proxy=greedy_proxy,
         new_proxies=new_proxies,
         context=build_context(worlds, play.template),
-        buffer=MemoryBuffer(),
+        buffer=build_buffer(settings, run_path),
         credit=credit,
         learner=learner,
         channel=MemoryChannel([play.engine]),
     )
+
+
+def build_buffer(settings: TurnwiseSettings, run_path: Path | None) -> MemoryBuffer | ExperienceStore:
+    """The buffer of a run; a durable one that is there already is opened."""
+    chosen = settings.buffer
+    priority = cast(Callable[[Any], GroupPriority], PRIORITIES.get_target(cast(Any, chosen.priority).type))
+    rules = BufferRules(
+        train_batch_size=chosen.train_batch_size,
+        unit=chosen.unit,
+        capacity=chosen.capacity,
+        reuse_cooldown=chosen.reuse_cooldown,
+        priority=priority(chosen.priority),
+    )
+    if chosen.type == "memory":
+        return MemoryBuffer(rules)
+    if run_path is None:
+        raise ConfigError("buffer.type: 'sqlite' given without a run directory to keep it in; expected 'memory'.")
+    return ExperienceStore(RunDirectory(run_path).experience, rules)
 
 
 def held_out_tasks(settings: TurnwiseSettings, split: str = "eval") -> list[Task]:

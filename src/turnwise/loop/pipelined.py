@@ -56,7 +56,7 @@ async def train_pipelined(
             version = parts.learner.policy_version
             lag = version - parts.engine.policy_version
             with watch.section("learn"):
-                experiences = parts.buffer.take(settings.buffer.train_batch_size)
+                experiences = parts.buffer.take(step)
                 num_starved = 0 if experiences else num_starved + 1
                 refuse_to_starve(explored, step, num_starved)
                 report = await asyncio.to_thread(learn_from, parts, experiences)

@@ -97,17 +97,14 @@ async def _wait_for_batch(parts: TrainParts, shared: Shared, end: TrainerEnd, st
     """Whether there is something to learn from; False: there will be no more."""
     buffer = parts.buffer
 
-    def is_over_for_good() -> bool:
-        return parts.settings.buffer.offline is not None or _has_ended(shared.explorer)
-
     def may_take() -> bool:
         """A full batch; or what there is, where the explorer waits for this update or nothing else will come."""
-        is_last_chance = end.is_asked_for_more() or (is_first and is_over_for_good())
+        is_last_chance = end.is_asked_for_more() or (is_first and _has_ended(shared.explorer))
         return buffer.is_ready(step) or (is_last_chance and len(buffer) > 0)
 
     def is_decided() -> bool:
         end.answer()
-        return may_take() or is_over_for_good()
+        return may_take() or _has_ended(shared.explorer)
 
     await shared.bell.wait_until(
         is_decided,

@@ -6,11 +6,12 @@ Read top to bottom, it is the whole library.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from turnwise.credit.shaping import normalise_rewards
 from turnwise.errors import LearnError
 from turnwise.experience.build import build_experiences
+from turnwise.experience.merge import merge_prefixes
 from turnwise.learn.pack import pack
 from turnwise.loop.build import TrainParts
 from turnwise.loop.explore import Explored, explore
@@ -48,7 +49,7 @@ async def train_serial(
             parts.buffer.add(build_experiences(explored.kept))
         watch.move("rollout", "env", env_seconds(parts) - env_s)
         with watch.section("learn"):
-            experiences = parts.buffer.take(settings.buffer.train_batch_size)
+            experiences = parts.buffer.take(step)
             num_starved = 0 if experiences else num_starved + 1
             refuse_to_starve(explored, step, num_starved)
             report = learn_from(parts, experiences)
@@ -77,6 +78,7 @@ def describe_step(
             **report.metrics,
             **_staleness(experiences, report.policy_version - 1),
             "buffer/experiences_left": float(len(parts.buffer)),
+            "buffer/experiences_dropped": float(parts.buffer.num_dropped),
         },
         tokens_sampled=count_sampled(explored.played),
         tokens_trained=sum(e.segment.num_action_tokens for e in experiences) * parts.settings.learn.epochs,
@@ -91,13 +93,23 @@ def _staleness(experiences: list[Experience], policy_version: int) -> Metrics:
 
 
 def learn_from(parts: TrainParts, experiences: list[Experience]) -> StepReport:
-    """Shape, credit, pack, update; with nothing to learn from, the policy stays as it is."""
+    """Merge, shape, credit, pack, update; with nothing to learn from, the policy stays as it is."""
     if not experiences:
         return StepReport(policy_version=parts.learner.policy_version, metrics={})
     scale = parts.settings.reward.normalisation
-    shaped = normalise_rewards(experiences, grouping=scale.grouping, method=scale.method)
+    rows = merge_prefixes(experiences)
+    shaped = normalise_rewards(rows, grouping=scale.grouping, method=scale.method)
     samples = parts.credit(shaped, parts.learner.annotate(shaped))
-    return parts.learner.step(pack(samples))
+    report = parts.learner.step(pack(samples))
+    return replace(report, metrics={**report.metrics, **unmerged_metrics(experiences)})
+
+
+def unmerged_metrics(experiences: list[Experience]) -> Metrics:
+    """What `learn/rows` and `learn/tokens` would be if no experience extended another."""
+    return {
+        "learn/unmerged_rows": float(len(experiences)),
+        "learn/unmerged_tokens": float(sum(len(e.segment) for e in experiences)),
+    }
 
 
 def refuse_to_starve(explored: Explored, step: int, num_starved: int) -> None:

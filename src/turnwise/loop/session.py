@@ -21,6 +21,7 @@ from turnwise.config.learning import OracleWarmStart
 from turnwise.config.load import list_recipes
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import SyncError
+from turnwise.experience.store import ExperienceStore
 from turnwise.learn.checkpoint import load_checkpoint, restore_learner, resumed_model, save_checkpoint
 from turnwise.learn.memory import describe_in_one_line, report_memory
 from turnwise.loop.build import TrainParts, build_train
@@ -31,7 +32,7 @@ from turnwise.loop.plan import judge_path
 from turnwise.loop.separate import Shared, train_from_buffer
 from turnwise.loop.serial import LoopStep, train_serial
 from turnwise.loop.warm_start import mix_in_demonstrations, warm_start
-from turnwise.protocols import Sink
+from turnwise.protocols import Buffer, Sink
 from turnwise.report.console import ProgressDisplay, phase, print_notice, print_outcome, print_trajectory
 from turnwise.report.failures import count_failures
 from turnwise.report.metrics import JsonlSink, Sinks, Stopwatch
@@ -88,7 +89,8 @@ class Session:
             torch.set_num_threads(self._settings.learn.num_threads)
         torch.manual_seed(self._settings.run.seed)
         with phase(self._console, "setting up the model"):
-            parts = build_train(self._settings, resumed_model(self._checkpoint) if self._checkpoint else None)
+            model = resumed_model(self._checkpoint) if self._checkpoint else None
+            parts = build_train(self._settings, model, run_path=self._directory.path)
         shape = parts.learner.actor.model.config
         memory = report_memory(shape, self._settings.model, self._settings.learn, judge_path=judge_path(self._settings))
         print_notice(self._console, describe_in_one_line(memory))
@@ -112,6 +114,7 @@ class Session:
             self._progress = Progress(**load_checkpoint(self._checkpoint, parts.learner))
             self._started_s -= self._progress.wall_s
             parts.tasks.restore(self._progress.tasks)
+            _rewind(parts.buffer, self._progress.step, plays_again=self._shared is None)
             self._directory = RunDirectory.reopen(self._directory.path, step=self._progress.step)
         elif isinstance(self._settings.warm_start, OracleWarmStart):
             with phase(self._console, "warm start from the oracle") as advance:
@@ -294,6 +297,14 @@ class Session:
         folder.parent.mkdir(parents=True, exist_ok=True)
         now = replace(self._progress, wall_s=time.perf_counter() - self._started_s)
         save_checkpoint(folder, parts.learner, parts.tokenizer, asdict(now))
+
+
+def _rewind(buffer: Buffer, step: int, *, plays_again: bool) -> None:
+    """A durable buffer as it was after a step; a loop that plays the rollouts after it again has them forgotten."""
+    if isinstance(buffer, ExperienceStore):
+        buffer.restore(step)
+        if plays_again:
+            buffer.forget_rollouts(after=step)
 
 
 def _told(finding: Finding) -> dict[str, str | int]:

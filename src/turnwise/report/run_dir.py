@@ -124,6 +124,11 @@ class RunDirectory:
         return self.path / "explorer.jsonl"
 
     @property
+    def experience(self) -> Path:
+        """Where a durable buffer keeps what was explored."""
+        return self.path / "experience.db"
+
+    @property
     def plots(self) -> Path:
         return self.path / "plots"
 

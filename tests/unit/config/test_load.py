@@ -357,3 +357,20 @@ def test_an_environment_without_settings_of_its_own(tmp_path: Path, monkeypatch:
     assert load_settings({"env": {"type": "bare_env:Bare"}}).env.type == "bare_env:Bare"
     with pytest.raises(ConfigError, match=r"env\.type: environment 'broken_env:Bare'.*cannot be imported"):
         load_settings({"env": {"type": "broken_env:Bare"}})
+
+
+def test_another_kind_of_buffer_keeps_the_other_settings_of_the_buffer() -> None:
+    """Unlike a choice with keys of its own, where another type begins anew."""
+    recipe = {"env": {"type": "bandit"}, "buffer": {"type": "memory", "train_batch_size": 64}}
+    settings = load_settings(recipe, ["buffer.type=sqlite"])
+    assert (settings.buffer.type, settings.buffer.train_batch_size) == ("sqlite", 64)
+
+
+def test_the_priority_of_a_buffer_is_a_choice_with_keys_of_its_own() -> None:
+    settings = load_settings(
+        {"env": {"type": "bandit"}, "buffer": {"priority": {"type": "linear_decay", "decay": 3.0}}}
+    )
+    assert settings.buffer.model_dump()["priority"] == {"type": "linear_decay", "decay": 3.0}
+    assert load_settings({"env": {"type": "bandit"}}).buffer.model_dump()["priority"] == {"type": "newest"}
+    with pytest.raises(ConfigError, match=r"buffer\.priority"):
+        load_settings({"env": {"type": "bandit"}, "buffer": {"priority": {"type": "nope"}}})

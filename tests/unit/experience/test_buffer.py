@@ -1,80 +1,310 @@
-"""Between exploring and learning: whole groups, newest first, nothing lost."""
+"""Between exploring and learning: one contract, held by the buffer in memory and the one on disk."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from turnwise.experience.buffer import MemoryBuffer
+from turnwise.config.registry import PRIORITIES
+from turnwise.experience.buffer import BufferRules, MemoryBuffer
 from turnwise.experience.build import build_experiences
-from turnwise.types import Experience, Group
+from turnwise.experience.priorities import (
+    DecayLimitRandomization,
+    DecayLimitRandomizationParams,
+    LinearDecay,
+    LinearDecayParams,
+)
+from turnwise.experience.store import ExperienceStore
+from turnwise.protocols import Buffer
+from turnwise.types import Experience
 
 from .records import make_group
 
-
-def filled(*groups: Group) -> MemoryBuffer:
-    buffer = MemoryBuffer()
-    buffer.add(build_experiences(groups))
-    return buffer
+Make = Callable[..., Buffer]
 
 
-def groups_in(experiences: list[Experience]) -> list[str]:
-    return list(dict.fromkeys(e.id.trajectory.group for e in experiences))
+@pytest.fixture(params=["memory", "sqlite"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    """A buffer with the given rules."""
+
+    def build(**rules: Any) -> Buffer:
+        if request.param == "memory":
+            return MemoryBuffer(BufferRules(**rules))
+        number = len(list(tmp_path.iterdir()))
+        return ExperienceStore(tmp_path / f"{number}.db", BufferRules(**rules))
+
+    return build
 
 
-def test_everything_without_a_ceiling() -> None:
-    buffer = filled(make_group(3, seed=0), make_group(2, seed=1))
+def group(size: int = 1, *, seed: int = 0, rollout: int = 1, version: int = 0) -> list[Experience]:
+    return build_experiences([make_group(size, seed=seed, rollout=rollout, version=version)])
+
+
+def names(experiences: list[Experience]) -> list[str]:
+    """Seeds of the groups, in order: enough to tell them apart here."""
+    return list(dict.fromkeys(e.id.trajectory.group.rsplit("/", 1)[-1] for e in experiences))
+
+
+def test_everything_without_a_batch_size(make: Make) -> None:
+    buffer = make()
+    assert not buffer.is_ready(1)
+    buffer.add([*group(3, seed=0), *group(2, seed=1)])
+    assert buffer.is_ready(1)
     assert len(buffer) == 5
-    assert len(buffer.take(None)) == 5
+    assert len(buffer.take(1)) == 5
     assert len(buffer) == 0
-    assert buffer.take(None) == []
+    assert buffer.take(2) == []
+    assert not buffer.is_ready(2)
 
 
-@pytest.mark.parametrize("ceiling", range(1, 20))
-def test_groups_stay_whole_below_the_ceiling_and_the_rest_is_kept(ceiling: int) -> None:
-    sizes = {0: 3, 1: 5, 2: 4, 3: 3}
-    buffer = filled(*(make_group(size, seed=seed) for seed, size in sizes.items()))
+@pytest.mark.parametrize("size", [1, 3, 4, 7, 8, 12, 15, 99])
+def test_groups_stay_whole_below_the_ceiling_and_the_rest_is_kept(make: Make, size: int) -> None:
+    sizes = {"0": 3, "1": 5, "2": 4, "3": 3}
+    buffer = make(train_batch_size=size)
+    buffer.add([e for seed, num in sizes.items() for e in group(num, seed=int(seed))])
     seen: Counter[str] = Counter()
+    step = 0
     while len(buffer):
+        step += 1
         before = len(buffer)
-        taken = buffer.take(ceiling)
-        names = groups_in(taken)
-        assert taken
+        taken = buffer.take(step)
         assert len(buffer) == before - len(taken)
-        assert len(taken) <= ceiling or len(names) == 1
-        for name in names:
-            assert sum(e.id.trajectory.group == name for e in taken) == sizes[int(name.split("/")[-1])]
-        seen.update(names)
-    assert sorted(seen.values()) == [1, 1, 1, 1]
+        assert len(taken) <= size or len(names(taken)) == 1
+        counts = Counter(e.id.trajectory.group.rsplit("/", 1)[-1] for e in taken)
+        assert counts == {name: sizes[name] for name in counts}
+        seen.update(counts.keys())
+    assert seen == dict.fromkeys(sizes, 1)
 
 
-def test_a_group_larger_than_the_ceiling_is_taken_alone() -> None:
-    buffer = filled(make_group(6, seed=0), make_group(1, seed=1))
-    assert groups_in(buffer.take(4)) == ["0/words/train/0"]
-    assert groups_in(buffer.take(4)) == ["0/words/train/1"]
+def test_a_batch_does_not_depend_on_what_one_exploration_made(make: Make) -> None:
+    """Explorations of 100, 37 and 120 in groups of one, batches of 64: four of them, and one experience left over."""
+    buffer = make(train_batch_size=64)
+    num_seen, batches = 0, []
+    for rollout, count in enumerate((100, 37, 120), start=1):
+        buffer.add([e for n in range(count) for e in group(1, seed=num_seen + n, rollout=rollout, version=rollout)])
+        num_seen += count
+        while buffer.is_ready(len(batches) + 1):
+            batches.append(buffer.take(len(batches) + 1))
+    assert [len(batch) for batch in batches] == [64] * 4
+    assert len(buffer) == 1
+    assert len({e.id for batch in batches for e in batch}) == 256
 
 
-def test_newest_first_and_then_in_the_order_of_arrival() -> None:
-    buffer = filled(
-        make_group(2, seed=0, rollout=1, version=0),
-        make_group(2, seed=1, rollout=1, version=0),
-        make_group(2, seed=2, rollout=2, version=1),
+def test_a_ceiling_is_not_a_requirement(make: Make) -> None:
+    """16 tasks, 16 runs and at most 30 steps make 7680 at most; episodes that end earlier make fewer."""
+    buffer = make(train_batch_size=7680)
+    buffer.add([e for seed in range(4) for e in group(16, seed=seed)])
+    assert not buffer.is_ready(1)
+    assert len(buffer.take(1)) == 64
+
+
+@pytest.mark.parametrize(
+    ("unit", "size", "expected"),
+    [("experiences", 5, ["0", "1"]), ("groups", 3, ["0", "1", "2"]), ("tokens", 4, ["0"]), ("tokens", 16, ["0", "1"])],
+)
+def test_units(make: Make, unit: str, size: int, expected: list[str]) -> None:
+    """Groups of two; every experience has four tokens."""
+    buffer = make(train_batch_size=size, unit=unit)
+    buffer.add([e for seed in range(4) for e in group(2, seed=seed)])
+    assert buffer.is_ready(1)
+    assert names(buffer.take(1)) == expected
+
+
+@pytest.mark.parametrize(("unit", "enough"), [("experiences", 6), ("groups", 3), ("tokens", 24)])
+def test_ready_means_a_full_batch(make: Make, unit: str, enough: int) -> None:
+    for size, is_ready in ((enough, True), (enough + 1, False)):
+        buffer = make(train_batch_size=size, unit=unit)
+        buffer.add([e for seed in range(3) for e in group(2, seed=seed)])
+        assert buffer.is_ready(1) is is_ready
+
+
+def test_newest_first_and_then_in_the_order_of_arrival(make: Make) -> None:
+    buffer = make(train_batch_size=2)
+    buffer.add([*group(2, seed=0, version=0), *group(2, seed=1, version=0), *group(2, seed=2, rollout=2, version=1)])
+    buffer.add(group(2, seed=3, rollout=2, version=1))
+    assert [names(buffer.take(step)) for step in (1, 2, 3, 4)] == [["2"], ["3"], ["0"], ["1"]]
+
+
+def test_a_group_is_as_old_as_its_oldest_tokens(make: Make) -> None:
+    mixed = [*group(1, seed=0, version=5), *group(1, seed=0, version=1)]
+    buffer = make(train_batch_size=2)
+    buffer.add([*mixed, *group(2, seed=1, version=2)])
+    assert names(buffer.take(1)) == ["1"]
+
+
+def test_a_group_is_added_once(make: Make) -> None:
+    buffer = make()
+    buffer.add(group(4, seed=7))
+    buffer.add(group(4, seed=7))
+    assert len(buffer) == 4
+    assert (buffer.has_group("1/words/train/7"), buffer.has_group("2/words/train/7")) == (True, False)
+    buffer.take(1)
+    buffer.add([*group(4, seed=7), *group(4, seed=7, rollout=2)])
+    assert buffer.has_group("1/words/train/7")
+    assert [e.id.trajectory.rollout for e in buffer.take(2)] == [2] * 4
+
+
+# --- using again -----------------------------------------------------------------------------------------------------
+
+
+def test_without_a_cooldown_nothing_is_used_again(make: Make) -> None:
+    buffer = make(reuse_cooldown=None)
+    buffer.add(group(2))
+    assert len(buffer.take(1)) == 2
+    assert [buffer.take(step) for step in range(2, 20)] == [[]] * 18
+
+
+@pytest.mark.parametrize("cooldown", [1, 3])
+def test_a_used_group_comes_back_after_its_cooldown(make: Make, cooldown: int) -> None:
+    buffer = make(reuse_cooldown=cooldown)
+    buffer.add(group(2))
+    taken = [step for step in range(1, 11) if buffer.take(step)]
+    assert taken == list(range(1, 11, cooldown))
+
+
+def test_use_counts_grow_on_delivery_only(make: Make) -> None:
+    """Asking does not wear a group out, and neither does staying behind."""
+    buffer = make(train_batch_size=1, reuse_cooldown=1, priority=LinearDecay(LinearDecayParams(decay=1.0)))
+    buffer.add([*group(1, seed=0, version=1), *group(1, seed=1, version=0)])
+    for _ in range(5):
+        assert buffer.is_ready(1)
+        assert len(buffer) == 2
+    # 0: 1, then 0, -1, ...; 1: 0, -1, ...; of equal ones the first that came.
+    assert [names(buffer.take(step)) for step in range(1, 7)] == [["0"], ["0"], ["1"], ["0"], ["1"], ["0"]]
+
+
+def test_a_limit_on_uses(make: Make) -> None:
+    rule = DecayLimitRandomization(DecayLimitRandomizationParams(use_count_limit=3))
+    buffer = make(reuse_cooldown=1, priority=rule)
+    buffer.add(group(2))
+    assert [len(buffer.take(step)) for step in range(1, 6)] == [2, 2, 2, 0, 0]
+    endless = make(reuse_cooldown=1, priority=DecayLimitRandomization(DecayLimitRandomizationParams(use_count_limit=0)))
+    endless.add(group(2))
+    assert [len(endless.take(step)) for step in range(1, 9)] == [2] * 8
+
+
+@pytest.mark.parametrize(("decay", "expected"), [(0.0, ["1", "1", "1"]), (3.0, ["1", "0", "1"])])
+def test_decay_decides_between_new_and_unused(make: Make, decay: float, expected: list[str]) -> None:
+    rule = LinearDecay(LinearDecayParams(decay=decay))
+    buffer = make(train_batch_size=1, reuse_cooldown=1, priority=rule)
+    buffer.add([*group(1, seed=0, version=0), *group(1, seed=1, version=2)])
+    assert [names(buffer.take(step))[0] for step in (1, 2, 3)] == expected
+
+
+def test_noise_changes_the_order_and_is_the_same_every_time(make: Make) -> None:
+    def order(sigma: float) -> list[str]:
+        rule = DecayLimitRandomization(DecayLimitRandomizationParams(sigma=sigma))
+        buffer = make(priority=rule)
+        buffer.add([e for seed in range(12) for e in group(1, seed=seed, version=seed // 4)])
+        return names(buffer.take(1))
+
+    assert order(0.0) == ["8", "9", "10", "11", "4", "5", "6", "7", "0", "1", "2", "3"]
+    assert order(5.0) != order(0.0)
+    assert order(5.0) == order(5.0)
+
+
+def test_every_priority_of_the_registry_ranks_the_newest_first(make: Make) -> None:
+    for name in PRIORITIES:
+        target: Any = PRIORITIES.get_target(name)
+        buffer = make(priority=target(target.Params()))
+        buffer.add([*group(1, seed=0, version=3), *group(1, seed=1, version=8)])
+        assert names(buffer.take(1)) == ["1", "0"]
+
+
+# --- a full buffer ---------------------------------------------------------------------------------------------------
+
+
+def test_a_full_buffer_drops_the_lowest_priority(make: Make) -> None:
+    buffer = make(capacity=6)
+    buffer.add([*group(2, seed=0, version=1), *group(2, seed=1, version=0), *group(2, seed=2, version=1)])
+    assert buffer.num_dropped == 0
+    buffer.add(group(2, seed=3, version=2))
+    assert (buffer.num_dropped, len(buffer)) == (2, 6)
+    assert buffer.has_group("1/words/train/1")
+    assert names(buffer.take(1)) == ["3", "0", "2"]
+
+
+def test_the_new_one_is_dropped_where_it_is_the_lowest(make: Make) -> None:
+    buffer = make(capacity=4)
+    buffer.add([*group(2, seed=0, version=5), *group(2, seed=1, version=5)])
+    buffer.add(group(2, seed=2, version=4))
+    assert names(buffer.take(1)) == ["0", "1"]
+    assert buffer.num_dropped == 2
+
+
+def test_of_equal_ones_the_oldest_is_dropped(make: Make) -> None:
+    buffer = make(capacity=4)
+    for seed in range(4):
+        buffer.add(group(2, seed=seed))
+    assert names(buffer.take(1)) == ["2", "3"]
+    assert buffer.num_dropped == 4
+
+
+def test_what_was_used_up_takes_no_room_and_what_may_be_used_again_does(make: Make) -> None:
+    for cooldown, num_dropped in ((None, 0), (1, 2)):
+        buffer = make(capacity=4, reuse_cooldown=cooldown)
+        buffer.add([*group(2, seed=0), *group(2, seed=1)])
+        buffer.take(1)
+        buffer.add(group(2, seed=2, rollout=2))
+        assert buffer.num_dropped == num_dropped
+
+
+# --- both are the same -----------------------------------------------------------------------------------------------
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[tuple[str, Any]]:
+    """Groups come in and updates take them, in any order."""
+    events: list[tuple[str, Any]] = []
+    step = 0
+    for seed in range(draw(st.integers(1, 14))):
+        if draw(st.booleans()):
+            step += draw(st.integers(1, 2))
+            events.append(("take", step))
+        size, version = draw(st.integers(1, 3)), draw(st.integers(0, 4))
+        events.append(("add", group(size, seed=seed, rollout=seed, version=version)))
+    return [*events, *(("take", step + n) for n in (1, 2, 3))]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    history=histories(),
+    size=st.sampled_from([None, 1, 4, 20]),
+    unit=st.sampled_from(["experiences", "groups", "tokens"]),
+    capacity=st.sampled_from([None, 3, 8]),
+    cooldown=st.sampled_from([None, 1, 2]),
+    sigma=st.sampled_from([0.0, 2.0]),
+)
+def test_memory_and_disk_give_the_same(
+    tmp_path_factory: pytest.TempPathFactory,
+    history: list[tuple[str, Any]],
+    size: int | None,
+    unit: Any,
+    capacity: int | None,
+    cooldown: int | None,
+    sigma: float,
+) -> None:
+    rules = BufferRules(
+        train_batch_size=size,
+        unit=unit,
+        capacity=capacity,
+        reuse_cooldown=cooldown,
+        priority=DecayLimitRandomization(DecayLimitRandomizationParams(sigma=sigma)),
     )
-    buffer.add(build_experiences([make_group(2, seed=3, rollout=2, version=1)]))
-    order = [groups_in(buffer.take(2)) for _ in range(4)]
-    assert order == [["2/words/train/2"], ["2/words/train/3"], ["1/words/train/0"], ["1/words/train/1"]]
-
-
-def test_the_same_task_in_another_rollout_is_another_group() -> None:
-    buffer = filled(make_group(2, seed=0, rollout=1), make_group(2, seed=0, rollout=2))
-    assert len(buffer.take(2)) == 2
-    assert len(buffer) == 2
-
-
-def test_a_group_that_comes_in_pieces_is_one_group() -> None:
-    experiences = build_experiences([make_group(4)])
-    buffer = MemoryBuffer()
-    buffer.add(experiences[:1])
-    buffer.add(experiences[1:])
-    assert len(buffer.take(1)) == 4
+    memory, disk = MemoryBuffer(rules), ExperienceStore(tmp_path_factory.mktemp("buffer") / "e.db", rules)
+    for kind, given_ in history:
+        if kind == "add":
+            memory.add(given_)
+            disk.add(given_)
+        else:
+            assert memory.is_ready(given_) == disk.is_ready(given_)
+            assert [e.id for e in memory.take(given_)] == [e.id for e in disk.take(given_)]
+        assert len(memory) == len(disk)
+        assert memory.num_dropped == disk.num_dropped
+    disk.close()

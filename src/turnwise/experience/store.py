@@ -1,0 +1,239 @@
+"""The buffer on disk: one SQLite file in a run directory, for many processes at once.
+
+In: groups. Out: groups, by the same contract as `MemoryBuffer`. What was added stays in the file, also after its last
+use, so that it can be exported and given again: a use is a row of its own, and `restore` takes back the uses that no
+checkpoint covers. It refuses to know what a checkpoint holds.
+
+Write-ahead logging lets readers and a writer work side by side; every change is one transaction, so that a process that
+is killed leaves nothing half done. Blocks are immutable and in a table of their own: taking a group rewrites a short
+row, never its tokens.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from turnwise.errors import StoreError
+from turnwise.experience.buffer import BufferRules, count_tokens, split_groups
+from turnwise.experience.codec import decode_group, encode_group
+from turnwise.experience.priorities import group_version
+from turnwise.types import Experience
+
+_FORMAT = 1
+_BUSY_TIMEOUT_S = 60.0
+"""Longest wait for another process's transaction; they take milliseconds."""
+_SCHEMA = f"""
+PRAGMA user_version = {_FORMAT};
+CREATE TABLE IF NOT EXISTS groups (
+    number INTEGER PRIMARY KEY,      -- order of arrival
+    group_id TEXT NOT NULL UNIQUE,
+    rollout INTEGER NOT NULL,
+    policy_version INTEGER NOT NULL,
+    num_experiences INTEGER NOT NULL,
+    num_tokens INTEGER NOT NULL,
+    use_count INTEGER NOT NULL DEFAULT 0,
+    taken_at_step INTEGER,           -- its last use
+    ready_at_step INTEGER NOT NULL DEFAULT 0,
+    priority REAL,                   -- null: never taken again
+    dropped_by_rollout INTEGER,      -- the rollout for which a full buffer dropped it
+    added_at REAL NOT NULL
+);
+CREATE INDEX IF NOT EXISTS waiting ON groups (priority DESC, number, ready_at_step, num_experiences, num_tokens)
+    WHERE priority IS NOT NULL;
+CREATE INDEX IF NOT EXISTS rollouts ON groups (rollout);
+CREATE TABLE IF NOT EXISTS blocks (number INTEGER PRIMARY KEY, data BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS uses (
+    step INTEGER NOT NULL,           -- the update that a group was taken for
+    number INTEGER NOT NULL,
+    PRIMARY KEY (step, number)
+) WITHOUT ROWID;
+"""
+_WAITING = "priority IS NOT NULL AND ready_at_step <= ?"
+_SIZES = {"experiences": "num_experiences", "groups": "1", "tokens": "num_tokens"}
+_INSERT = """
+INSERT INTO groups (group_id, rollout, policy_version, num_experiences, num_tokens, priority, added_at)
+VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (group_id) DO NOTHING RETURNING number
+"""
+_USE = "UPDATE groups SET use_count = ?, taken_at_step = ?, ready_at_step = ?, priority = ? WHERE number = ?"
+
+
+class ExperienceStore:
+    """Groups in a SQLite file. Open one in each process; threads of a process may share theirs."""
+
+    def __init__(self, path: Path, rules: BufferRules = BufferRules()) -> None:  # noqa: B008 - frozen
+        self._path = path
+        self._rules = rules
+        self._lock = threading.RLock()
+        try:
+            self._db = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+            # Blocks are long; larger pages mean fewer of them.
+            self._db.execute("PRAGMA page_size = 16384")
+            self._db.execute("PRAGMA journal_mode = WAL")
+            # A killed process loses nothing; a power cut may lose the last groups, and never damages the file.
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            version = self._db.execute("PRAGMA user_version").fetchone()[0]
+            if version not in (0, _FORMAT):
+                raise StoreError(f"{path} has format {version}; this version of turnwise reads format {_FORMAT}.")
+            self._db.executescript(_SCHEMA)
+        except sqlite3.Error as error:
+            raise StoreError(f"{path} cannot be opened as a store of experience: {error}.") from error
+
+    # --- the contract of a buffer --------------------------------------------------------------------------------
+
+    def add(self, experiences: Sequence[Experience]) -> None:
+        groups = split_groups(experiences)
+        # Encoded before the transaction: other processes wait for it.
+        rows = [(self._row(group_id, group), encode_group(group)) for group_id, group in groups.items()]
+        with self._transaction() as db:
+            for row, block in rows:
+                if (inserted := db.execute(_INSERT, row).fetchone()) is not None:
+                    db.execute("INSERT INTO blocks VALUES (?, ?)", (inserted[0], block))
+            if experiences:
+                self._drop_beyond_capacity(max(e.id.trajectory.rollout for e in experiences))
+
+    def take(self, step: int) -> list[Experience]:
+        with self._transaction() as db:
+            chosen = self._choose(step)
+            ready_at = self._rules.next_step(step)
+            used = [
+                (count + 1, step, ready_at, self._rules.rank(group_id, version, count + 1), number)
+                for number, group_id, version, count in chosen
+            ]
+            db.executemany(_USE, used)
+            db.executemany("INSERT INTO uses VALUES (?, ?)", [(step, number) for number, *_ in chosen])
+        # Blocks never change, so nobody waits while they are read.
+        return [experience for number, *_ in chosen for experience in self._read_block(number)]
+
+    def is_ready(self, step: int) -> bool:
+        size = _SIZES[self._rules.unit]
+        (available,) = self._ask(f"SELECT TOTAL({size}) FROM groups WHERE {_WAITING}", step)
+        return available >= (self._rules.train_batch_size or 1)
+
+    def has_group(self, group_id: str) -> bool:
+        return self._ask("SELECT COUNT(*) FROM groups WHERE group_id = ?", group_id)[0] > 0
+
+    @property
+    def num_dropped(self) -> int:
+        return int(self._ask("SELECT TOTAL(num_experiences) FROM groups WHERE dropped_by_rollout IS NOT NULL")[0])
+
+    def __len__(self) -> int:
+        (last_step,) = self._ask("SELECT MAX(step) FROM uses")
+        return int(self._ask(f"SELECT TOTAL(num_experiences) FROM groups WHERE {_WAITING}", (last_step or 0) + 1)[0])
+
+    # --- going on after a crash ----------------------------------------------------------------------------------
+
+    def restore(self, step: int) -> None:
+        """Groups that were taken for updates after `step` can be taken again, as they were before."""
+        with self._transaction() as db:
+            undone = [number for (number,) in db.execute("SELECT DISTINCT number FROM uses WHERE step > ?", (step,))]
+            db.execute("DELETE FROM uses WHERE step > ?", (step,))
+            earlier = {
+                n: rest for n, *rest in db.execute("SELECT number, COUNT(*), MAX(step) FROM uses GROUP BY number")
+            }
+            for number in undone:
+                use_count, last = earlier.get(number, (0, None))
+                ready_at = 0 if last is None else self._rules.next_step(last)
+                db.execute(_USE, (use_count, last, ready_at, self._priority(number, use_count), number))
+
+    def forget_rollouts(self, after: int) -> None:
+        """As if no later rollout had been played: for a loop that plays them again, exactly as before."""
+        with self._transaction() as db:
+            later = "(SELECT number FROM groups WHERE rollout > ?)"
+            db.execute(f"DELETE FROM uses WHERE number IN {later}", (after,))
+            db.execute(f"DELETE FROM blocks WHERE number IN {later}", (after,))
+            db.execute("DELETE FROM groups WHERE rollout > ?", (after,))
+            dropped = db.execute(
+                "SELECT number, use_count FROM groups WHERE dropped_by_rollout > ?", (after,)
+            ).fetchall()
+            for number, use_count in dropped:
+                db.execute("UPDATE groups SET dropped_by_rollout = NULL WHERE number = ?", (number,))
+                priority = self._priority(number, use_count)
+                db.execute("UPDATE groups SET priority = ? WHERE number = ?", (priority, number))
+
+    # --- looking at it -------------------------------------------------------------------------------------------
+
+    def read_groups(self) -> Iterator[list[Experience]]:
+        """Everything that was ever added, in the order of arrival, one group at a time."""
+        with self._lock:
+            numbers = [number for (number,) in self._db.execute("SELECT number FROM groups ORDER BY number")]
+        for number in numbers:
+            yield self._read_block(number)
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    # --- parts ---------------------------------------------------------------------------------------------------
+
+    def _row(self, group_id: str, group: Sequence[Experience]) -> tuple[str | int | float | None, ...]:
+        version = group_version(group)
+        priority = self._rules.rank(group_id, version, 0)
+        rollout = group[0].id.trajectory.rollout
+        return (group_id, rollout, version, len(group), count_tokens(group), priority, time.time())
+
+    def _priority(self, number: int, use_count: int) -> float | None:
+        """Of a group that is in the file; None where it was dropped."""
+        group_id, version, dropped_by = self._ask(
+            "SELECT group_id, policy_version, dropped_by_rollout FROM groups WHERE number = ?", number
+        )
+        return self._rules.rank(group_id, version, use_count) if dropped_by is None else None
+
+    def _choose(self, step: int) -> list[tuple[int, str, int, int]]:
+        """The most urgent groups up to the size of a batch; more are not even looked at."""
+        chosen: list[tuple[int, str, int, int]] = []
+        filled = 0
+        found = self._db.execute(
+            f"SELECT number, group_id, policy_version, use_count, {_SIZES[self._rules.unit]} FROM groups "
+            f"WHERE {_WAITING} ORDER BY priority DESC, number",
+            (step,),
+        )
+        for number, group_id, policy_version, use_count, size in found:
+            filled += size
+            if chosen and self._rules.train_batch_size is not None and filled > self._rules.train_batch_size:
+                break
+            chosen.append((number, group_id, policy_version, use_count))
+        return chosen
+
+    def _drop_beyond_capacity(self, rollout: int) -> None:
+        if self._rules.capacity is None:
+            return
+        total, num_groups = self._ask("SELECT TOTAL(num_experiences), COUNT(*) FROM groups WHERE priority IS NOT NULL")
+        excess = total - self._rules.capacity
+        while excess > 0 and num_groups > 1:
+            # Of equal ones the oldest goes: the new one stays.
+            number, size = self._ask(
+                "SELECT number, num_experiences FROM groups WHERE priority IS NOT NULL ORDER BY priority, number"
+            )
+            self._db.execute(
+                "UPDATE groups SET priority = NULL, dropped_by_rollout = ? WHERE number = ?", (rollout, number)
+            )
+            excess -= size
+            num_groups -= 1
+
+    def _read_block(self, number: int) -> list[Experience]:
+        return decode_group(self._ask("SELECT data FROM blocks WHERE number = ?", number)[0])
+
+    def _ask(self, question: str, *given: object) -> tuple[Any, ...]:
+        with self._lock:
+            return self._db.execute(question, given).fetchone()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing; the write lock is taken at once, so that what was read cannot have changed."""
+        with self._lock:
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+            except sqlite3.Error as error:
+                raise StoreError(f"{self._path} cannot be written to: {error}.") from error
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
