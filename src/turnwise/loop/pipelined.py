@@ -49,7 +49,9 @@ async def train_pipelined(
         for step in range(start_step + 1, settings.learn.steps + 1):
             env_s, waits = explorer.env_seconds, (explorer.end.waited_s, watch.seconds("rollout"))
             with watch.section("rollout"):
-                explored = await explorer.wait_for(step, meanwhile=trainer_end.answer)
+                explored = await explorer.wait_for(
+                    step, who="the trainer", timeout_s=settings.sync.timeout_s, meanwhile=trainer_end.answer
+                )
                 parts.buffer.add(build_experiences(explored.kept))
             trainer_wait_s = watch.seconds("rollout") - waits[1]
             watch.move("rollout", "env", min(explorer.env_seconds - env_s, trainer_wait_s))
@@ -124,7 +126,9 @@ class Explorer:
         self._admitting = asyncio.create_task(self._admit_all(first, last))
         self._admitting.add_done_callback(lambda _: self._bell.ring())
 
-    async def wait_for(self, number: int, *, meanwhile: Callable[[], None]) -> Explored:
+    async def wait_for(
+        self, number: int, *, who: str, timeout_s: float, meanwhile: Callable[[], None] = lambda: None
+    ) -> Explored:
         """What rollout `number` brought; `meanwhile` is called again and again until it is there."""
 
         def is_over() -> bool:
@@ -133,9 +137,9 @@ class Explorer:
 
         await self._bell.wait_until(
             is_over,
-            who="the trainer",
+            who=who,
             reason=f"rollout {number} ({len(self._rollouts)} are running)",
-            timeout_s=self._parts.settings.sync.timeout_s,
+            timeout_s=timeout_s,
         )
         if self._has_failed():
             assert self._admitting is not None

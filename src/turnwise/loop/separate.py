@@ -145,7 +145,8 @@ async def explore_alone(
         for number in range(before.step + 1, settings.learn.steps + 1):
             if _has_ended(shared.trainer):
                 break
-            explored = await explorer.wait_for(number, meanwhile=lambda: None)
+            # Twice: its admission may take that long, and then the rollout itself.
+            explored = await explorer.wait_for(number, who="the explorer", timeout_s=2 * settings.sync.timeout_s)
             experiences = build_experiences(explored.kept)
             parts.buffer.add(experiences)
             # What brings nothing makes no update possible, so none may be waited for on its account.

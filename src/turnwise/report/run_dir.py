@@ -11,7 +11,6 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from itertools import chain, count
@@ -69,12 +68,16 @@ class RunDirectory:
     @classmethod
     def join(cls, path: Path, *, config_yaml: str, manifest: Manifest) -> RunDirectory:
         """Open a run that another process may have made, or make it."""
-        if not path.exists() or not any(path.iterdir()):
-            # Where two processes come at once, one of them makes it.
-            with suppress(RunError):
+        run = cls(path)
+        if not run.metrics.exists():
+            try:
                 return cls.create(path, config_yaml=config_yaml, manifest=manifest)
+            except RunError:
+                # Where two processes come at once, the other one makes it.
+                if not run.metrics.exists():
+                    raise
         deadline_s = time.monotonic() + _JOIN_S
-        while not cls(path).config.is_file() and time.monotonic() < deadline_s:
+        while not run.config.is_file() and time.monotonic() < deadline_s:
             time.sleep(0.05)
         return cls.open(path)
 
