@@ -89,7 +89,7 @@ def test_a_batch_is_a_ceiling_also_for_what_is_stored(tmp_path: Path) -> None:
 
 def test_a_trainer_without_an_explorer_gives_up_with_a_message_and_keeps_what_it_has(tmp_path: Path) -> None:
     lonely = ["sync.timeout_s=0.3", "learn.steps=3"]
-    with pytest.raises(SyncError, match="the trainer has waited 0 s for a batch for update 1.*explorer is not running"):
+    with pytest.raises(SyncError, match=r"the trainer has waited 0 s for a batch for update 1.*explorer is not running"):
         run(tmp_path / "run", "train", *lonely)
     assert RunDirectory.open(tmp_path / "run").checkpoint_steps() == [0]
     assert not RolePlace(tmp_path / "run" / "roles", "explorer").is_taken()

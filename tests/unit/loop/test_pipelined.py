@@ -12,8 +12,9 @@ from tests.small_run import SMALL_LAKE
 from turnwise.config.checks import check_settings, find_no_effect
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, LearnError, SyncError
+from turnwise.learn.models import load_model
 from turnwise.loop import pipelined
-from turnwise.loop.build import TrainParts, build_train
+from turnwise.loop.build import TrainParts, build_train, resolve_model
 from turnwise.loop.evaluate import evaluate_policy, is_evaluation_due
 from turnwise.loop.pipelined import train_pipelined
 from turnwise.loop.serial import LoopStep, train_serial
@@ -160,3 +161,31 @@ def test_settings_of_the_other_loop_are_named() -> None:
     assert "sync.style has no effect with loop.type 'serial'" in notes
     dynamic = load_settings("frozenlake", ["loop.type=pipelined", "sync.offset=1", "sync.style=dynamic_by_trainer"])
     assert "sync.offset has no effect with sync.style 'dynamic_by_trainer'." in find_no_effect(dynamic)
+
+
+def test_every_turn_was_sampled_by_the_version_it_names() -> None:
+    parts = parts_of("learn.steps=6", "sync.max_staleness=2", "sync.style=dynamic_by_trainer", "learn.optim.lr=0.05")
+    weights = {0: {name: tensor.clone() for name, tensor in parts.learner.weights().items()}}
+    steps: list[LoopStep] = []
+
+    async def keep(step: LoopStep) -> None:
+        steps.append(step)
+        weights[step.step] = {name: tensor.clone() for name, tensor in parts.learner.weights().items()}
+
+    asyncio.run(train_pipelined(parts, Stopwatch(), start_step=0, on_step=keep))
+    model, num_told_apart = load_model(resolve_model(parts.settings)), 0
+    for trajectory in (t for step in steps for group in step.groups for t in group.trajectories):
+        for turn in trajectory.turns:
+            segment = trajectory.segments[turn.segment_index]
+            for version, tensors in weights.items():
+                model.load_state_dict(tensors)
+                with torch.no_grad():
+                    logits = model(torch.tensor(segment.token_ids[None].astype("int64"))).logits[0, :-1]
+                ids = torch.tensor(segment.token_ids[1:].astype("int64"))
+                scored = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0].numpy()
+                gap = abs(scored - segment.behavior_logprobs[1:])[segment.loss_mask[1:]].max()
+                if version == turn.policy_version:
+                    assert gap < 1e-4
+                else:
+                    num_told_apart += gap > 1e-2
+    assert num_told_apart > 0
