@@ -89,7 +89,7 @@ def test_a_batch_is_a_ceiling_also_for_what_is_stored(tmp_path: Path) -> None:
 
 def test_a_trainer_without_an_explorer_gives_up_with_a_message_and_keeps_what_it_has(tmp_path: Path) -> None:
     lonely = ["sync.timeout_s=0.3", "learn.steps=3"]
-    with pytest.raises(SyncError, match=r"the trainer has waited 0 s for a batch for update 1.*explorer is not running"):
+    with pytest.raises(SyncError, match=r"the trainer has waited .* for a batch.*explorer is not running"):
         run(tmp_path / "run", "train", *lonely)
     assert RunDirectory.open(tmp_path / "run").checkpoint_steps() == [0]
     assert not RolePlace(tmp_path / "run" / "roles", "explorer").is_taken()
@@ -166,7 +166,7 @@ STEPS = 6
 """Rollouts of three groups, learnt from three groups at a time."""
 TOGETHER = [
     *SEPARATE,
-    "sync.timeout_s=90",
+    "sync.timeout_s=240",
     "buffer.train_batch_size=3",
     f"learn.steps={STEPS}",
     "report.checkpoint_every=1",
@@ -187,7 +187,7 @@ def process(path: Path, mode: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def wait_until(is_so: Callable[[], bool], *processes: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 240
     while not is_so():
         assert time.monotonic() < deadline, "it did not come to pass"
         assert all(p.poll() in (None, 0) for p in processes), [p.communicate()[0] for p in processes if p.poll()]
@@ -195,7 +195,7 @@ def wait_until(is_so: Callable[[], bool], *processes: subprocess.Popen[str]) -> 
 
 
 def finish(started: subprocess.Popen[str]) -> None:
-    output, _ = started.communicate(timeout=90)
+    output, _ = started.communicate(timeout=240)
     assert started.returncode == 0, output
 
 
