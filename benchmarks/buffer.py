@@ -51,13 +51,13 @@ def _measure(buffer: Any, data: list[Experience]) -> dict[str, int]:
         steps = range(1, len(data) // BATCH + 1)
         assert sum(len(buffer.take(step)) for step in steps) == len(data)
 
-    return {"written_per_s": int(len(data) / _cpu_s(add)), "sampled_per_s": int(len(data) / _cpu_s(take))}
+    return {"written_per_s": _rate(len(data), add), "sampled_per_s": _rate(len(data), take)}
 
 
-def _cpu_s(work: Callable[[], None]) -> float:
+def _rate(count: int, work: Callable[[], None]) -> int:
     started = time.process_time()
     work()
-    return time.process_time() - started
+    return int(count / (time.process_time() - started))
 
 
 def make_experiences(count: int, *, rollout: int = 1) -> list[Experience]:

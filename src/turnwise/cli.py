@@ -60,6 +60,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_eval(commands)
     _add_play(commands)
     _add_look_before(commands)
+    _add_export(commands)
     _add_lab(commands)
     return parser
 
@@ -123,6 +124,14 @@ def _add_look_before(commands: argparse._SubParsersAction) -> None:  # type: ign
     plan.add_argument("--json", action="store_true", help="print JSON")
 
 
+def _add_export(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
+    export = _add(commands, "export", "write what a run has explored to a file")
+    export.add_argument("run", metavar="RUN", help="a run with buffer.type sqlite")
+    export.add_argument(
+        "--out", metavar="FILE", help="ends in .parquet or .jsonl (default: experience.parquet in the run)"
+    )
+
+
 def _add_lab(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
     lab = _add(
         commands,
@@ -142,7 +151,7 @@ def _add_lab(commands: argparse._SubParsersAction) -> None:  # type: ignore[type
     lab.add_argument("--json", action="store_true", help="print JSON")
 
 
-COMMANDS = ("train", "eval", "play", "envs", "check", "plan", "lab")
+COMMANDS = ("train", "eval", "play", "envs", "check", "plan", "export", "lab")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -119,7 +119,7 @@ def test_help_lists_every_option(capsys: pytest.CaptureFixture[str], command: st
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "--help")
     assert code == 0
-    assert set(COMMANDS) == {"train", "eval", "play", "envs", "check", "plan", "lab"}
+    assert set(COMMANDS) == {"train", "eval", "play", "envs", "check", "plan", "export", "lab"}
     assert all(f"    {command} " in out for command in COMMANDS)
     assert call(capsys, "--version")[1].startswith("turnwise ")
 

@@ -24,3 +24,5 @@ class BufferSettings(Settings):
     """Which groups are learnt from first, by `type`; of equal ones, those that came first."""
     reuse_cooldown: PositiveInt | None = None
     """Updates until a group may be learnt from again; 1: in the next. Null: never again."""
+    offline: str | None = None
+    """A file that `turnwise export` wrote, to learn from without exploring; null: learn from what is explored."""

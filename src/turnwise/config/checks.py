@@ -6,9 +6,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from turnwise.config.buffering import BufferSettings
 from turnwise.config.learning import NoCritic, NoKl, TinySettings
 from turnwise.config.load import env_params, params_class
-from turnwise.config.playing import ContextSettings, EnvSettings, FunctionJudgeSettings, ModelJudgeSettings, NoJudge
+from turnwise.config.playing import (
+    ContextSettings,
+    EnvSettings,
+    FunctionJudgeSettings,
+    ModelJudgeSettings,
+    NoFilter,
+    NoJudge,
+    TaskSettings,
+)
 from turnwise.config.problems import describe_problems
 from turnwise.config.registry import CREDITS, ENGINES, ENVS, WORKFLOWS, Registry, import_reward_function
 from turnwise.config.schema import TurnwiseSettings, WatchSettings
@@ -72,6 +81,8 @@ def _sync_problems(settings: TurnwiseSettings) -> list[str]:
 def _mode_problems(settings: TurnwiseSettings) -> list[str]:
     """Processes of their own meet in the run directory, so what they share must lie there."""
     mode = settings.run.mode
+    if settings.buffer.offline is not None and mode != "train":
+        return [f"buffer.offline: a file given; run.mode '{mode}' does not learn from one. Set run.mode=train."]
     if mode not in ("explore", "train"):
         return []
     needed = {"buffer.type": (settings.buffer.type, "sqlite"), "sync.method": (settings.sync.method, "checkpoint")}
@@ -98,7 +109,21 @@ def _size_problems(settings: TurnwiseSettings) -> list[str]:
         for path, size in sizes.items()
         if size is not None and size < group_size
     ]
+    num_tasks = settings.tasks.num_tasks
+    chosen = settings.reward.filter
+    rounds = 1 if isinstance(chosen, NoFilter) else chosen.max_rounds
+    for path, groups in _groups_of_worlds(settings):
+        if num_tasks is not None and num_tasks < groups * rounds:
+            problems.append(
+                f"tasks.num_tasks: {num_tasks} given; one exploration plays up to {path} = {groups} different tasks in "
+                f"each of {rounds} rounds, so it must be at least {groups * rounds}."
+            )
     return problems
+
+
+def _groups_of_worlds(settings: TurnwiseSettings) -> list[tuple[str, int]]:
+    mixed = [(f"mix.{tag}.groups", other.groups) for tag, other in settings.mix.by_tag().items()]
+    return [("rollout.groups", settings.rollout.groups), *mixed]
 
 
 def _name_problems(path: str, registry: Registry, name: str) -> list[str]:
@@ -190,13 +215,7 @@ def find_no_effect(settings: TurnwiseSettings) -> list[str]:
         notes.append("watch.min_spread_share has no effect with rollout.group_size 1: nobody has siblings.")
     if isinstance(settings.learn.kl, NoKl) and settings.watch.max_reference_kl != WatchSettings().max_reference_kl:
         notes.append("watch.max_reference_kl has no effect with learn.kl.type 'none': there is no reference.")
-    notes += _sync_notes(settings)
-    buffer = settings.buffer
-    if buffer.train_batch_size is None and buffer.unit != "experiences":
-        notes.append(f"buffer.unit '{buffer.unit}' has no effect without buffer.train_batch_size.")
-    for key in sorted({"decay", "use_count_limit"} & buffer.priority.model_fields_set):
-        if buffer.reuse_cooldown is None and getattr(buffer.priority, key) != _default_of(buffer.priority, key):
-            notes.append(f"buffer.priority.{key} has no effect without buffer.reuse_cooldown: no group is used twice.")
+    notes += [*_sync_notes(settings), *_idle_tasks(settings.tasks), *_idle_buffer(settings.buffer)]
     judge = settings.reward.judge
     if isinstance(judge, ModelJudgeSettings) and judge.path == "tiny" and getattr(settings.env, "path", None):
         notes.append(
@@ -220,6 +239,25 @@ def _sync_notes(settings: TurnwiseSettings) -> list[str]:
     if sync.style != "fixed" and sync.offset is not None:
         return [f"sync.offset has no effect with sync.style '{sync.style}'."]
     return []
+
+
+def _idle_tasks(tasks: TaskSettings) -> list[str]:
+    notes = []
+    if tasks.num_tasks is None and tasks.selector != "sequential":
+        notes.append(f"tasks.selector '{tasks.selector}' has no effect without tasks.num_tasks: no task comes twice.")
+    if tasks.selector != "difficulty" and tasks.target_success != TaskSettings().target_success:
+        notes.append(f"tasks.target_success has no effect with tasks.selector '{tasks.selector}'.")
+    return notes
+
+
+def _idle_buffer(buffer: BufferSettings) -> list[str]:
+    notes = []
+    if buffer.train_batch_size is None and buffer.unit != "experiences":
+        notes.append(f"buffer.unit '{buffer.unit}' has no effect without buffer.train_batch_size.")
+    for key in sorted({"decay", "use_count_limit"} & buffer.priority.model_fields_set):
+        if buffer.reuse_cooldown is None and getattr(buffer.priority, key) != _default_of(buffer.priority, key):
+            notes.append(f"buffer.priority.{key} has no effect without buffer.reuse_cooldown: no group is used twice.")
+    return notes
 
 
 def _default_of(section: Settings, key: str) -> Any:

@@ -55,6 +55,16 @@ class EngineSettings(Settings):
     """Most sequences in one forward pass."""
 
 
+class TaskSettings(Settings):
+    num_tasks: PositiveInt | None = None
+    """How many training tasks there are, for each environment; null: new ones for ever."""
+    selector: Literal["sequential", "random", "difficulty"] = "sequential"
+    """Which of them come next: in order, shuffled anew in each epoch, or those whose success is likely to be near
+    `target_success`."""
+    target_success: float = Field(default=0.5, ge=0, le=1)
+    """Of the selector `difficulty`: the share of successes that teaches most."""
+
+
 class NoIsolation(Settings):
     type: Literal["none"] = "none"
     """Environments live in the process of the run."""

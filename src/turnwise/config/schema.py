@@ -19,6 +19,7 @@ from turnwise.config.playing import (
     MixSettings,
     RewardSettings,
     RolloutSettings,
+    TaskSettings,
 )
 from turnwise.config.settings import Settings
 from turnwise.config.sync import LoopSettings, SyncSettings
@@ -84,6 +85,7 @@ class TurnwiseSettings(Settings):
     model: ModelSettings = ModelSettings()
     env: EnvSettings
     mix: MixSettings = MixSettings()
+    tasks: TaskSettings = TaskSettings()
     context: ContextSettings = ContextSettings()
     engine: EngineSettings = EngineSettings()
     rollout: RolloutSettings = RolloutSettings()

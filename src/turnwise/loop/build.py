@@ -24,6 +24,7 @@ from turnwise.context.tokenizer import load_tokenizer
 from turnwise.engine.local import LocalEngine
 from turnwise.engine.scoped import ScopedEngine
 from turnwise.envs.prompts.letters import training_preferences
+from turnwise.envs.selectors import ByDifficulty, FiniteTasks, Selector, Sequential, Shuffled
 from turnwise.envs.tasks import SeedTasks
 from turnwise.errors import ConfigError
 from turnwise.experience.buffer import BufferRules, MemoryBuffer
@@ -68,7 +69,7 @@ class PlayParts:
 class TrainParts(PlayParts):
     """Everything a training loop connects."""
 
-    tasks: SeedTasks
+    tasks: SeedTasks | FiniteTasks
     proxy: AgentProxy
     greedy_proxy: AgentProxy | None
     """Plays each task once more, greedily, for credit that measures against it."""
@@ -150,7 +151,7 @@ def build_train(
         eval_proxy=play.eval_proxy,
         eval_tasks=play.eval_tasks,
         judging=play.judging,
-        tasks=SeedTasks([w.tag for w in worlds], [w.groups for w in worlds], first_train_seed(settings), "train"),
+        tasks=build_tasks(settings, worlds),
         proxy=proxy,
         greedy_proxy=greedy_proxy,
         new_proxies=new_proxies,
@@ -178,6 +179,21 @@ def build_buffer(settings: TurnwiseSettings, run_path: Path | None) -> MemoryBuf
     if run_path is None:
         raise ConfigError("buffer.type: 'sqlite' given without a run directory to keep it in; expected 'memory'.")
     return ExperienceStore(RunDirectory(run_path).experience, rules)
+
+
+def build_tasks(settings: TurnwiseSettings, worlds: Sequence[World]) -> SeedTasks | FiniteTasks:
+    """The tasks of training: new ones for ever, or a finite set in the order of a selector."""
+    chosen, first_seed = settings.tasks, first_train_seed(settings)
+    tags, num_groups = [world.tag for world in worlds], [world.groups for world in worlds]
+    if chosen.num_tasks is None:
+        return SeedTasks(tags, num_groups, first_seed, "train")
+    selectors: dict[str, Callable[[int, int], Selector]] = {
+        "sequential": Sequential,
+        "random": Shuffled,
+        "difficulty": partial(ByDifficulty, target=chosen.target_success),
+    }
+    make_selector = selectors[chosen.selector]
+    return FiniteTasks(tags, num_groups, first_seed, "train", num_tasks=chosen.num_tasks, make_selector=make_selector)
 
 
 def held_out_tasks(settings: TurnwiseSettings, split: str = "eval") -> list[Task]:

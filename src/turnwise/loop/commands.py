@@ -20,6 +20,8 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.check import check_env
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError
+from turnwise.experience.files import write_experiences
+from turnwise.experience.store import ExperienceStore
 from turnwise.lab.credit import CreditStudy, make_rules, run_study
 from turnwise.lab.page import check_page, write_page
 from turnwise.lab.tables import to_rows, to_table
@@ -29,6 +31,7 @@ from turnwise.loop.plan import describe_plan, make_plan
 from turnwise.loop.play import play_in_terminal
 from turnwise.loop.run import evaluate, resume, train
 from turnwise.report.progress import phase
+from turnwise.report.run_dir import RunDirectory
 
 _MAX_ACTIONS = 6
 """Of an environment, in a list of environments."""
@@ -183,6 +186,17 @@ def _plan(options: argparse.Namespace, overrides: list[str], console: Console) -
     return 0
 
 
+def _export(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    _refuse(overrides)
+    directory = RunDirectory.open(Path(options.run))
+    if not directory.experience.is_file():
+        raise ConfigError(f"{directory.path} has no experience.db; it is kept by runs with buffer.type=sqlite.")
+    out = Path(options.out) if options.out else directory.path / "experience.parquet"
+    count = write_experiences(ExperienceStore(directory.experience).read_groups(), out)
+    console.print(f"written: {out} ({count} experiences)", markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
 def _lab(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
     given = {field.name: value for field in fields(CreditStudy) if (value := getattr(options, field.name)) is not None}
     study, rules = CreditStudy(**given), make_rules(overrides)
@@ -229,5 +243,6 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, list[str], Console], int]] = 
     "envs": _envs,
     "check": _check,
     "plan": _plan,
+    "export": _export,
     "lab": _lab,
 }

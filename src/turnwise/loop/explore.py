@@ -45,6 +45,7 @@ async def explore(
         kept += filter_groups(groups, chosen)
         if len(kept) >= wanted:
             break
+    parts.tasks.feedback(played)
     return Explored(played=played, kept=kept[:wanted])
 
 

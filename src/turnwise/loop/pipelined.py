@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from turnwise.experience.build import build_experiences
 from turnwise.loop.build import TrainParts
@@ -83,7 +84,7 @@ async def train_pipelined(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rollout:
     playing: asyncio.Task[Explored]
-    tasks_before: Mapping[str, int]
+    tasks_before: Mapping[str, Any]
     """Where the task source stood when it began."""
 
 
@@ -148,7 +149,7 @@ class Explorer:
         self._bell.ring()
         return explored
 
-    def tasks_before(self, number: int) -> Mapping[str, int]:
+    def tasks_before(self, number: int) -> Mapping[str, Any]:
         """Where the task source stood before rollout `number`, so that a resumed run plays it anew."""
         return self._rollouts[number].tasks_before if number in self._rollouts else self._parts.tasks.state()
 

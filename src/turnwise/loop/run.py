@@ -69,7 +69,7 @@ def train(
         directory = RunDirectory.create(path, config_yaml=dump_settings(settings), manifest=manifest)
         run_async(Session(settings, directory, console).run())
         return Run(path)
-    if settings.run.mode == "train" and run_dir is None:
+    if settings.run.mode == "train" and run_dir is None and settings.buffer.offline is None:
         raise ConfigError("run.mode: 'train' given without --run-dir; expected the run directory of an explorer.")
     directory = RunDirectory.join(path, config_yaml=dump_settings(settings), manifest=manifest)
     _run_part(settings, directory, console)

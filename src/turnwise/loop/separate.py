@@ -13,6 +13,7 @@ from pathlib import Path
 
 from turnwise.config.playing import NoFilter
 from turnwise.experience.build import build_experiences
+from turnwise.experience.files import read_experiences
 from turnwise.loop.build import TrainParts
 from turnwise.loop.evaluate import is_evaluation_due
 from turnwise.loop.explore import Explored, explore
@@ -63,6 +64,8 @@ async def train_from_buffer(
     shared: Shared,
 ) -> None:
     """Learn from what is stored, up to `learn.steps`, until the explorer has ended and no full batch is left."""
+    if parts.settings.buffer.offline is not None:
+        parts.buffer.add(read_experiences(Path(parts.settings.buffer.offline)))
     settings, start = parts.settings, PolicyMark(start_step, parts.learner.policy_version)
     end = TrainerEnd(rules_of(settings.sync), shared.mailbox, parts.learner.weights, start=start)
     newest = shared.mailbox.newest()
@@ -97,14 +100,17 @@ async def _wait_for_batch(parts: TrainParts, shared: Shared, end: TrainerEnd, st
     """Whether there is something to learn from; False: there will be no more."""
     buffer = parts.buffer
 
+    def is_all_there() -> bool:
+        return parts.settings.buffer.offline is not None or _has_ended(shared.explorer)
+
     def may_take() -> bool:
         """A full batch; or what there is, where the explorer waits for this update or nothing else will come."""
-        is_last_chance = end.is_asked_for_more() or (is_first and _has_ended(shared.explorer))
+        is_last_chance = end.is_asked_for_more() or (is_first and is_all_there())
         return buffer.is_ready(step) or (is_last_chance and len(buffer) > 0)
 
     def is_decided() -> bool:
         end.answer()
-        return may_take() or _has_ended(shared.explorer)
+        return may_take() or is_all_there()
 
     await shared.bell.wait_until(
         is_decided,

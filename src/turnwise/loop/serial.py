@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from turnwise.credit.shaping import normalise_rewards
 from turnwise.errors import LearnError
@@ -32,7 +33,7 @@ class LoopStep:
     metrics: Metrics
     tokens_sampled: int
     tokens_trained: int
-    tasks: Mapping[str, int]
+    tasks: Mapping[str, Any]
     """Where the task source stands before the next step's rollout."""
 
 
@@ -66,7 +67,7 @@ def describe_step(
     experiences: list[Experience],
     report: StepReport,
     *,
-    tasks: Mapping[str, int],
+    tasks: Mapping[str, Any],
 ) -> LoopStep:
     """What a step did, for whoever reports it."""
     return LoopStep(

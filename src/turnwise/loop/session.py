@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -54,7 +55,7 @@ class Progress:
     tokens_sampled: int = 0
     tokens_trained: int = 0
     wall_s: float = 0.0
-    tasks: Mapping[str, int] = field(default_factory=dict)
+    tasks: Mapping[str, Any] = field(default_factory=dict)
     """The state of the task source."""
     warm_start: Mapping[str, float] | None = None
     failures: Mapping[str, int] = field(default_factory=dict)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 from turnwise.errors import RunError
 from turnwise.sync.checkpoint import read_record, write_whole
@@ -28,7 +28,7 @@ class RoleRecord:
     step: int = 0
     has_ended: bool = False
     """Whether it has done all it was to do; false also where it was killed."""
-    tasks: Mapping[str, int] = field(default_factory=dict)
+    tasks: Mapping[str, Any] = field(default_factory=dict)
     """Where the explorer's task source stands before its next rollout."""
 
 

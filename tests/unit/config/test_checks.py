@@ -28,6 +28,11 @@ def test_a_valid_combination_passes_without_notes() -> None:
         (["context.max_tokens=64", "context.max_response_tokens=64"], r"context.max_response_tokens: 64 given"),
         (["buffer.train_batch_size=3", "rollout.group_size=4"], r"rollout.group_size: 4 given; a group does not fit"),
         (["buffer.capacity=3", "rollout.group_size=4"], r"a group does not fit into buffer.capacity = 3"),
+        (["tasks.num_tasks=7", "rollout.groups=8"], r"tasks.num_tasks: 7 given.*at least 8"),
+        (
+            ["tasks.num_tasks=8", "rollout.groups=4", "reward.filter={type: top_k, max_rounds: 3}"],
+            r"at least 12",
+        ),
         (["engine.type=nope"], r"engine.type: there is no engine named 'nope'"),
         (["rollout.workflow=nope"], r"rollout.workflow: there is no workflow named 'nope'"),
         (["env.train={sise: 3}"], r"env.train.*sise"),
@@ -49,6 +54,7 @@ def test_contradictions_are_refused(overrides: list[str], words: str) -> None:
         ["buffer.train_batch_size=4", "rollout.group_size=4"],
         ["buffer.train_batch_size=1", "buffer.unit=groups"],
         ["buffer.capacity=4", "rollout.group_size=4"],
+        ["tasks.num_tasks=8", "rollout.groups=8"],
         ["rollout.group_size=1"],
         ["env.train={size: 3}"],
     ],
@@ -85,6 +91,12 @@ def test_several_contradictions_come_in_one_message() -> None:
             "watch.max_reference_kl",
             ["watch.max_reference_kl=1.0"],
             ["watch.max_reference_kl=1.0", "learn.kl.type=loss"],
+        ),
+        ("tasks.selector", ["tasks.selector=random"], ["tasks.selector=random", "tasks.num_tasks=99"]),
+        (
+            "tasks.target_success",
+            ["tasks.target_success=0.4"],
+            ["tasks={target_success: 0.4, selector: difficulty, num_tasks: 99}"],
         ),
         ("buffer.unit", ["buffer.unit=tokens"], ["buffer.unit=tokens", "buffer.train_batch_size=99"]),
         (

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from turnwise.cli import main
+from turnwise.experience.files import read_experiences
 from turnwise.experience.store import ExperienceStore
 from turnwise.loop.run import Run, resume, train
 
@@ -32,6 +34,8 @@ REUSING = [
 
 _CHILD = """
 import os, signal, sys
+from turnwise.cli import main
+from turnwise.experience.files import read_experiences
 from turnwise.experience.store import ExperienceStore
 from turnwise.loop.run import train
 plain = ExperienceStore.take
@@ -68,6 +72,19 @@ def test_resume_after_kill_9_is_exact(tmp_path: Path, more: list[str]) -> None:
     assert ids[0] == ids[1]
 
 
+def test_what_was_explored_can_be_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = train("frozenlake", [*DURABLE, "learn.steps=1"], run_dir=tmp_path / "run")
+    stored = [str(e.id) for group in ExperienceStore(run.path / "experience.db").read_groups() for e in group]
+    assert main(["export", str(run.path)]) == 0
+    assert f"({len(stored)} experiences)" in capsys.readouterr().out
+    assert main(["export", str(run.path), "--out", str(tmp_path / "out.jsonl")]) == 0
+    for file in (run.path / "experience.parquet", tmp_path / "out.jsonl"):
+        assert [str(e.id) for e in read_experiences(file)] == stored
+    (run.path / "experience.db").unlink()
+    assert main(["export", str(run.path)]) == 2
+    assert "buffer.type=sqlite" in capsys.readouterr().err
+
+
 def test_memory_and_disk_train_the_same(tmp_path: Path) -> None:
     disk = train("frozenlake", DURABLE, run_dir=tmp_path / "disk")
     memory = train("frozenlake", [*DURABLE, "buffer.type=memory"], run_dir=tmp_path / "memory")
@@ -80,8 +97,8 @@ def test_memory_and_disk_train_the_same(tmp_path: Path) -> None:
 def test_without_the_rewind_a_resumed_run_would_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above can fail: the checkpoint is at step 3, and what later steps left behind is on disk."""
     straight = train("frozenlake", DURABLE, run_dir=tmp_path / "straight")
-    _CHILD_ARGS = [sys.executable, "-c", _CHILD, str(tmp_path / "killed"), *DURABLE]
-    subprocess.run(_CHILD_ARGS, env=dict(os.environ), check=False)
+    words = [sys.executable, "-c", _CHILD, str(tmp_path / "killed"), *DURABLE]
+    subprocess.run(words, env=dict(os.environ), check=False)
     monkeypatch.setattr("turnwise.loop.session._rewind", lambda *_: None)
     assert untimed(resume(tmp_path / "killed")) != untimed(straight)
 
@@ -93,7 +110,8 @@ def test_without_the_rewind_a_resumed_run_would_differ(tmp_path: Path, monkeypat
 def test_a_setting_of_the_buffer_changes_the_run(tmp_path: Path, change: str) -> None:
     words = [*SMALL_LAKE, "buffer.train_batch_size=7", "learn.steps=4"]
     if "priority" in change:
-        words.append("buffer.reuse_cooldown=1")
+        # Groups of one version, of which the first would be used for ever.
+        words += ["buffer.reuse_cooldown=1", "sync.interval=4"]
     base = train("frozenlake", words, run_dir=tmp_path / "base")
     changed = train("frozenlake", [*words, change], run_dir=tmp_path / "changed")
     assert untimed(changed) != untimed(base)

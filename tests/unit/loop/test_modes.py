@@ -17,6 +17,7 @@ import pytest
 
 from tests.small_run import SMALL_LAKE, without_plots
 from turnwise.errors import ConfigError, RunError, SyncError
+from turnwise.experience.files import write_experiences
 from turnwise.experience.store import ExperienceStore
 from turnwise.loop.run import resume, train
 from turnwise.report.run_dir import RunDirectory
@@ -112,6 +113,16 @@ def test_an_explorer_goes_on_with_the_newest_weights(tmp_path: Path) -> None:
     run(tmp_path / "run", "explore", "learn.steps=2")
     assert first == [(0,)]
     assert ask(tmp_path / "run", "SELECT DISTINCT policy_version FROM groups WHERE rollout = 2") == [(1,)]
+
+
+def test_a_trainer_learns_from_a_file_without_an_explorer(tmp_path: Path) -> None:
+    run(tmp_path / "first", "explore", "learn.steps=2")
+    file = tmp_path / "stored.jsonl"
+    write_experiences(ExperienceStore(tmp_path / "first" / "experience.db").read_groups(), file)
+    run(tmp_path / "second", "train", "learn.steps=2", f"buffer.offline={file}")
+    assert ask(tmp_path / "second", "SELECT step, COUNT(*) FROM uses GROUP BY step") == [(1, 2 * GROUPS)]
+    with pytest.raises(ConfigError, match=r"buffer\.offline: a file given; run\.mode 'explore'"):
+        run(tmp_path / "third", "explore", f"buffer.offline={file}")
 
 
 def test_evaluating_is_a_mode_too(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from typing import Annotated, Any, ClassVar, cast
 import numpy as np
 from pydantic import Field
 
+from turnwise.config.packages import require_package
 from turnwise.config.settings import Settings
 from turnwise.envs.adapters.foreign import ForeignWorld, Option, foreign_info, require_rest, seed_for, worth_of
 from turnwise.envs.adapters.spaces import Actions, check_observations, describe_observation
-from turnwise.envs.packages import require_package
 
 
 class GymnasiumParams(Settings):

@@ -11,10 +11,10 @@ from typing import Any, ClassVar, cast
 
 from pydantic import Field
 
+from turnwise.config.packages import require_package
 from turnwise.config.settings import Settings
 from turnwise.envs.adapters.foreign import Option, require_rest, seed_for
 from turnwise.envs.adapters.one_turn import OneTurnTask, OneTurnWorld
-from turnwise.envs.packages import require_package
 from turnwise.errors import ConfigError, did_you_mean
 
 _OURS = frozenset({"seed", "size"})

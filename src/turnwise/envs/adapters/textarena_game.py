@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field
 
+from turnwise.config.packages import require_package
 from turnwise.config.settings import Settings
 from turnwise.envs.adapters.foreign import (
     ForeignWorld,
@@ -26,7 +27,6 @@ from turnwise.envs.adapters.foreign import (
     worth_of,
 )
 from turnwise.envs.base import make_rng
-from turnwise.envs.packages import require_package
 from turnwise.errors import ConfigError, EnvError, TaskError, did_you_mean
 
 _POLICY = 0

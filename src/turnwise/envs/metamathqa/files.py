@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from turnwise.config.packages import require_package
 from turnwise.envs.metamathqa.final_answer import MAX_ANSWER_LENGTH, find_final_answer
 from turnwise.envs.metamathqa.problems import Problem
-from turnwise.envs.packages import require_package
 from turnwise.errors import TaskError
 
 QUESTION_FIELDS = ("query", "question", "problem")

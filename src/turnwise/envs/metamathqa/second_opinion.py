@@ -14,9 +14,9 @@ import sys
 import threading
 from pathlib import Path
 
+from turnwise.config.packages import require_package
 from turnwise.envs.metamathqa.exact import is_same_answer
 from turnwise.envs.metamathqa.final_answer import final_answer
-from turnwise.envs.packages import require_package
 from turnwise.errors import EnvError
 
 DEADLINE_S = 5.0

@@ -1,4 +1,4 @@
-"""Packages that only some environments need: imported when they are chosen, explained when they are missing."""
+"""Packages that only some choices need: imported when they are chosen, explained when they are missing."""
 
 from __future__ import annotations
 
