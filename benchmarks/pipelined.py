@@ -37,9 +37,9 @@ from turnwise.rollout.env_manager import EnvStateManager, derive_seed
 from turnwise.types import Completion, GenerateRequest, Group, Sampling, Task, Trajectory
 
 STEP_S = 0.1
-TARGET = 0.6
+TARGET = 0.65
 STALENESS = 2
-NUM_STEPS = 70
+NUM_STEPS = 60
 KEPT_EVERY = 2
 
 RECIPE: dict[str, object] = {
@@ -67,11 +67,11 @@ RECIPE: dict[str, object] = {
     "warm_start": {"type": "oracle", "episodes": 60, "steps": 17, "batch_rows": 128, "lr": 2e-3},
     "learn": {
         "steps": NUM_STEPS,
-        "epochs": 2,
+        "epochs": 4,
         "minibatches": 2,
         "critic": {"type": "value_head"},
         "entropy_coef": 0.003,
-        "optim": {"lr": 1e-3, "warmup_steps": 5},
+        "optim": {"lr": 4e-4, "warmup_steps": 5},
         "num_threads": 1,
     },
     "eval": {"episodes": 200, "temperature": 1.0},
@@ -106,7 +106,7 @@ class BarrierProxy:
         self._engine = engine
         self._seed = seed
 
-    async def collect(self, tasks: Sequence[Task], *, rollout: int, round_number: int = 0) -> list[Group]:
+    async def collect(self, tasks: Sequence[Task], *, rollout: int, **_: object) -> list[Group]:
         running = self.states.begin(tasks, rollout=rollout)
         while running:
             asked = self._context.get_lm_inputs(running)
