@@ -50,7 +50,9 @@ def ask(path: Path, question: str) -> list[tuple[int, ...]]:
 
 
 def count_groups(path: Path) -> int:
-    return ask(path, "SELECT COUNT(*) FROM groups")[0][0] if (path / "experience.db").exists() else 0
+    # A process that is starting has made the file before its tables.
+    is_made = (path / "experience.db").exists() and ask(path, "SELECT 1 FROM sqlite_master WHERE name = 'groups'")
+    return ask(path, "SELECT COUNT(*) FROM groups")[0][0] if is_made else 0
 
 
 def role(path: Path, name: str) -> dict[str, object]:
