@@ -19,6 +19,7 @@ from benchmarks import (
     envs_sokoban,
     envs_webshop,
     memory,
+    pipelined,
     prefix_merge,
 )
 
@@ -29,7 +30,7 @@ RESULTS = Path(__file__).parent / "results"
 def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     facts = {"python": platform.python_version(), "torch": torch.__version__, "threads": torch.get_num_threads()}
-    for benchmark in (buffer, credit, engine_multi_turn, memory, prefix_merge, *ENVIRONMENTS):
+    for benchmark in (buffer, credit, engine_multi_turn, memory, pipelined, prefix_merge, *ENVIRONMENTS):
         result = {**benchmark.run(), **facts}
         print(json.dumps(result, indent=2))
         (RESULTS / f"{result['benchmark']}.json").write_text(json.dumps(result, indent=2) + "\n")

@@ -6,6 +6,7 @@ A room takes its collaborators as these protocols; `loop/build.py` puts the conc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from turnwise.errors import RewardError
@@ -123,10 +124,23 @@ class Engine(Protocol):
 Weights: TypeAlias = "Mapping[str, Tensor]"
 
 
-class WeightReceiver(Protocol):
-    """An engine whose weights can be replaced in place."""
+@dataclass(frozen=True, slots=True, order=True)
+class PolicyMark:
+    """Which weights: those after so many steps of the loop.
 
-    def load_weights(self, weights: Weights, policy_version: int) -> None: ...
+    Example: `PolicyMark(step=7, policy_version=6)` where one of seven steps had nothing to learn from.
+    """
+
+    step: int
+    policy_version: int
+
+
+class WeightReceiver(Protocol):
+    """An engine whose weights can be replaced in place, while requests come and go."""
+
+    async def update_weights(self, weights: Weights, policy_version: int) -> None:
+        """Every request is served by one version: running ones end first, later ones see the new weights."""
+        ...
 
 
 class Workflow(Protocol):
@@ -215,6 +229,26 @@ class Channel(Protocol):
     async def publish(self, weights: Weights, policy_version: int) -> int: ...
 
 
+class Mailbox(Protocol):
+    """Where the trainer leaves weights and the explorer leaves requests; both may be in other processes."""
+
+    def post(self, mark: PolicyMark, weights: Weights) -> None: ...
+
+    def newest(self) -> PolicyMark | None:
+        """What lies there, cheaply; None before the first post."""
+        ...
+
+    def fetch(self) -> tuple[PolicyMark, Weights]: ...
+
+    def request(self, step: int) -> None:
+        """Ask for the weights of this step or a later one."""
+        ...
+
+    def requested(self) -> int | None:
+        """The newest request; None before the first."""
+        ...
+
+
 class Sink(Protocol):
     """Takes the metrics of a step; never raises into the loop."""
 
@@ -240,8 +274,10 @@ __all__ = [
     "GroupPriority",
     "Judge",
     "Learner",
+    "Mailbox",
     "Opponent",
     "PolicyLoss",
+    "PolicyMark",
     "Sink",
     "TaskSource",
     "WeightReceiver",

@@ -22,6 +22,7 @@ from turnwise.config.problems import describe_problems
 from turnwise.config.registry import CREDITS, ENGINES, ENVS, WORKFLOWS, Registry, import_reward_function
 from turnwise.config.schema import TurnwiseSettings, WatchSettings
 from turnwise.config.settings import Settings
+from turnwise.config.sync import SyncSettings
 from turnwise.errors import ConfigError
 
 
@@ -34,6 +35,8 @@ def check_settings(settings: TurnwiseSettings) -> None:
         *_name_problems("rollout.workflow", WORKFLOWS, settings.rollout.workflow),
         *_env_problems(settings),
         *judge_problems(settings),
+        *_sync_problems(settings),
+        *_mode_problems(settings),
     ]
     if problems:
         raise ConfigError(
@@ -61,6 +64,33 @@ def _credit_problems(settings: TurnwiseSettings) -> list[str]:
             "needs at least 2."
         )
     return problems
+
+
+def _sync_problems(settings: TurnwiseSettings) -> list[str]:
+    sync = settings.sync
+    if settings.loop.type != "pipelined" or sync.style != "fixed" or sync.max_staleness is None:
+        return []
+    needed = sync.interval - 1 + (sync.offset or 0)
+    if sync.max_staleness >= needed:
+        return []
+    causes = f"sync.interval = {sync.interval} and sync.offset = {sync.offset or 0}"
+    given = f"sync.max_staleness: {sync.max_staleness} given; {causes} let weights be {needed} updates behind."
+    return [f"{given} Raise it, or lower those."]
+
+
+def _mode_problems(settings: TurnwiseSettings) -> list[str]:
+    """Processes of their own meet in the run directory, so what they share must lie there."""
+    mode = settings.run.mode
+    if settings.buffer.offline is not None and mode != "train":
+        return [f"buffer.offline: a file given; run.mode '{mode}' does not learn from one. Set run.mode=train."]
+    if mode not in ("explore", "train"):
+        return []
+    needed = {"buffer.type": (settings.buffer.type, "sqlite"), "sync.method": (settings.sync.method, "checkpoint")}
+    return [
+        f"{path}: '{given}' given; run.mode '{mode}' shares it with another process. Set {path}={expected}."
+        for path, (given, expected) in needed.items()
+        if given != expected
+    ]
 
 
 def _size_problems(settings: TurnwiseSettings) -> list[str]:
@@ -187,7 +217,7 @@ def find_no_effect(settings: TurnwiseSettings) -> list[str]:
         notes.append("watch.max_reference_kl has no effect with learn.kl.type 'none': there is no reference.")
     for path, env, _ in _worlds(settings):
         notes += [f"{path}.{name} has no effect while {path}.{why}." for name, why in env.idle_settings().items()]
-    notes += [*_idle_tasks(settings.tasks), *_idle_buffer(settings.buffer)]
+    notes += [*_sync_notes(settings), *_idle_tasks(settings.tasks), *_idle_buffer(settings.buffer)]
     judge = settings.reward.judge
     if isinstance(judge, ModelJudgeSettings) and judge.path == "tiny" and getattr(settings.env, "path", None):
         notes.append(
@@ -195,6 +225,22 @@ def find_no_effect(settings: TurnwiseSettings) -> list[str]:
             "env.path mean nothing."
         )
     return notes
+
+
+def _sync_notes(settings: TurnwiseSettings) -> list[str]:
+    sync, plain = settings.sync, SyncSettings()
+    if settings.run.mode != "both":
+        return []
+    if settings.loop.type == "serial":
+        changed = [
+            name
+            for name in ("style", "max_staleness", "offset", "timeout_s", "method")
+            if getattr(sync, name) != getattr(plain, name)
+        ]
+        return [f"sync.{name} has no effect with loop.type 'serial'." for name in changed]
+    if sync.style != "fixed" and sync.offset is not None:
+        return [f"sync.offset has no effect with sync.style '{sync.style}'."]
+    return []
 
 
 def _idle_tasks(tasks: TaskSettings) -> list[str]:

@@ -211,13 +211,6 @@ class LearnSettings(Settings):
     """CPU threads of torch; null leaves its own choice."""
 
 
-class SyncSettings(Settings):
-    style: Literal["fixed"] = "fixed"
-    """When new weights reach the engine: at fixed steps."""
-    interval: PositiveInt = 1
-    """Publish new weights every this many steps."""
-
-
 class NoWarmStart(Settings):
     type: Literal["none"] = "none"
     """Reinforcement learning starts from the model as it is."""

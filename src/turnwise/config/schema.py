@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from turnwise.config.buffering import BufferSettings
-from turnwise.config.learning import LearnSettings, ModelSettings, NoWarmStart, OracleWarmStart, SyncSettings
+from turnwise.config.learning import LearnSettings, ModelSettings, NoWarmStart, OracleWarmStart
 from turnwise.config.playing import (
     ContextSettings,
     EngineSettings,
@@ -22,11 +22,15 @@ from turnwise.config.playing import (
     TaskSettings,
 )
 from turnwise.config.settings import Settings
+from turnwise.config.sync import LoopSettings, SyncSettings
 
 
 class RunSettings(Settings):
     seed: int = Field(default=0, ge=0)
     """Everything random in a run comes from this number."""
+    mode: Literal["both", "explore", "train", "eval"] = "both"
+    """What this process does: explore and train; only play and store; only learn from what is stored; or evaluate the
+    newest policy of --run-dir, or `model.path`."""
     root: str = "runs"
     """Where new run directories are made."""
 
@@ -90,6 +94,7 @@ class TurnwiseSettings(Settings):
     credit: Settings
     learn: LearnSettings
     sync: SyncSettings = SyncSettings()
+    loop: LoopSettings = LoopSettings()
     warm_start: NoWarmStart | OracleWarmStart = Field(default=NoWarmStart(), discriminator="type")
     eval: EvalSettings = EvalSettings()
     report: ReportSettings = ReportSettings()

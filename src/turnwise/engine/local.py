@@ -72,6 +72,8 @@ class LocalEngine:
         self._active: list[_Job] = []
         self._sessions: dict[str, _Row] = {}
         self._driver: asyncio.Task[None] | None = None
+        self._num_updates = 0
+        """Callers of `update_weights` that wait for running requests to end."""
         self._pool = self._new_pool()
         self._longest_pooled = _attention_window(model)
         """Behind a window, layers forget and the pool does not; the probe is too short to show it."""
@@ -126,13 +128,24 @@ class LocalEngine:
         self._pool = self._new_pool()
         self._policy_version = policy_version
 
+    async def update_weights(self, weights: Mapping[str, Tensor], policy_version: int) -> None:
+        """Replace the weights between requests: running ones end under the old weights, new ones wait meanwhile."""
+        self._num_updates += 1
+        try:
+            while self._active:
+                await asyncio.sleep(0)
+            self.load_weights(weights, policy_version)
+        finally:
+            self._num_updates -= 1
+
     # --- the driver: one forward pass after another while there is work ------------------------------------------
 
     async def _drive(self) -> None:
         try:
             while self._pending or self._active:
                 await self._settle()
-                self._admit()
+                if not self._num_updates:
+                    self._admit()
                 self._decode()
         except Exception as error:  # noqa: BLE001 - whoever waits must hear of it; the loop decides what to do
             self._fail_all(error)

@@ -50,6 +50,9 @@ class ScriptedEngine:
     def load_weights(self, weights: object, policy_version: int) -> None:
         self._policy_version = policy_version
 
+    async def update_weights(self, weights: object, policy_version: int) -> None:
+        self.load_weights(weights, policy_version)
+
     def _cut(self, ids: list[int], max_new_tokens: int) -> IntArray:
         stops = [i for i, token in enumerate(ids) if token in self._stop_ids]
         end = min([stops[0] + 1] if stops else [len(ids)])

@@ -22,6 +22,7 @@ from turnwise.context.manager import ContextManager
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
 from turnwise.engine.local import LocalEngine
+from turnwise.engine.scoped import ScopedEngine
 from turnwise.envs.prompts.letters import training_preferences
 from turnwise.envs.selectors import ByDifficulty, FiniteTasks, Selector, Sequential, Shuffled
 from turnwise.envs.tasks import SeedTasks
@@ -76,6 +77,8 @@ class TrainParts(PlayParts):
     proxy: AgentProxy
     greedy_proxy: AgentProxy | None
     """Plays each task once more, greedily, for credit that measures against it."""
+    new_proxies: Callable[[], tuple[AgentProxy, AgentProxy | None]]
+    """Makes the two above once more, for a rollout beside a running one."""
     context: ContextManager
     buffer: MemoryBuffer | ExperienceStore
     credit: CreditRule
@@ -143,6 +146,12 @@ def build_train(
         seed=settings.run.seed,
         model_settings=settings.model,
     )
+
+    def new_proxies() -> tuple[AgentProxy, AgentProxy | None]:
+        proxy = rollout(group_size=settings.rollout.group_size, temperature=settings.rollout.temperature)
+        return proxy, rollout(group_size=1, temperature=0.0) if credit.needs_greedy else None
+
+    proxy, greedy_proxy = new_proxies()
     return TrainParts(
         settings=settings,
         tokenizer=play.tokenizer,
@@ -152,8 +161,9 @@ def build_train(
         eval_tasks=play.eval_tasks,
         judging=play.judging,
         tasks=build_tasks(settings, worlds),
-        proxy=rollout(group_size=settings.rollout.group_size, temperature=settings.rollout.temperature),
-        greedy_proxy=rollout(group_size=1, temperature=0.0) if credit.needs_greedy else None,
+        proxy=proxy,
+        greedy_proxy=greedy_proxy,
+        new_proxies=new_proxies,
         context=build_context(worlds, play.template),
         buffer=build_buffer(settings, run_path),
         credit=credit,
@@ -238,6 +248,7 @@ def _build_proxy(
 ) -> AgentProxy:
     sampling = replace(Sampling(), temperature=temperature)
     rollout = settings.rollout
+    scoped = ScopedEngine(engine)
     chosen = WORKFLOWS.get_target(rollout.workflow)
     front: Front
     if isinstance(chosen, type) and issubclass(chosen, Workflow):
@@ -255,7 +266,7 @@ def _build_proxy(
         front = WorkflowFront(
             chosen,
             stages,
-            engine,
+            scoped,
             template,
             group_size=group_size,
             sampling=sampling,
@@ -265,7 +276,7 @@ def _build_proxy(
         front = EnvironmentFront(
             build_states(settings, worlds, split, group_size=group_size),
             build_context(worlds, template),
-            engine,
+            scoped,
             cast(WorkflowFactory, chosen),
             sampling=sampling,
             seed=settings.run.seed,

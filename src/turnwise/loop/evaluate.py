@@ -49,6 +49,11 @@ async def evaluate_policy(parts: PlayParts, advance: Callable[[int, int], None] 
     )
 
 
+def is_evaluation_due(settings: TurnwiseSettings, step: int) -> bool:
+    """Whether the policy is evaluated after this step, beside before and after the run."""
+    return settings.eval.every > 0 and step % settings.eval.every == 0
+
+
 def measure_rule_in(settings: TurnwiseSettings, rule: str, tasks: Sequence[Task]) -> tuple[float, float]:
     """Success and return of a named rule in the setting and within the budget of a recipe."""
     judging = build_judging(settings)

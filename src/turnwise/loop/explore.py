@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from turnwise.config.playing import NoFilter
 from turnwise.loop.build import TrainParts
 from turnwise.rollout.filters import filter_groups
-from turnwise.types import Group, Metrics, Task
+from turnwise.types import Group, Metrics, Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,14 +23,24 @@ class Explored:
         return {"rollout/groups_played": float(len(self.played)), "rollout/groups_kept": float(len(self.kept))}
 
 
-async def explore(parts: TrainParts, step: int) -> Explored:
-    """Play `rollout.groups` tasks; with a filter, again until as many groups have passed or its rounds are used up."""
+async def explore(
+    parts: TrainParts,
+    step: int,
+    *,
+    on_done: Callable[[Trajectory], None] | None = None,
+    is_known: Callable[[str], bool] = lambda _: False,
+) -> Explored:
+    """Play `rollout.groups` tasks; with a filter, again until as many groups have passed or its rounds are used up.
+
+    `on_done` hears of each episode as it ends. Groups that are known already are not played again.
+    """
     wanted, chosen = parts.groups_per_rollout, parts.settings.reward.filter
     max_rounds = 1 if isinstance(chosen, NoFilter) else chosen.max_rounds
     played: list[Group] = []
     kept: list[Group] = []
     for number in range(max_rounds):
-        groups = await _play(parts, parts.tasks.take(wanted), step, number)
+        tasks = [task for task in parts.tasks.take(wanted) if not is_known(f"{step}/{task.id}")]
+        groups = await _play(parts, tasks, step, number, on_done) if tasks else []
         played += groups
         kept += filter_groups(groups, chosen)
         if len(kept) >= wanted:
@@ -38,8 +49,14 @@ async def explore(parts: TrainParts, step: int) -> Explored:
     return Explored(played=played, kept=kept[:wanted])
 
 
-async def _play(parts: TrainParts, tasks: list[Task], step: int, round_number: int) -> list[Group]:
-    groups = await parts.proxy.collect(tasks, rollout=step, round_number=round_number)
+async def _play(
+    parts: TrainParts,
+    tasks: list[Task],
+    step: int,
+    round_number: int,
+    on_done: Callable[[Trajectory], None] | None,
+) -> list[Group]:
+    groups = await parts.proxy.collect(tasks, rollout=step, round_number=round_number, on_done=on_done)
     if parts.greedy_proxy is None:
         return groups
     greedy = await parts.greedy_proxy.collect(tasks, rollout=step)

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 
@@ -15,9 +15,10 @@ from turnwise.config.checks import check_settings
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.boundary import reset_env
-from turnwise.errors import RunError
+from turnwise.errors import ConfigError, RunError
 from turnwise.loop.build import PlayParts, build_play
 from turnwise.loop.evaluate import Evaluation, evaluate_policy
+from turnwise.loop.modes import ExploreSession, evaluate_alone
 from turnwise.loop.session import Session
 from turnwise.loop.worlds import main_world
 from turnwise.report.console import phase
@@ -62,16 +63,59 @@ def train(
     settings = load_settings(recipe, overrides)
     check_settings(settings)
     path = Path(run_dir) if run_dir is not None else new_run_path(Path(settings.run.root), settings.recipe)
+    console = console or Console(quiet=True)
     manifest = collect_manifest(settings.recipe, settings.run.seed)
-    directory = RunDirectory.create(path, config_yaml=dump_settings(settings), manifest=manifest)
-    run_async(Session(settings, directory, console or Console(quiet=True)).run())
+    if settings.run.mode == "both":
+        directory = RunDirectory.create(path, config_yaml=dump_settings(settings), manifest=manifest)
+        run_async(Session(settings, directory, console).run())
+        return Run(path)
+    if settings.run.mode == "train" and run_dir is None and settings.buffer.offline is None:
+        raise ConfigError("run.mode: 'train' given without --run-dir; expected the run directory of an explorer.")
+    directory = RunDirectory.join(path, config_yaml=dump_settings(settings), manifest=manifest)
+    _run_part(settings, directory, console)
     return Run(path)
+
+
+def _run_part(settings: TurnwiseSettings, directory: RunDirectory, console: Console) -> None:
+    """A process that explores, trains or evaluates in a run that others may be at work in."""
+    checkpoint = directory.latest_checkpoint()
+    if settings.run.mode == "eval":
+        run_async(evaluate_alone(settings, directory, console, checkpoint / "policy" if checkpoint else None))
+        return
+    _refuse_other_settings(settings, directory)
+    if settings.run.mode == "explore":
+        run_async(ExploreSession(settings, directory, console).run())
+    else:
+        run_async(Session(settings, directory, console, checkpoint).run())
+
+
+def _refuse_other_settings(settings: TurnwiseSettings, directory: RunDirectory) -> None:
+    """Both processes of a run have the same settings, `run.mode` aside."""
+    ours, theirs = _flatten(settings.model_dump()), _flatten(load_settings(str(directory.config)).model_dump())
+    others = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+    if differing := [key for key in others if key != "run.mode"]:
+        first = differing[0]
+        raise ConfigError(
+            f"{first}: {ours.get(first)!r} given; {directory.config} has {theirs.get(first)!r}, and all processes of a "
+            f"run share their settings ({len(differing)} differ). Start with --config {directory.config} and run.mode "
+            "alone, or choose another --run-dir."
+        )
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for key, value in values.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 
 def resume(run: str | Path, *, console: Console | None = None) -> Run:
     """Go on with an interrupted run from its newest checkpoint."""
     directory = RunDirectory.open(Path(run))
     settings = load_settings(str(directory.config))
+    if settings.run.mode != "both":
+        _run_part(settings, directory, console or Console(quiet=True))
+        return Run(directory.path)
     session = Session(settings, directory, console or Console(quiet=True), _checkpoint(directory))
     run_async(session.run())
     return Run(directory.path)

@@ -5,8 +5,9 @@ Read top to bottom, it is the whole library.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from turnwise.credit.shaping import normalise_rewards
 from turnwise.errors import LearnError
@@ -32,6 +33,8 @@ class LoopStep:
     metrics: Metrics
     tokens_sampled: int
     tokens_trained: int
+    tasks: Mapping[str, Any]
+    """Where the task source stands before the next step's rollout."""
 
 
 async def train_serial(
@@ -54,21 +57,40 @@ async def train_serial(
         if step % settings.sync.interval == 0:
             with watch.section("sync"):
                 await parts.channel.publish(parts.learner.weights(), report.policy_version)
-        await on_step(
-            LoopStep(
-                step=step,
-                groups=explored.played,
-                metrics={
-                    **group_metrics(explored.played),
-                    **explored.metrics,
-                    **report.metrics,
-                    "buffer/experiences_left": float(len(parts.buffer)),
-                    "buffer/experiences_dropped": float(parts.buffer.num_dropped),
-                },
-                tokens_sampled=count_sampled(explored.played),
-                tokens_trained=sum(e.segment.num_action_tokens for e in experiences) * settings.learn.epochs,
-            )
-        )
+        await on_step(describe_step(parts, step, explored, experiences, report, tasks=parts.tasks.state()))
+
+
+def describe_step(
+    parts: TrainParts,
+    step: int,
+    explored: Explored,
+    experiences: list[Experience],
+    report: StepReport,
+    *,
+    tasks: Mapping[str, Any],
+) -> LoopStep:
+    """What a step did, for whoever reports it."""
+    return LoopStep(
+        step=step,
+        groups=explored.played,
+        metrics={
+            **group_metrics(explored.played),
+            **explored.metrics,
+            **report.metrics,
+            **_staleness(experiences, report.policy_version - 1),
+            "buffer/experiences_left": float(len(parts.buffer)),
+            "buffer/experiences_dropped": float(parts.buffer.num_dropped),
+        },
+        tokens_sampled=count_sampled(explored.played),
+        tokens_trained=sum(e.segment.num_action_tokens for e in experiences) * parts.settings.learn.epochs,
+        tasks=tasks,
+    )
+
+
+def _staleness(experiences: list[Experience], policy_version: int) -> Metrics:
+    """How many updates old the weights were that sampled what the update to come learns from."""
+    ages = [policy_version - experience.policy_version for experience in experiences]
+    return {"sync/staleness_mean": sum(ages) / len(ages), "sync/staleness_max": float(max(ages))} if ages else {}
 
 
 def learn_from(parts: TrainParts, experiences: list[Experience]) -> StepReport:

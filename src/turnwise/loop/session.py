@@ -8,8 +8,9 @@ where `watch.stop` asks for that.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,16 @@ from turnwise.config.checks import find_no_effect
 from turnwise.config.learning import OracleWarmStart
 from turnwise.config.load import list_recipes
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.errors import SyncError
 from turnwise.experience.store import ExperienceStore
 from turnwise.learn.checkpoint import load_checkpoint, restore_learner, resumed_model, save_checkpoint
 from turnwise.learn.memory import describe_in_one_line, report_memory
 from turnwise.loop.build import TrainParts, build_train
-from turnwise.loop.evaluate import Evaluation, evaluate_policy, measure_baselines
+from turnwise.loop.evaluate import Evaluation, evaluate_policy, is_evaluation_due, measure_baselines
 from turnwise.loop.keeper import CollapsedError, Keeper
+from turnwise.loop.pipelined import train_pipelined
 from turnwise.loop.plan import judge_path
+from turnwise.loop.separate import Shared, train_from_buffer
 from turnwise.loop.serial import LoopStep, train_serial
 from turnwise.loop.warm_start import mix_in_demonstrations, warm_start
 from turnwise.protocols import Buffer, Sink
@@ -39,6 +43,7 @@ from turnwise.report.summary import Summary
 from turnwise.report.tensorboard import TensorboardSink
 from turnwise.report.trajectories import TrajectoryWriter
 from turnwise.report.watch import Finding
+from turnwise.sync.checkpoint import CheckpointMailbox
 from turnwise.types import Trajectory
 
 
@@ -71,9 +76,14 @@ class Session:
         self._started_s = time.perf_counter()
         self._watch = Stopwatch()
         self._last_split: Mapping[str, float] = {}
+        self._shared: Shared | None = None
+        """Set where the explorer is a process of its own."""
         self._stopped: Mapping[str, str | int] | None = None
 
     async def run(self) -> None:
+        if self._settings.run.mode == "train":
+            self._shared = Shared.open(self._directory.path)
+            self._shared.trainer.claim()
         for warning in find_no_effect(self._settings):
             print_notice(self._console, warning)
         if self._settings.learn.num_threads is not None:
@@ -105,7 +115,7 @@ class Session:
             self._progress = Progress(**load_checkpoint(self._checkpoint, parts.learner))
             self._started_s -= self._progress.wall_s
             parts.tasks.restore(self._progress.tasks)
-            _rewind(parts.buffer, self._progress.step)
+            _rewind(parts.buffer, self._progress.step, plays_again=self._shared is None)
             self._directory = RunDirectory.reopen(self._directory.path, step=self._progress.step)
         elif isinstance(self._settings.warm_start, OracleWarmStart):
             with phase(self._console, "warm start from the oracle") as advance:
@@ -194,6 +204,7 @@ class Session:
         sinks = Sinks(self._make_sinks(start_step))
         writer = TrajectoryWriter(self._directory.trajectories, max_per_step=max(report.trajectories_per_step, 1))
         keeper = Keeper(self._settings, self._directory, self._console)
+        self._progress = replace(self._progress, tasks=parts.tasks.state())
         if start_step == 0:
             sinks.write(0, {"eval/success": before.success, "eval/return": before.mean_return})
             if keeper.is_save_due(0):
@@ -206,7 +217,7 @@ class Session:
             async def on_step(step: LoopStep) -> None:
                 self._count(step)
                 metrics = self._step_metrics(step)
-                if self._settings.eval.every and step.step % self._settings.eval.every == 0:
+                if is_evaluation_due(self._settings, step.step):
                     with display.phase("evaluating") as advance:
                         between = await evaluate_policy(parts, advance)
                     metrics |= {"eval/success": between.success, "eval/return": between.mean_return}
@@ -222,12 +233,26 @@ class Session:
                     keeper.prune()
 
             try:
-                await train_serial(parts, self._watch, start_step=start_step, on_step=on_step)
+                await self._loop()(parts, self._watch, start_step=start_step, on_step=on_step)
+            except SyncError:
+                # The other side is gone; what was learnt from what it left must not go with it.
+                self._save(parts)
+                raise
             except CollapsedError as collapsed:
                 self._go_back(parts, collapsed.finding, keeper.go_back(collapsed.finding))
         sinks.close()
         if self._directory.latest_checkpoint() != self._directory.step_checkpoint(self._progress.step):
             self._save(parts)
+
+    def _loop(self) -> Callable[..., Awaitable[None]]:
+        """The loop of this run's settings; all have the signature of `train_serial`."""
+        if self._shared is not None:
+            return partial(train_from_buffer, shared=self._shared)
+        if self._settings.loop.type == "serial":
+            return train_serial
+        if self._settings.sync.method == "memory":
+            return train_pipelined
+        return partial(train_pipelined, make_mailbox=partial(CheckpointMailbox, self._directory.path / "weights"))
 
     def _go_back(self, parts: TrainParts, collapse: Finding, checkpoint: Path) -> None:
         """The learner, and what is reported, are those of the checkpoint; the metrics of the collapse stay on disk."""
@@ -251,6 +276,7 @@ class Session:
             step=step.step,
             tokens_sampled=self._progress.tokens_sampled + step.tokens_sampled,
             tokens_trained=self._progress.tokens_trained + step.tokens_trained,
+            tasks=step.tasks,
             failures=count_failures(step.groups, self._progress.failures),
         )
 
@@ -258,25 +284,28 @@ class Session:
         split = self._watch.time_split()
         spent = {name: seconds - self._last_split.get(name, 0.0) for name, seconds in split.items()}
         self._last_split = split
+        # Where both run at the same time, episodes are played during the whole step.
+        played_s = sum(spent.values()) if self._settings.loop.type == "pipelined" else spent["rollout"] + spent["env"]
         return {
             **step.metrics,
             "rollout/env_steps": float(sum(len(t.turns) for group in step.groups for t in group.trajectories)),
-            "rollout/tokens_per_s": step.tokens_sampled / max(spent["rollout"] + spent["env"], 1e-9),
+            "rollout/tokens_per_s": step.tokens_sampled / max(played_s, 1e-9),
             **{f"time/{name}_s": seconds for name, seconds in spent.items()},
         }
 
     def _save(self, parts: TrainParts) -> None:
         folder = self._directory.step_checkpoint(self._progress.step)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        now = replace(self._progress, wall_s=time.perf_counter() - self._started_s, tasks=parts.tasks.state())
+        now = replace(self._progress, wall_s=time.perf_counter() - self._started_s)
         save_checkpoint(folder, parts.learner, parts.tokenizer, asdict(now))
 
 
-def _rewind(buffer: Buffer, step: int) -> None:
-    """A durable buffer as it was after a step: this loop plays the rollouts after it again, exactly as before."""
+def _rewind(buffer: Buffer, step: int, *, plays_again: bool) -> None:
+    """A durable buffer as it was after a step; a loop that plays the rollouts after it again has them forgotten."""
     if isinstance(buffer, ExperienceStore):
         buffer.restore(step)
-        buffer.forget_rollouts(after=step)
+        if plays_again:
+            buffer.forget_rollouts(after=step)
 
 
 def _told(finding: Finding) -> dict[str, str | int]:

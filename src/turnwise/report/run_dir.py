@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import datetime
@@ -22,6 +23,8 @@ from turnwise.report.manifest import Manifest
 from turnwise.report.summary import Summary
 from turnwise.report.watch import Finding
 
+_JOIN_S = 5.0
+"""How long the other process may take from making a run directory to writing its settings."""
 _STEP_NAME = re.compile(r"step-(\d{6,})")
 
 
@@ -63,6 +66,22 @@ class RunDirectory:
         return run
 
     @classmethod
+    def join(cls, path: Path, *, config_yaml: str, manifest: Manifest) -> RunDirectory:
+        """Open a run that another process may have made, or make it."""
+        run = cls(path)
+        if not run.metrics.exists():
+            try:
+                return cls.create(path, config_yaml=config_yaml, manifest=manifest)
+            except RunError:
+                # Where two processes come at once, the other one makes it.
+                if not run.metrics.exists():
+                    raise
+        deadline_s = time.monotonic() + _JOIN_S
+        while not run.config.is_file() and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        return cls.open(path)
+
+    @classmethod
     def reopen(cls, path: Path, *, step: int) -> RunDirectory:
         """Open to go on after `step`: what was recorded of later steps is forgotten, checkpoints stay."""
         run = cls.open(path)
@@ -101,6 +120,11 @@ class RunDirectory:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def explorer_metrics(self) -> Path:
+        """One object per rollout, where the explorer is a process of its own."""
+        return self.path / "explorer.jsonl"
 
     @property
     def experience(self) -> Path:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from turnwise.engine import local
 from turnwise.engine.kv_pool import SlotPool
 from turnwise.engine.local import LocalEngine
+from turnwise.engine.scoped import ScopedEngine
 from turnwise.errors import EngineError, SyncError
 from turnwise.types import Completion, FinishReason, GenerateRequest, Sampling
 
@@ -490,3 +491,54 @@ def test_release_of_an_unknown_session_is_nothing() -> None:
     engine = make_engine()
     engine.release("never seen")
     assert len(engine._pool._free) == engine._pool.num_slots
+
+
+def test_new_weights_wait_for_running_requests_and_hold_back_later_ones() -> None:
+    engine, new = make_engine(), make_model("llama", seed=1)
+    first, second = random_prompt(1, 5), random_prompt(2, 6)
+
+    async def run() -> tuple[Completion, Completion]:
+        running = asyncio.create_task(engine.generate(request(first, seed=1, new=40)))
+        while not engine._active:
+            await asyncio.sleep(0)
+        replacing = asyncio.create_task(engine.update_weights(new.state_dict(), 1))
+        await asyncio.sleep(0)
+        later = asyncio.create_task(engine.generate(request(second, seed=2)))
+        await replacing
+        assert running.done()
+        assert not later.done()
+        return await running, await later
+
+    before, after = bounded(run())
+    assert (before.policy_version, after.policy_version) == (0, 1)
+    assert_exact(make_model("llama"), first, before)
+    assert_exact(new, second, after)
+
+
+def test_an_idle_engine_has_new_weights_at_once() -> None:
+    engine, new = make_engine(), make_model("llama", seed=1)
+    bounded(engine.update_weights(new.state_dict(), 3))
+    assert engine.policy_version == 3
+    with pytest.raises(SyncError, match="missing"):
+        bounded(engine.update_weights({}, 4))
+    # A refusal must not leave the engine waiting.
+    (completion,) = ask_all(engine, [request(random_prompt(1, 5))])
+    assert completion.policy_version == 3
+
+
+def test_scopes_keep_sessions_apart() -> None:
+    engine = make_engine()
+    scopes = [ScopedEngine(engine), ScopedEngine(engine)]
+    prompts = [random_prompt(n, 8 + n) for n in range(2)]
+
+    async def run() -> list[Completion]:
+        asked = zip(scopes, prompts, strict=True)
+        return await asyncio.gather(*(scope.generate(request(p, session="0#0")) for scope, p in asked))
+
+    completions = bounded(run())
+    assert len(engine._sessions) == 2
+    scopes[0].release("0#0")
+    assert len(engine._sessions) == 1
+    for prompt, completion in zip(prompts, completions, strict=True):
+        assert_exact(make_model("llama"), prompt, completion)
+    assert scopes[1].policy_version == engine.policy_version

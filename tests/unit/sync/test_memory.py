@@ -16,7 +16,7 @@ class Receiver:
     def __init__(self) -> None:
         self.received: list[tuple[Mapping[str, torch.Tensor], int]] = []
 
-    def load_weights(self, weights: Mapping[str, torch.Tensor], policy_version: int) -> None:
+    async def update_weights(self, weights: Mapping[str, torch.Tensor], policy_version: int) -> None:
         self.received.append((weights, policy_version))
 
 
@@ -32,7 +32,7 @@ def test_every_receiver_has_the_version_when_publish_returns() -> None:
 
 def test_a_receiver_that_refuses_stops_the_publication() -> None:
     class Busy(Receiver):
-        def load_weights(self, weights: Mapping[str, torch.Tensor], policy_version: int) -> None:
+        async def update_weights(self, weights: Mapping[str, torch.Tensor], policy_version: int) -> None:
             raise SyncError("busy")
 
     with pytest.raises(SyncError, match="busy"):

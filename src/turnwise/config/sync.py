@@ -1,0 +1,33 @@
+"""The settings of weights on their way, and of who runs when. The strings under the fields are the reference."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from turnwise.config.settings import Settings
+
+SyncStyle = Literal["fixed", "dynamic_by_explorer", "dynamic_by_trainer"]
+
+
+class SyncSettings(Settings):
+    style: SyncStyle = "fixed"
+    """When new weights reach the explorer: before fixed rollouts; when it asks; or when the trainer has made enough
+    updates."""
+    interval: PositiveInt = 1
+    """Updates between two publications, or rollouts after which the explorer asks."""
+    max_staleness: int | None = Field(default=None, ge=0)
+    """Most updates that the weights of a rollout may be behind when it begins; 0 is the serial loop. Null: as many as
+    `interval` and `offset` need, or one more than the serial loop; without a bound where `run.mode` is 'explore'."""
+    offset: int | None = Field(default=None, ge=0)
+    """Rollouts that the explorer is ahead in the style 'fixed'. Null: as many as `max_staleness` allows."""
+    timeout_s: PositiveFloat = 1800.0
+    """Longest wait of explorer and trainer for each other."""
+    method: Literal["memory", "checkpoint"] = "memory"
+    """How weights travel: inside the process, or as files in the run directory, for processes of their own."""
+
+
+class LoopSettings(Settings):
+    type: Literal["serial", "pipelined"] = "serial"
+    """Explore and learn in turns, or at the same time."""

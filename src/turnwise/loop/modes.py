@@ -1,0 +1,108 @@
+"""A process that does a part of a run: only explore, or only evaluate. (Only train is a `Session` over stored data.)"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from turnwise.config.checks import find_no_effect
+from turnwise.config.learning import OracleWarmStart
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.loop.build import TrainParts, build_play, build_train, resolve_model
+from turnwise.loop.evaluate import Evaluation, evaluate_policy
+from turnwise.loop.explore import Explored
+from turnwise.loop.separate import Shared, explore_alone
+from turnwise.loop.serial import count_sampled
+from turnwise.loop.warm_start import warm_start
+from turnwise.protocols import PolicyMark
+from turnwise.report.console import ProgressDisplay, phase, print_notice
+from turnwise.report.files import atomic_write, encode_object
+from turnwise.report.metrics import JsonlSink, Sinks, Stopwatch, group_metrics
+from turnwise.report.run_dir import RunDirectory
+from turnwise.report.trajectories import TrajectoryWriter
+
+
+class ExploreSession:
+    """Plays and stores, until all rollouts are stored or the trainer has made all its updates."""
+
+    def __init__(self, settings: TurnwiseSettings, directory: RunDirectory, console: Console) -> None:
+        self._settings = settings
+        self._directory = directory
+        self._console = console
+
+    async def run(self) -> None:
+        for warning in find_no_effect(self._settings):
+            print_notice(self._console, warning)
+        shared = Shared.open(self._directory.path)
+        shared.explorer.claim()
+        torch.manual_seed(self._settings.run.seed)
+        if self._settings.learn.num_threads is not None:
+            torch.set_num_threads(self._settings.learn.num_threads)
+        with phase(self._console, "setting up the model"):
+            parts = build_train(self._settings, run_path=self._directory.path)
+        start = await self._start(parts, shared)
+        await self._explore(parts, shared, start)
+        shared.explorer.leave()
+        print_notice(
+            self._console,
+            f"explored {shared.explorer.read().step} rollouts; {len(parts.buffer)} experiences wait to be learnt from: "
+            f"turnwise train --config {self._directory.config} run.mode=train --run-dir {self._directory.path}",
+        )
+
+    async def _start(self, parts: TrainParts, shared: Shared) -> PolicyMark:
+        """The newest published policy; where there is none, the one that a trainer would start with."""
+        if shared.mailbox.newest() is not None:
+            start, weights = shared.mailbox.fetch()
+            await parts.channel.publish(weights, start.policy_version)
+            return start
+        if isinstance(self._settings.warm_start, OracleWarmStart):
+            with phase(self._console, "warm start from the oracle") as advance:
+                warm_start(parts, self._settings.warm_start, advance)
+        await parts.channel.publish(parts.learner.weights(), 0)
+        return PolicyMark(0, 0)
+
+    async def _explore(self, parts: TrainParts, shared: Shared, start: PolicyMark) -> None:
+        steps, report = self._settings.learn.steps, self._settings.report
+        sinks, watch = Sinks([JsonlSink(self._directory.explorer_metrics)]), Stopwatch()
+        writer = TrajectoryWriter(self._directory.trajectories, max_per_step=max(report.trajectories_per_step, 1))
+        title = f"exploring {self._settings.env.type}"
+        first = shared.explorer.read().step
+        with ProgressDisplay(steps, title, console=self._console, start_step=first) as display:
+
+            def on_rollout(number: int, explored: Explored) -> None:
+                metrics = {
+                    **group_metrics(explored.played),
+                    **explored.metrics,
+                    "rollout/tokens_sampled": float(count_sampled(explored.played)),
+                    "sync/policy_version": float(parts.engine.policy_version),
+                    "buffer/experiences_left": float(len(parts.buffer)),
+                }
+                sinks.write(number, metrics)
+                shown = [t for group in explored.played for t in group.trajectories][: report.trajectories_per_step]
+                if shown:
+                    writer.write(number, shown)
+                display.update(number, metrics, watch.time_split())
+
+            await explore_alone(parts, shared, start=start, on_rollout=on_rollout)
+        sinks.close()
+
+
+async def evaluate_alone(
+    settings: TurnwiseSettings, directory: RunDirectory, console: Console, policy: Path | None
+) -> Evaluation:
+    """Evaluate a policy folder, or the model as it is, and write `evaluation.json`."""
+    parts = build_play(settings, policy or resolve_model(settings))
+    with phase(console, f"evaluating on {len(parts.eval_tasks)} held-out episodes") as advance:
+        result = await evaluate_policy(parts, advance)
+    told = {
+        "policy": str(policy or settings.model.path),
+        "env": result.env,
+        "episodes": result.episodes,
+        "success": result.success,
+        "return": result.mean_return,
+    }
+    atomic_write(directory.path / "evaluation.json", encode_object(told))
+    print_notice(console, f"success {result.success:.1%}, return {result.mean_return:.2f} ({told['policy']})")
+    return result

@@ -1,0 +1,189 @@
+"""The explorer and the trainer as processes of their own, over one run directory.
+
+They share a durable buffer, weights as files, and a record of who is at work; neither needs the other to run, and one
+that is killed is started again with the same command. The explorer stores groups as they end. The trainer learns from
+what is stored, answers requests meanwhile, and ends when the explorer has ended and less than a batch is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from turnwise.config.playing import NoFilter
+from turnwise.experience.build import build_experiences
+from turnwise.experience.files import read_experiences
+from turnwise.loop.build import TrainParts
+from turnwise.loop.evaluate import is_evaluation_due
+from turnwise.loop.explore import Explored, explore
+from turnwise.loop.pipelined import Explorer
+from turnwise.loop.serial import LoopStep, describe_step, learn_from
+from turnwise.protocols import Buffer, PolicyMark
+from turnwise.report.metrics import Stopwatch
+from turnwise.sync.checkpoint import CheckpointMailbox
+from turnwise.sync.presence import RolePlace, RoleRecord
+from turnwise.sync.styles import rules_of
+from turnwise.sync.synchronizer import ExplorerEnd, TrainerEnd
+from turnwise.sync.waiting import Bell
+from turnwise.types import Group, Trajectory
+
+_RUNNING_UNBOUNDED = 2
+"""Rollouts at once where no staleness bounds them: the stragglers of one beside the start of the next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What the two processes of a run share beside the buffer."""
+
+    bell: Bell
+    mailbox: CheckpointMailbox
+    explorer: RolePlace
+    trainer: RolePlace
+
+    @classmethod
+    def open(cls, run_path: Path) -> Shared:
+        bell, roles = Bell(), run_path / "roles"
+        return cls(
+            bell=bell,
+            mailbox=CheckpointMailbox(run_path / "weights", bell),
+            explorer=RolePlace(roles, "explorer"),
+            trainer=RolePlace(roles, "trainer"),
+        )
+
+
+# --- the trainer -----------------------------------------------------------------------------------------------------
+
+
+async def train_from_buffer(
+    parts: TrainParts,
+    watch: Stopwatch,
+    *,
+    start_step: int,
+    on_step: Callable[[LoopStep], Awaitable[None]],
+    shared: Shared,
+) -> None:
+    """Learn from what is stored, up to `learn.steps`, until the explorer has ended and no full batch is left."""
+    if parts.settings.buffer.offline is not None:
+        parts.buffer.add(read_experiences(Path(parts.settings.buffer.offline)))
+    settings, start = parts.settings, PolicyMark(start_step, parts.learner.policy_version)
+    end = TrainerEnd(rules_of(settings.sync), shared.mailbox, parts.learner.weights, start=start)
+    newest = shared.mailbox.newest()
+    if newest is None or newest.step < start.step:
+        shared.mailbox.post(start, parts.learner.weights())
+    shared.trainer.write(RoleRecord(step=start_step))
+    done = start
+    for step in range(start_step + 1, settings.learn.steps + 1):
+        waited_until_s = watch.seconds("rollout")
+        with watch.section("rollout"):
+            is_batch = await _wait_for_batch(parts, shared, end, step, is_first=step == start_step + 1)
+        if not is_batch:
+            break
+        with watch.section("learn"):
+            experiences = parts.buffer.take(step)
+            report = learn_from(parts, experiences)
+        done = PolicyMark(step, report.policy_version)
+        with watch.section("sync"):
+            end.finish_update(done)
+            if is_evaluation_due(settings, step):
+                await parts.channel.publish(parts.learner.weights(), report.policy_version)
+        nothing = Explored(played=[], kept=[])
+        described = describe_step(parts, step, nothing, experiences, report, tasks=parts.tasks.state())
+        waited_s = {"sync/trainer_wait_s": watch.seconds("rollout") - waited_until_s}
+        await on_step(replace(described, metrics={**described.metrics, **waited_s}))
+        shared.trainer.write(RoleRecord(step=step))
+    shared.mailbox.post(done, parts.learner.weights())
+    shared.trainer.write(RoleRecord(step=done.step, has_ended=done.step >= settings.learn.steps))
+
+
+async def _wait_for_batch(parts: TrainParts, shared: Shared, end: TrainerEnd, step: int, *, is_first: bool) -> bool:
+    """Whether there is something to learn from; False: there will be no more."""
+    buffer = parts.buffer
+
+    def is_all_there() -> bool:
+        return parts.settings.buffer.offline is not None or _has_ended(shared.explorer)
+
+    def may_take() -> bool:
+        """A full batch; or what there is, where the explorer waits for this update or nothing else will come."""
+        is_last_chance = end.is_asked_for_more() or (is_first and is_all_there())
+        return buffer.is_ready(step) or (is_last_chance and len(buffer) > 0)
+
+    def is_decided() -> bool:
+        end.answer()
+        return may_take() or is_all_there()
+
+    await shared.bell.wait_until(
+        is_decided,
+        who="the trainer",
+        reason=f"a batch for update {step} (there are {len(buffer)} experiences, and the explorer "
+        f"{'is at work' if shared.explorer.is_taken() else 'is not running'})",
+        timeout_s=parts.settings.sync.timeout_s,
+    )
+    return may_take()
+
+
+def _has_ended(place: RolePlace) -> bool:
+    return not place.is_taken() and place.read().has_ended
+
+
+# --- the explorer ----------------------------------------------------------------------------------------------------
+
+
+async def explore_alone(
+    parts: TrainParts, shared: Shared, *, start: PolicyMark, on_rollout: Callable[[int, Explored], None]
+) -> None:
+    """Play up to `learn.steps` rollouts and store them; new weights are loaded as they appear."""
+    settings, before = parts.settings, shared.explorer.read()
+    if before.tasks:
+        parts.tasks.restore(before.tasks)
+    shared.explorer.write(replace(before, has_ended=False))
+    rules = rules_of(settings.sync, is_alone=True)
+    explorer = Explorer(
+        parts,
+        ExplorerEnd(rules, shared.mailbox, parts.channel, shared.bell, start=start, timeout_s=settings.sync.timeout_s),
+        shared.bell,
+        play=_play_and_store,
+        max_running=_RUNNING_UNBOUNDED if rules.max_staleness is None else rules.max_staleness + 1,
+    )
+    explorer.start(before.step + 1, settings.learn.steps)
+    record = before
+    try:
+        for number in range(before.step + 1, settings.learn.steps + 1):
+            if _has_ended(shared.trainer):
+                break
+            # Twice: its admission may take that long, and then the rollout itself.
+            explored = await explorer.wait_for(number, who="the explorer", timeout_s=2 * settings.sync.timeout_s)
+            experiences = build_experiences(explored.kept)
+            parts.buffer.add(experiences)
+            # What brings nothing makes no update possible, so none may be waited for on its account.
+            explorer.num_empty += not experiences
+            record = RoleRecord(step=number, tasks=explorer.tasks_before(number + 1))
+            shared.explorer.write(record)
+            on_rollout(number, explored)
+    finally:
+        await explorer.stop()
+    shared.explorer.write(replace(record, has_ended=True))
+
+
+async def _play_and_store(parts: TrainParts, number: int) -> Explored:
+    """One rollout; a group is stored when its last sibling ends, unless something else must see it first."""
+    is_final = parts.judging is None and parts.greedy_proxy is None
+    is_final = is_final and isinstance(parts.settings.reward.filter, NoFilter)
+    on_done = _Siblings(parts.buffer, parts.settings.rollout.group_size) if is_final else None
+    return await explore(parts, number, on_done=on_done, is_known=parts.buffer.has_group)
+
+
+class _Siblings:
+    """Puts trajectories together as they end; a complete group goes into the buffer."""
+
+    def __init__(self, buffer: Buffer, group_size: int) -> None:
+        self._buffer = buffer
+        self._group_size = group_size
+        self._ended: dict[str, list[Trajectory]] = {}
+
+    def __call__(self, trajectory: Trajectory) -> None:
+        siblings = self._ended.setdefault(trajectory.id.group, [])
+        siblings.append(trajectory)
+        if len(siblings) == self._group_size:
+            group = Group(task=trajectory.task, trajectories=tuple(sorted(siblings, key=lambda t: t.id)))
+            self._buffer.add(build_experiences([group]))

@@ -1,0 +1,256 @@
+"""Explore today, train tomorrow; two processes at once; a process that is killed loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.small_run import SMALL_LAKE, without_plots
+from turnwise.errors import ConfigError, RunError, SyncError
+from turnwise.experience.files import write_experiences
+from turnwise.experience.store import ExperienceStore
+from turnwise.loop.run import resume, train
+from turnwise.report.run_dir import RunDirectory
+from turnwise.sync.presence import RolePlace
+
+GROUPS = 3
+SEPARATE = [
+    *SMALL_LAKE,
+    "buffer.type=sqlite",
+    "buffer.train_batch_size=6",
+    "buffer.unit=groups",
+    "sync.method=checkpoint",
+    "sync.timeout_s=20",
+    "report.trajectories_per_step=0",
+]
+
+
+@pytest.fixture(autouse=True)
+def _without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_plots(monkeypatch)
+
+
+def run(path: Path, mode: str, *overrides: str) -> None:
+    train("frozenlake", [*SEPARATE, f"run.mode={mode}", *overrides], run_dir=path)
+
+
+def ask(path: Path, question: str) -> list[tuple[int, ...]]:
+    with sqlite3.connect(path / "experience.db", timeout=10) as db:
+        return db.execute(question).fetchall()
+
+
+def count_groups(path: Path) -> int:
+    # A process that is starting has made the file before its tables.
+    is_made = (path / "experience.db").exists() and ask(path, "SELECT 1 FROM sqlite_master WHERE name = 'groups'")
+    return ask(path, "SELECT COUNT(*) FROM groups")[0][0] if is_made else 0
+
+
+def role(path: Path, name: str) -> dict[str, object]:
+    return json.loads((path / "roles" / f"{name}.json").read_text())
+
+
+# --- one after the other ---------------------------------------------------------------------------------------------
+
+
+def test_explore_today_and_train_tomorrow(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run(path, "explore", "learn.steps=5")
+    assert count_groups(path) == 5 * GROUPS
+    assert role(path, "explorer") == {"step": 5, "has_ended": True, "tasks": {"next_seed": 10_000 + 5 * GROUPS}}
+    rollouts = [json.loads(line) for line in (path / "explorer.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rollouts] == [1, 2, 3, 4, 5]
+    run(path, "train", "learn.steps=5")
+    # Fifteen groups are two batches of six; three are left over and told.
+    directory = RunDirectory.open(path)
+    assert [row["step"] for row in directory.read_metrics()] == [0, 1, 2]
+    assert directory.read_metrics()[-1]["buffer/experiences_left"] > 0
+    assert ask(path, "SELECT step, COUNT(*) FROM uses GROUP BY step") == [(1, 6), (2, 6)]
+    assert directory.read_summary().steps == 2
+    assert directory.checkpoint_steps() == [2]
+    # The trainer leaves its newest weights, and the explorer would begin with them; it has nothing left to do.
+    assert json.loads((path / "weights" / "newest.json").read_text())["step"] == 2
+    run(path, "explore", "learn.steps=5")
+    assert count_groups(path) == 5 * GROUPS
+
+
+def test_a_batch_is_a_ceiling_also_for_what_is_stored(tmp_path: Path) -> None:
+    small = ["learn.steps=1", "buffer.train_batch_size=7680"]
+    run(tmp_path / "run", "explore", *small)
+    run(tmp_path / "run", "train", *small)
+    assert ask(tmp_path / "run", "SELECT step, COUNT(*) FROM uses GROUP BY step") == [(1, GROUPS)]
+
+
+def test_a_trainer_without_an_explorer_gives_up_with_a_message_and_keeps_what_it_has(tmp_path: Path) -> None:
+    lonely = ["sync.timeout_s=0.3", "learn.steps=3"]
+    with pytest.raises(SyncError, match=r"the trainer has waited .* for a batch.*explorer is not running"):
+        run(tmp_path / "run", "train", *lonely)
+    assert RunDirectory.open(tmp_path / "run").checkpoint_steps() == [0]
+    assert not RolePlace(tmp_path / "run" / "roles", "explorer").is_taken()
+
+
+def test_an_explorer_with_a_bound_gives_up_on_a_trainer_that_never_comes(tmp_path: Path) -> None:
+    with pytest.raises(SyncError, match="the explorer has waited 0 s for the weights of update 1 before rollout 3"):
+        run(tmp_path / "run", "explore", "sync.timeout_s=0.3", "sync.max_staleness=1", "learn.steps=4")
+    assert count_groups(tmp_path / "run") == 2 * GROUPS
+
+
+def test_an_explorer_goes_on_with_the_newest_weights(tmp_path: Path) -> None:
+    run(tmp_path / "run", "explore", "learn.steps=2")
+    first = ask(tmp_path / "run", "SELECT MAX(policy_version) FROM groups")
+    run(tmp_path / "run", "train", "learn.steps=2")
+    # As after a kill: the record says that one rollout is missing.
+    record = json.dumps({"step": 1, "has_ended": False, "tasks": {"next_seed": 10_000 + GROUPS}})
+    (tmp_path / "run" / "roles" / "explorer.json").write_text(record)
+    ExperienceStore(tmp_path / "run" / "experience.db").forget_rollouts(after=1)
+    run(tmp_path / "run", "explore", "learn.steps=2")
+    assert first == [(0,)]
+    assert ask(tmp_path / "run", "SELECT DISTINCT policy_version FROM groups WHERE rollout = 2") == [(1,)]
+
+
+def test_a_trainer_learns_from_a_file_without_an_explorer(tmp_path: Path) -> None:
+    run(tmp_path / "first", "explore", "learn.steps=2")
+    file = tmp_path / "stored.jsonl"
+    write_experiences(ExperienceStore(tmp_path / "first" / "experience.db").read_groups(), file)
+    run(tmp_path / "second", "train", "learn.steps=2", f"buffer.offline={file}")
+    assert ask(tmp_path / "second", "SELECT step, COUNT(*) FROM uses GROUP BY step") == [(1, 2 * GROUPS)]
+    with pytest.raises(ConfigError, match=r"buffer\.offline: a file given; run\.mode 'explore'"):
+        run(tmp_path / "third", "explore", f"buffer.offline={file}")
+
+
+def test_evaluating_is_a_mode_too(tmp_path: Path) -> None:
+    run(tmp_path / "model", "eval")
+    told = json.loads((tmp_path / "model" / "evaluation.json").read_text())
+    assert (told["policy"], told["episodes"]) == ("tiny", 5)
+    train("frozenlake", SMALL_LAKE, run_dir=tmp_path / "both")
+    train("frozenlake", [*SMALL_LAKE, "run.mode=eval"], run_dir=tmp_path / "both")
+    told = json.loads((tmp_path / "both" / "evaluation.json").read_text())
+    assert told["policy"].endswith("step-000002/policy")
+    assert told["success"] == RunDirectory.open(tmp_path / "both").read_summary().success_after
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_shared_must_lie_in_the_run_directory(tmp_path: Path) -> None:
+    for mode in ("explore", "train"):
+        with pytest.raises(ConfigError) as caught:
+            train("frozenlake", [*SMALL_LAKE, f"run.mode={mode}"], run_dir=tmp_path / mode)
+        assert "Set buffer.type=sqlite." in str(caught.value)
+        assert "Set sync.method=checkpoint." in str(caught.value)
+        assert not (tmp_path / mode).exists()
+
+
+def test_processes_of_a_run_share_their_settings(tmp_path: Path) -> None:
+    run(tmp_path / "run", "explore", "learn.steps=1")
+    with pytest.raises(ConfigError, match=r"learn\.steps: 2 given; .*config\.yaml has 1"):
+        run(tmp_path / "run", "train", "learn.steps=2")
+    # A resumed part is the same part.
+    resume(tmp_path / "run")
+    assert count_groups(tmp_path / "run") == GROUPS
+
+
+def test_a_trainer_needs_a_place_to_learn_from() -> None:
+    with pytest.raises(ConfigError, match="without --run-dir"):
+        train("frozenlake", [*SEPARATE, "run.mode=train"])
+
+
+def test_a_role_that_is_taken_is_refused(tmp_path: Path) -> None:
+    run(tmp_path / "run", "explore", "learn.steps=1")
+    place = RolePlace(tmp_path / "run" / "roles", "explorer")
+    place.claim()
+    with pytest.raises(RunError, match="has a running explorer already"):
+        run(tmp_path / "run", "explore", "learn.steps=1")
+    place.leave()
+
+
+# --- two processes ---------------------------------------------------------------------------------------------------
+
+STEPS = 6
+"""Rollouts of three groups, learnt from three groups at a time."""
+TOGETHER = [
+    *SEPARATE,
+    "sync.timeout_s=240",
+    "buffer.train_batch_size=3",
+    f"learn.steps={STEPS}",
+    "report.checkpoint_every=1",
+]
+
+
+@contextmanager
+def process(path: Path, mode: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "turnwise", "train", "frozenlake", *TOGETHER, f"run.mode={mode}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [*command, "--run-dir", str(path)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+def wait_until(is_so: Callable[[], bool], *processes: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 240
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        assert all(p.poll() in (None, 0) for p in processes), [p.communicate()[0] for p in processes if p.poll()]
+        time.sleep(0.02)
+
+
+def finish(started: subprocess.Popen[str]) -> None:
+    output, _ = started.communicate(timeout=240)
+    assert started.returncode == 0, output
+
+
+def kill(started: subprocess.Popen[str]) -> None:
+    started.send_signal(signal.SIGKILL)
+    started.wait()
+
+
+def num_updates(path: Path) -> int:
+    return len(RunDirectory.open(path).checkpoint_steps()) if (path / "config.yaml").exists() else 0
+
+
+def check_nothing_lost_or_doubled(path: Path) -> None:
+    assert count_groups(path) == STEPS * GROUPS
+    assert ask(path, "SELECT step, COUNT(*) FROM uses GROUP BY step") == [(s, GROUPS) for s in range(1, STEPS + 1)]
+    assert ask(path, "SELECT COUNT(DISTINCT number) FROM uses") == [(STEPS * GROUPS,)]
+    assert RunDirectory.open(path).read_summary().steps == STEPS
+    assert [row["step"] for row in RunDirectory.open(path).read_metrics()] == list(range(STEPS + 1))
+
+
+def test_a_killed_explorer_is_started_again_and_the_trainer_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with process(path, "train") as trainer:
+        with process(path, "explore") as explorer:
+            wait_until(lambda: count_groups(path) >= 4, explorer, trainer)
+            kill(explorer)
+        stored = count_groups(path)
+        assert trainer.poll() is None
+        with process(path, "explore") as explorer:
+            finish(explorer)
+        assert count_groups(path) >= stored
+        finish(trainer)
+    check_nothing_lost_or_doubled(path)
+
+
+def test_a_killed_trainer_is_started_again_and_the_explorer_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with process(path, "explore") as explorer:
+        with process(path, "train") as trainer:
+            wait_until(lambda: num_updates(path) >= 2, explorer, trainer)
+            kill(trainer)
+        finish(explorer)
+    with process(path, "train") as trainer:
+        finish(trainer)
+    check_nothing_lost_or_doubled(path)
