@@ -13,7 +13,7 @@ import secrets
 import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from turnwise.learn.checkpoint import read_policy_version
 from turnwise.learn.models import load_model, torch_dtype
 from turnwise.loop.build import build_buffer, build_engine, resolve_model
 from turnwise.loop.run import Run
+from turnwise.loop.separate import Shared
 from turnwise.protocols import Buffer, ChatTemplate, Engine
 from turnwise.report.console import phase
 from turnwise.report.manifest import collect_manifest
@@ -87,6 +88,8 @@ def _start_from(settings: TurnwiseSettings, policy: str) -> TurnwiseSettings:
         update={
             "model": settings.model.model_copy(update={"path": path}),
             "buffer": settings.buffer.model_copy(update={"type": "sqlite"}),
+            # The learner is another process, today or tomorrow.
+            "sync": settings.sync.model_copy(update={"method": "checkpoint"}),
             "warm_start": NoWarmStart(),
         }
     )
@@ -103,15 +106,24 @@ def _build(settings: TurnwiseSettings, directory: RunDirectory, policy: str, ver
 
 @asynccontextmanager
 async def open_endpoint(served: Served, *, token: str, port: int = 0) -> AsyncIterator[ChatEndpoint]:
-    """The endpoint of a policy; when it closes, what has ended is saved."""
+    """The endpoint of a policy; when it closes, what has ended is saved.
+
+    Clients are the explorer of the run: a trainer waits for more of their experience as long as they can come.
+    """
+    explorer = Shared.open(served.directory.path).explorer
+    explorer.claim()
+    record = explorer.read()
+    explorer.write(replace(record, has_ended=False))
     recorder = _make_recorder(served)
     endpoint = ChatEndpoint(recorder, token=token, model_name=served.settings.recipe)
-    await endpoint.start(port)
     try:
+        await endpoint.start(port)
         yield endpoint
     finally:
         await endpoint.close()
         recorder.close()
+        explorer.write(replace(record, has_ended=True))
+        explorer.leave()
 
 
 def serve(

@@ -20,7 +20,7 @@ from rich.console import Console
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, ServeError
 from turnwise.loop.build import build_buffer, build_train
-from turnwise.loop.run import Run
+from turnwise.loop.run import Run, train
 from turnwise.loop.serial import learn_from
 from turnwise.loop.serving import TOKEN_VARIABLE, Served, load_served, open_endpoint, serve
 from turnwise.types import Experience
@@ -106,6 +106,17 @@ def test_what_has_no_buffer_on_disk_gets_a_run_that_starts_from_its_policy(
     report = learn_from(parts, experiences)
     assert report.policy_version == 1
     assert report.metrics["learn/approx_kl"] == pytest.approx(0.0, abs=1e-3)
+
+
+def test_a_trainer_learns_from_what_clients_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    served = load_served("frozenlake", overrides=[*SMALL_LAKE, "learn.steps=3", "sync.timeout_s=20"])
+    play(served)
+    path = served.directory.path
+    run = train(path / "config.yaml", ["run.mode=train"], run_dir=path)
+    # The clients have gone, so it learns from what they left and waits for nobody.
+    assert run.summary.steps == 1
+    assert run.summary.tokens_trained > 0
 
 
 def test_mistakes_are_told_before_anything_is_loaded(finished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
