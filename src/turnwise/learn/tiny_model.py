@@ -58,9 +58,22 @@ def find_or_make(cache: Path, kind: str, ingredients: list[object], create: Call
         transformers_logging.disable_progress_bar()
         unfinished = cache / f"{folder.name}.{os.getpid()}"
         create(unfinished)
-        shutil.rmtree(folder, ignore_errors=True)
-        unfinished.rename(folder)
+        if (folder / "config.json").is_file():
+            # Another process was faster and may be reading it; both made the same.
+            shutil.rmtree(unfinished)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            _rename_unless_there(unfinished, folder)
     return folder
+
+
+def _rename_unless_there(unfinished: Path, folder: Path) -> None:
+    try:
+        unfinished.rename(folder)
+    except OSError:
+        shutil.rmtree(unfinished)
+        if not (folder / "config.json").is_file():
+            raise
 
 
 def _create_actor(folder: Path, settings: TinySettings, seed: int, sample_texts: Sequence[str]) -> None:

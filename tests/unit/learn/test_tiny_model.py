@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from turnwise.config.learning import TinySettings
 from turnwise.config.load import load_settings
-from turnwise.learn.tiny_model import fit_tokenizer, tiny_model_folder
+from turnwise.learn.tiny_model import find_or_make, fit_tokenizer, tiny_model_folder
 from turnwise.loop.build import resolve_model
 from turnwise.loop.sample_texts import draw_sample_texts
 from turnwise.loop.worlds import main_world
@@ -125,3 +125,16 @@ def test_every_word_of_the_default_recipe_is_one_token() -> None:
     starts = actions | {text.split(" ")[0] for text in texts if text[:1].strip() and "answer" not in text}
     split |= {word for word in starts if len(tokenizer(word)["input_ids"]) > 1}
     assert not split
+
+
+def test_a_model_that_another_process_made_meanwhile_is_left_as_it_is(tmp_path: Path) -> None:
+    def create(folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("ours")
+        theirs = tmp_path / folder.name.partition(".")[0]
+        theirs.mkdir(exist_ok=True)
+        (theirs / "config.json").write_text("theirs")
+
+    folder = find_or_make(tmp_path, "tiny", ["anything"], create)
+    assert (folder / "config.json").read_text() == "theirs"
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
