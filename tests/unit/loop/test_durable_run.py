@@ -99,7 +99,7 @@ def test_without_the_rewind_a_resumed_run_would_differ(tmp_path: Path, monkeypat
     straight = train("frozenlake", DURABLE, run_dir=tmp_path / "straight")
     words = [sys.executable, "-c", _CHILD, str(tmp_path / "killed"), *DURABLE]
     subprocess.run(words, env=dict(os.environ), check=False)
-    monkeypatch.setattr("turnwise.loop.session._rewind", lambda *_: None)
+    monkeypatch.setattr("turnwise.loop.session._rewind", lambda *_, **__: None)
     assert untimed(resume(tmp_path / "killed")) != untimed(straight)
 
 
