@@ -60,7 +60,7 @@ def test_parquet_without_pyarrow_says_what_to_do(tmp_path: Path, monkeypatch: py
     path = tmp_path / "rows.parquet"
     path.write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ConfigError, match=r"env.path: .*needs the package 'pyarrow.*pip install 'turnwise\[parquet\]'"):
+    with pytest.raises(ConfigError, match=r"env.path: .*needs the package 'pyarrow.*pip install 'turnwise\[data\]'"):
         Countdown(path=str(path))
 
 

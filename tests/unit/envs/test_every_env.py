@@ -77,7 +77,8 @@ def test_keeps_the_contract(name: str) -> None:
 
 
 def test_every_adapter_has_a_world_here() -> None:
-    assert {name.partition(":")[0] for name in ADAPTED} == set(ENVS.adapters)
+    # Worlds behind an OpenEnv server are tested beside the server that they need, in test_openenv.py.
+    assert {name.partition(":")[0] for name in ADAPTED} == set(ENVS.adapters) - {"openenv"}
 
 
 def play(env: BaseEnv, seed: int, act: Callable[[BaseEnv], str]) -> tuple[float, bool]:

@@ -59,7 +59,7 @@ def test_parquet(tmp_path: Path) -> None:
 def test_a_missing_pyarrow_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ConfigError, match=r"rows.parquet needs the package .* pip install 'turnwise\[parquet\]'"):
+    with pytest.raises(ConfigError, match=r"rows.parquet needs the package .* pip install 'turnwise\[data\]'"):
         MetaMathQA(path=write(tmp_path / "rows.parquet", "PAR1"))
 
 
