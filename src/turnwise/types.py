@@ -17,6 +17,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from turnwise.ids import ExperienceId, TrajectoryId
+
 IntArray: TypeAlias = NDArray[np.int32]
 FloatArray: TypeAlias = NDArray[np.float32]
 BoolArray: TypeAlias = NDArray[np.bool_]
@@ -227,26 +229,6 @@ class Turn:
     """The step of a workflow that made this call; None: every turn is a step of its own."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class TrajectoryId:
-    """Structured, printable, sortable: `7/frozen_lake/train/10003/2` is sibling 2 of that task in rollout 7."""
-
-    rollout: int
-    task_id: str
-    sibling: int
-
-    def __str__(self) -> str:
-        return f"{self.rollout}/{self.task_id}/{self.sibling}"
-
-    @property
-    def group(self) -> str:
-        return f"{self.rollout}/{self.task_id}"
-
-    @property
-    def tag(self) -> str:
-        return self.task_id.rsplit("/", 2)[0]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
     """One play of a task. A failure is data here, never an exception.
@@ -281,15 +263,6 @@ class Group:
 
 
 # --- 5. experience --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class ExperienceId:
-    trajectory: TrajectoryId
-    segment_index: int
-
-    def __str__(self) -> str:
-        return f"{self.trajectory}#{self.segment_index}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -6,8 +6,6 @@ too. The reward of an attempt is what the world gave in it, so that a run is wor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from turnwise.rollout.env_steps import EnvironmentPlayer
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.rollout.step_wise import StepFacts, Workflow, WorkflowTask
@@ -55,9 +53,6 @@ class ReflectAndRetryWorkflow(Workflow):
 
     def is_success(self, total_reward: float) -> bool:
         return self._player.is_success
-
-    def facts(self) -> Mapping[int, StepFacts]:
-        return self._facts
 
     def close(self) -> None:
         self._player.env.close()
