@@ -108,7 +108,7 @@ class ContextManager:
     def _messages(self, output: EnvOutput, conversation: _Conversation) -> list[Message]:
         """The part of the history that the window shows, as a conversation."""
         settings = conversation.settings
-        shown = _shown(output.history, settings)
+        shown = output.history[-count_shown(len(output.history), settings) :]
         replies = conversation.replies[len(output.history) - len(shown) :]
         messages = [Message("system", settings.system_prompt)] if settings.system_prompt else []
         for number, entry in enumerate(shown):
@@ -164,14 +164,15 @@ class ContextManager:
         )
 
 
-def _shown(history: Sequence[HistoryEntry], settings: ContextSettings) -> Sequence[HistoryEntry]:
+def count_shown(num_turns: int, settings: ContextSettings) -> int:
+    """How many of the turns so far the window shows, the current one included."""
     match settings.window:
         case "full":
-            return history
+            return num_turns
         case "sliding":
-            return history[-settings.window_turns :]
+            return min(settings.window_turns, num_turns)
         case "single_turn":
-            return history[-1:]
+            return 1
 
 
 def _turn(index: int, entry: HistoryEntry, reply: _Reply) -> Turn:

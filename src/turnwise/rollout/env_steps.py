@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from turnwise.context.answer import parse_answer
-from turnwise.context.manager import write_preamble
+from turnwise.context.manager import count_shown, write_preamble
 from turnwise.envs.boundary import describe_env, reset_env, step_env
 from turnwise.exchange import EnvDescription
 from turnwise.rollout.model_handle import ModelHandle, Response
@@ -75,24 +75,14 @@ class EnvironmentPlayer:
     def messages(self, notes: str = "") -> list[Message]:
         """What the model sees next: the turns that the window shows, and the current state."""
         settings = self._task.context
-        shown = self._said[len(self._said) - self._num_shown() :]
+        num_past = count_shown(len(self._said) + 1, settings) - 1
+        shown = self._said[len(self._said) - num_past :]
         first = notes + write_preamble(self._about, settings)
         messages = [Message("system", settings.system_prompt)] if settings.system_prompt else []
         for observation, reply in shown:
             messages += [Message("user", first + observation), Message("assistant", reply)]
             first = ""
         return [*messages, Message("user", first + self.observation)]
-
-    def _num_shown(self) -> int:
-        """Earlier turns in view; the current state is itself one of the window's turns."""
-        settings = self._task.context
-        match settings.window:
-            case "full":
-                return len(self._said)
-            case "sliding":
-                return min(settings.window_turns - 1, len(self._said))
-            case "single_turn":
-                return 0
 
     def _reset(self) -> str:
         given = self._task
