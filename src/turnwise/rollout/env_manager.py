@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from turnwise.envs.base import BaseEnv
-from turnwise.envs.boundary import call_env, describe_env, reset_env, step_env
+from turnwise.envs.boundary import call_env, describe_env, reset_env
 from turnwise.envs.tasks import SeedTasks
 from turnwise.errors import ConfigError, EnvError, RewardError, TaskError
 from turnwise.exchange import EnvDescription, EnvInput, EnvOutput, HistoryEntry, RolloutState
 from turnwise.rollout.limits import Limits
+from turnwise.rollout.turn import info_of_turn, is_invalid_turn, is_successful_turn, play_actions
 from turnwise.types import StepResult, StopReason, Task, TrajectoryId
 
 _MAX_THREADS = 64
@@ -233,32 +234,31 @@ class EnvStateManager:
             except (EnvError, RewardError) as error:
                 results, episode.stop_reason, episode.failure = [], StopReason.ENV_ERROR, str(error)
         last = results[-1] if results else None
-        is_invalid = not env_input.is_well_formed or any(not r.info.get("action_is_valid", True) for r in results)
+        is_invalid = is_invalid_turn(results, is_well_formed=env_input.is_well_formed)
         episode.history[-1] = HistoryEntry(
             state=before.state,
             actions_left=before.actions_left,
             actions=env_input.actions[: len(results)],
             reward=sum(result.reward for result in results),
             penalty=self._invalid_penalty if is_invalid else 0.0,
-            info=last.info if last is not None else {"action_is_valid": False, "action_is_effective": False},
+            info=info_of_turn(results),
             llm_response=env_input.llm_response,
         )
         if episode.stop_reason is None:
             num_turns = len(episode.history)
             limits = self._limits_of(episode)
             episode.stop_reason = limits.find_stop(last, num_actions=episode.num_actions, num_turns=num_turns)
-            episode.is_success = last is not None and bool(last.info.get("success", False))
+            episode.is_success = is_successful_turn(results)
         state = last.text if last is not None else before.state
         episode.history.append(HistoryEntry(state=state, actions_left=self._actions_left(episode)))
 
     def _play_actions(self, episode: _Episode, actions: Sequence[str]) -> list[StepResult]:
-        left = self._limits_of(episode).max_actions
+        budget = self._limits_of(episode).max_actions
+        left = None if budget is None else budget - episode.num_actions
         results: list[StepResult] = []
-        for action in actions[: None if left is None else left - episode.num_actions]:
-            results.append(step_env(episode.env, action))
+        for result in play_actions(episode.env, actions, max_actions=left):
+            results.append(result)
             episode.num_actions += 1
-            if results[-1].done:
-                break
         return results
 
     def _limits_of(self, episode: _Episode) -> Limits:

@@ -13,10 +13,11 @@ from typing import TypeVar
 
 from turnwise.context.answer import parse_answer
 from turnwise.context.manager import count_shown, write_preamble
-from turnwise.envs.boundary import describe_env, reset_env, step_env
+from turnwise.envs.boundary import describe_env, reset_env
 from turnwise.exchange import EnvDescription
 from turnwise.rollout.model_handle import ModelHandle, Response
 from turnwise.rollout.step_wise import RewardPropagationWorkflow, StepFacts, StepWiseRewardWorkflow, WorkflowTask
+from turnwise.rollout.turn import info_of_turn, is_invalid_turn, is_successful_turn, play_actions
 from turnwise.types import Message, StepResult, StopReason
 
 T = TypeVar("T")
@@ -53,17 +54,17 @@ class EnvironmentPlayer:
         parsed = parse_answer(reply.response_text, answer)
         results = await self._in_env(lambda: self._play(parsed.actions))
         last = results[-1] if results else None
-        is_invalid = not parsed.is_well_formed or any(not r.info.get("action_is_valid", True) for r in results)
+        is_invalid = is_invalid_turn(results, is_well_formed=parsed.is_well_formed)
         self.facts.append(
             StepFacts(
                 actions=parsed.actions[: len(results)],
                 penalty=self._task.invalid_penalty if is_invalid else 0.0,
-                info=last.info if last is not None else {"action_is_valid": False, "action_is_effective": False},
+                info=info_of_turn(results),
             )
         )
         if last is not None:
             self.observation = last.text
-        self.is_success = last is not None and bool(last.info.get("success", False))
+        self.is_success = is_successful_turn(results)
         self.stop_reason = self._task.limits.find_stop(last, num_actions=self._num_actions, num_turns=len(self._said))
         return sum(result.reward for result in results)
 
@@ -91,13 +92,10 @@ class EnvironmentPlayer:
         return text
 
     def _play(self, actions: tuple[str, ...]) -> list[StepResult]:
-        left = self._task.limits.max_actions
-        results: list[StepResult] = []
-        for action in actions[: None if left is None else left - self._num_actions]:
-            results.append(step_env(self.env, action))
-            self._num_actions += 1
-            if results[-1].done:
-                break
+        budget = self._task.limits.max_actions
+        left = None if budget is None else budget - self._num_actions
+        results = list(play_actions(self.env, actions, max_actions=left))
+        self._num_actions += len(results)
         return results
 
     async def _in_env(self, call: Callable[[], T]) -> T:
