@@ -44,7 +44,7 @@ from turnwise.rollout.judges import FunctionJudge, Judging
 from turnwise.rollout.runner import Front, RunnerLimits
 from turnwise.rollout.step_wise import Workflow
 from turnwise.rollout.workflow import EnvironmentFront, WorkflowFactory
-from turnwise.rollout.workflow_front import Stage, WorkflowFront
+from turnwise.rollout.workflow_front import Terms, WorkflowFront
 from turnwise.sync.memory import MemoryChannel
 from turnwise.types import Sampling, Task
 
@@ -246,32 +246,17 @@ def _build_proxy(
     group_size: int,
     temperature: float,
 ) -> AgentProxy:
-    sampling = replace(Sampling(), temperature=temperature)
     rollout = settings.rollout
+    sampling = replace(Sampling(), temperature=temperature)
+    # Each proxy numbers its sessions as if it had the engine to itself.
     scoped = ScopedEngine(engine)
-    chosen = WORKFLOWS.get_target(rollout.workflow)
     front: Front
+    chosen = WORKFLOWS.get_target(rollout.workflow)
     if isinstance(chosen, type) and issubclass(chosen, Workflow):
         chosen.check_args(rollout.workflow_args)
-        stages = {
-            world.tag: Stage(
-                make_env=world.make,
-                context=world.context,
-                limits=world.limits,
-                invalid_penalty=rollout.invalid_penalty,
-                workflow_args=rollout.workflow_args,
-            )
-            for world in worlds
-        }
-        front = WorkflowFront(
-            chosen,
-            stages,
-            scoped,
-            template,
-            group_size=group_size,
-            sampling=sampling,
-            seed=settings.run.seed,
-        )
+        terms = {world.tag: _terms_of(world, settings) for world in worlds}
+        seed = settings.run.seed
+        front = WorkflowFront(chosen, terms, scoped, template, group_size=group_size, sampling=sampling, seed=seed)
     else:
         front = EnvironmentFront(
             build_states(settings, worlds, split, group_size=group_size),
@@ -285,6 +270,16 @@ def _build_proxy(
         max_concurrent=rollout.max_concurrent, timeout_s=rollout.episode_timeout_s, max_retries=rollout.max_retries
     )
     return AgentProxy(front, limits=limits, judging=judging)
+
+
+def _terms_of(world: World, settings: TurnwiseSettings) -> Terms:
+    return Terms(
+        make_env=world.make,
+        context=world.context,
+        limits=world.limits,
+        invalid_penalty=settings.rollout.invalid_penalty,
+        workflow_args=settings.rollout.workflow_args,
+    )
 
 
 def build_judging(settings: TurnwiseSettings) -> Judging | None:

@@ -32,7 +32,7 @@ _MAX_THREADS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class Terms:
     """What workflows of one tag are given: how to make its world, how to talk there, and for how long."""
 
     make_env: Callable[[str], BaseEnv]
@@ -52,7 +52,7 @@ class WorkflowFront:
     def __init__(
         self,
         workflow: Callable[..., Workflow],
-        stages: Mapping[str, Stage],
+        terms: Mapping[str, Terms],
         engine: Engine,
         template: ChatTemplate,
         *,
@@ -62,7 +62,7 @@ class WorkflowFront:
     ) -> None:
         self.group_size = group_size
         self._workflow = workflow
-        self._stages = stages
+        self._terms = terms
         self._engine = engine
         self._template = template
         self._sampling = sampling
@@ -78,7 +78,7 @@ class WorkflowFront:
         ]
 
     def open_model(self, trajectory: TrajectoryId, tag: str, seed: int, attempt: int) -> ModelHandle:
-        context = self._stages[tag].context
+        context = self._terms[tag].context
         return ModelHandle(
             self._engine,
             self._template,
@@ -90,16 +90,16 @@ class WorkflowFront:
         )
 
     async def open_workflow(self, trajectory: TrajectoryId, task: Task, model: ModelHandle, attempt: int) -> Workflow:
-        stage = self._stages[task.tag]
+        own = self._terms[task.tag]
         given = WorkflowTask(
             id=trajectory,
             task=task,
-            workflow_args=stage.workflow_args,
-            limits=stage.limits,
-            invalid_penalty=stage.invalid_penalty,
-            context=stage.context,
+            workflow_args=own.workflow_args,
+            limits=own.limits,
+            invalid_penalty=own.invalid_penalty,
+            context=own.context,
             dynamics_seed=derive_seed(str(trajectory), *((attempt,) if attempt else ())),
-            make_env=lambda: stage.make_env(task.split),
+            make_env=lambda: own.make_env(task.split),
             threads=self._threads,
         )
         build = partial(self._workflow, task=given, model=model)

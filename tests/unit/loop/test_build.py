@@ -37,6 +37,6 @@ def test_the_workflow_decides_who_owns_the_world() -> None:
     )
     assert isinstance(managed.proxy.front, EnvironmentFront)
     assert isinstance(owned.proxy.front, WorkflowFront)
-    (stage,) = owned.proxy.front._stages.values()
-    assert stage.workflow_args == {"max_env_steps": 1}
-    assert stage.limits.max_turns == owned.settings.rollout.max_turns
+    (terms,) = owned.proxy.front._terms.values()
+    assert terms.workflow_args == {"max_env_steps": 1}
+    assert terms.limits.max_turns == owned.settings.rollout.max_turns

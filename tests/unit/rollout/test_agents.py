@@ -19,7 +19,7 @@ from turnwise.rollout.limits import Limits
 from turnwise.rollout.model_handle import ChatMessage
 from turnwise.rollout.reflection import ReflectAndRetryWorkflow
 from turnwise.rollout.tool_calls import ToolCallingWorkflow
-from turnwise.rollout.workflow_front import Stage, WorkflowFront
+from turnwise.rollout.workflow_front import Terms, WorkflowFront
 from turnwise.types import Sampling, StepResult, StopReason, Task
 
 from .test_step_wise import TEMPLATE, play, play_one, rewards, scripted
@@ -107,14 +107,14 @@ def test_an_agent_that_answers_in_the_wrong_type_fails_alone() -> None:
 
 
 def make_rollout(engine: ScriptedEngine) -> SyncMultiTurnRollout:
-    stage = Stage(
+    terms = Terms(
         make_env=lambda _split: WordWorld(),
         context=ContextSettings(),
         limits=Limits(max_turns=5),
         invalid_penalty=0.0,
         workflow_args={"agent_cls": f"{HERE}:Counter"},
     )
-    front = WorkflowFront(AgentWorkflow, {"words": stage}, engine, TEMPLATE, group_size=2, sampling=Sampling(), seed=0)
+    front = WorkflowFront(AgentWorkflow, {"words": terms}, engine, TEMPLATE, group_size=2, sampling=Sampling(), seed=0)
     seeds = iter(range(100))
     return SyncMultiTurnRollout(
         AgentProxy(front), lambda: [Task(tag="words", seed=next(seeds)) for _ in range(2)], build_experiences

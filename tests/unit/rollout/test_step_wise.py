@@ -29,7 +29,7 @@ from turnwise.rollout.model_handle import ModelHandle, Response
 from turnwise.rollout.runner import RunnerLimits
 from turnwise.rollout.step_wise import RewardPropagationWorkflow, StepWiseRewardWorkflow, Workflow
 from turnwise.rollout.workflow import EnvironmentFront, EnvironmentWorkflow
-from turnwise.rollout.workflow_front import Stage, WorkflowFront
+from turnwise.rollout.workflow_front import Terms, WorkflowFront
 from turnwise.types import GenerateRequest, Group, Sampling, StopReason, Task, Trajectory
 
 from .worlds import WordWorld, make_states
@@ -56,7 +56,7 @@ def play(
     context: ContextSettings | None = None,
     **workflow_args: Any,
 ) -> list[Group]:
-    stage = Stage(
+    terms = Terms(
         make_env=lambda _split: WordWorld(),
         context=context or ContextSettings(),
         limits=Limits(max_turns=max_turns),
@@ -65,7 +65,7 @@ def play(
     )
     front = WorkflowFront(
         workflow,
-        {"words": stage},
+        {"words": terms},
         engine or engine_saying(),
         TEMPLATE,
         group_size=group_size,

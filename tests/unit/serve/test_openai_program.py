@@ -18,7 +18,7 @@ from turnwise.experience.merge import merge_prefixes
 from turnwise.rollout.agent_proxy import AgentProxy
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.runner import RunnerLimits
-from turnwise.rollout.workflow_front import Stage, WorkflowFront
+from turnwise.rollout.workflow_front import Terms, WorkflowFront
 from turnwise.serve import openai_program
 from turnwise.serve.openai_program import OpenAiProgramWorkflow
 from turnwise.types import Completion, GenerateRequest, Group, Sampling, StopReason, Task, Trajectory
@@ -30,7 +30,7 @@ from .episodes import CONTEXT, TEMPLATE, EchoEngine
 def play(
     program: str, engine: EchoEngine | None = None, *, tasks: int = 1, group_size: int = 1, **limits: Any
 ) -> list[Group]:
-    stage = Stage(
+    terms = Terms(
         make_env=lambda _split: WordWorld(),
         context=CONTEXT,
         limits=Limits(max_turns=5),
@@ -39,7 +39,7 @@ def play(
     )
     front = WorkflowFront(
         OpenAiProgramWorkflow,
-        {"words": stage},
+        {"words": terms},
         engine or EchoEngine(),
         TEMPLATE,
         group_size=group_size,
