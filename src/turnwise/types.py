@@ -110,7 +110,7 @@ class Segment:
             behavior_logprobs=self.behavior_logprobs,
             turn_ids=self.turn_ids,
         )
-        if ((self.turn_ids >= 0) != self.loss_mask).any():
+        if np.count_nonzero((self.turn_ids >= 0) != self.loss_mask):
             raise ValueError("Segment: turn_ids must be >= 0 on exactly the tokens whose loss_mask is true")
 
     def __len__(self) -> int:
@@ -124,9 +124,8 @@ class Segment:
         """The turns with tokens in here, ascending."""
         turns = self.turn_ids[self.loss_mask]
         # The tokens of a turn lie side by side: one of each is enough, and sorting them all would take longest.
-        is_first = np.ones(len(turns), dtype=np.bool_)
-        np.not_equal(turns[1:], turns[:-1], out=is_first[1:])
-        return sorted(set(turns[is_first].tolist()))
+        later = turns[1:]
+        return sorted({*turns[:1].tolist(), *later[later != turns[:-1]].tolist()})
 
 
 # --- 3. engines -----------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -32,12 +33,12 @@ Make = Callable[..., Buffer]
 @pytest.fixture(params=["memory", "sqlite"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     """A buffer with the given rules."""
+    numbers = itertools.count()
 
     def build(**rules: Any) -> Buffer:
         if request.param == "memory":
             return MemoryBuffer(BufferRules(**rules))
-        number = len(list(tmp_path.iterdir()))
-        return ExperienceStore(tmp_path / f"{number}.db", BufferRules(**rules))
+        return ExperienceStore(tmp_path / f"{next(numbers)}.db", BufferRules(**rules))
 
     return build
 

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,28 @@ def test_values_at_the_edges_survive() -> None:
 def test_damaged_blocks_are_refused(damage: Any) -> None:
     with pytest.raises(StoreError, match="cannot be read"):
         decode_group(damage(encode_group(group(2))))
+
+
+def test_a_block_that_names_other_turns_than_were_sampled_is_refused() -> None:
+    rows = group(2)
+    rows[1].turn_indices[-1] += 1
+    with pytest.raises(StoreError, match="other turns than were sampled"):
+        decode_group(encode_group(rows))
+
+
+def test_a_turn_that_goes_on_where_another_experience_ended_is_told_apart() -> None:
+    """Nothing but sampled tokens of turn 0, twice: end to end they look like one turn."""
+    rows = [without_prompt(row) for row in group(2)]
+    for before, after in zip(rows, decode_group(encode_group(rows)), strict=True):
+        assert_same(before, after)
+
+
+def without_prompt(row: Experience) -> Experience:
+    is_first = row.segment.turn_ids == 0
+    parts = {name: getattr(row.segment, name)[is_first] for name in Segment.__slots__}
+    per_turn = ("turn_indices", "raw_rewards", "turn_rewards", "turn_states", "turn_steps")
+    fields: dict[str, Any] = {name: getattr(row, name)[:1] for name in per_turn}
+    return replace(row, **fields, segment=Segment(**parts))
 
 
 # --- the file --------------------------------------------------------------------------------------------------------
