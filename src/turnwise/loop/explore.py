@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from turnwise.config.playing import NoFilter
 from turnwise.loop.build import TrainParts
 from turnwise.rollout.filters import filter_groups
-from turnwise.types import Group, Metrics, Task, Trajectory
+from turnwise.types import Group, Metrics, Task, Trajectory, TrajectoryId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,19 +29,18 @@ async def explore(
     step: int,
     *,
     on_done: Callable[[Trajectory], None] | None = None,
-    is_known: Callable[[str], bool] = lambda _: False,
+    known: Mapping[TrajectoryId, Trajectory] = MappingProxyType({}),
 ) -> Explored:
     """Play `rollout.groups` tasks; with a filter, again until as many groups have passed or its rounds are used up.
 
-    `on_done` hears of each episode as it ends. Groups that are known already are not played again.
+    `on_done` hears of each episode as it ends. Episodes that are known already are not played again.
     """
     wanted, chosen = parts.groups_per_rollout, parts.settings.reward.filter
     max_rounds = 1 if isinstance(chosen, NoFilter) else chosen.max_rounds
     played: list[Group] = []
     kept: list[Group] = []
     for number in range(max_rounds):
-        tasks = [task for task in parts.tasks.take(wanted) if not is_known(f"{step}/{task.id}")]
-        groups = await _play(parts, tasks, step, number, on_done) if tasks else []
+        groups = await _play(parts, parts.tasks.take(wanted), step, number, on_done, known)
         played += groups
         kept += filter_groups(groups, chosen)
         if len(kept) >= wanted:
@@ -55,8 +55,9 @@ async def _play(
     step: int,
     round_number: int,
     on_done: Callable[[Trajectory], None] | None,
+    known: Mapping[TrajectoryId, Trajectory],
 ) -> list[Group]:
-    groups = await parts.proxy.collect(tasks, rollout=step, round_number=round_number, on_done=on_done)
+    groups = await parts.proxy.collect(tasks, rollout=step, round_number=round_number, on_done=on_done, known=known)
     if parts.greedy_proxy is None:
         return groups
     greedy = await parts.greedy_proxy.collect(tasks, rollout=step)

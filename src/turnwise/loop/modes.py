@@ -35,8 +35,19 @@ class ExploreSession:
     async def run(self) -> None:
         for warning in find_no_effect(self._settings):
             print_notice(self._console, warning)
-        shared = Shared.open(self._directory.path)
+        shared = Shared.open(self._directory)
         shared.explorer.claim()
+        try:
+            parts = await self._play(shared)
+        finally:
+            shared.explorer.leave()
+        print_notice(
+            self._console,
+            f"explored {shared.explorer.read().step} rollouts; {len(parts.buffer)} experiences wait to be learnt from: "
+            f"turnwise train --config {self._directory.config} run.mode=train --run-dir {self._directory.path}",
+        )
+
+    async def _play(self, shared: Shared) -> TrainParts:
         torch.manual_seed(self._settings.run.seed)
         if self._settings.learn.num_threads is not None:
             torch.set_num_threads(self._settings.learn.num_threads)
@@ -44,12 +55,7 @@ class ExploreSession:
             parts = build_train(self._settings, run_path=self._directory.path)
         start = await self._start(parts, shared)
         await self._explore(parts, shared, start)
-        shared.explorer.leave()
-        print_notice(
-            self._console,
-            f"explored {shared.explorer.read().step} rollouts; {len(parts.buffer)} experiences wait to be learnt from: "
-            f"turnwise train --config {self._directory.config} run.mode=train --run-dir {self._directory.path}",
-        )
+        return parts
 
     async def _start(self, parts: TrainParts, shared: Shared) -> PolicyMark:
         """The newest published policy; where there is none, the one that a trainer would start with."""

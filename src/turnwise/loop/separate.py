@@ -1,14 +1,16 @@
 """The explorer and the trainer as processes of their own, over one run directory.
 
 They share a durable buffer, weights as files, and a record of who is at work; neither needs the other to run, and one
-that is killed is started again with the same command. The explorer stores groups as they end. The trainer learns from
-what is stored, answers requests meanwhile, and ends when the explorer has ended and less than a batch is left.
+that is killed is started again with the same command. The explorer writes down episodes as they end, and stores groups
+as they are complete; started again, it plays what is missing. The trainer learns from what is stored, answers requests
+meanwhile, and ends when the explorer has ended and less than a batch is left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from turnwise.config.playing import NoFilter
@@ -21,6 +23,8 @@ from turnwise.loop.pipelined import Explorer
 from turnwise.loop.serial import LoopStep, describe_step, learn_from
 from turnwise.protocols import Buffer, PolicyMark
 from turnwise.report.metrics import Stopwatch
+from turnwise.report.run_dir import RunDirectory
+from turnwise.report.trajectories import TrajectoryJournal
 from turnwise.sync.checkpoint import CheckpointMailbox
 from turnwise.sync.presence import RolePlace, RoleRecord
 from turnwise.sync.styles import rules_of
@@ -40,16 +44,21 @@ class Shared:
     mailbox: CheckpointMailbox
     explorer: RolePlace
     trainer: RolePlace
+    unfinished: Path
 
     @classmethod
-    def open(cls, run_path: Path) -> Shared:
-        bell, roles = Bell(), run_path / "roles"
+    def open(cls, directory: RunDirectory) -> Shared:
+        bell, roles = Bell(), directory.path / "roles"
         return cls(
             bell=bell,
-            mailbox=CheckpointMailbox(run_path / "weights", bell),
+            mailbox=CheckpointMailbox(directory.path / "weights", bell),
             explorer=RolePlace(roles, "explorer"),
             trainer=RolePlace(roles, "trainer"),
+            unfinished=directory.unfinished,
         )
+
+    def journal(self, rollout: int) -> TrajectoryJournal:
+        return TrajectoryJournal(self.unfinished, rollout)
 
 
 # --- the trainer -----------------------------------------------------------------------------------------------------
@@ -137,12 +146,14 @@ async def explore_alone(
     if before.tasks:
         parts.tasks.restore(before.tasks)
     shared.explorer.write(replace(before, has_ended=False))
+    # The process before this one may have been killed just after it wrote down that it had stored this one.
+    shared.journal(before.step).remove()
     rules = rules_of(settings.sync, is_alone=True)
     explorer = Explorer(
         parts,
         ExplorerEnd(rules, shared.mailbox, parts.channel, shared.bell, start=start, timeout_s=settings.sync.timeout_s),
         shared.bell,
-        play=_play_and_store,
+        play=partial(_play_and_store, shared=shared),
         max_running=_RUNNING_UNBOUNDED if rules.max_staleness is None else rules.max_staleness + 1,
     )
     explorer.start(before.step + 1, settings.learn.steps)
@@ -159,31 +170,54 @@ async def explore_alone(
             explorer.num_empty += not experiences
             record = RoleRecord(step=number, tasks=explorer.tasks_before(number + 1))
             shared.explorer.write(record)
+            shared.journal(number).remove()
             on_rollout(number, explored)
     finally:
         await explorer.stop()
     shared.explorer.write(replace(record, has_ended=True))
 
 
-async def _play_and_store(parts: TrainParts, number: int) -> Explored:
-    """One rollout; a group is stored when its last sibling ends, unless something else must see it first."""
+async def _play_and_store(parts: TrainParts, number: int, *, shared: Shared) -> Explored:
+    """One rollout, or the rest of it. Every episode is written down as it ends; a complete group is stored at once,
+    unless something else must see it first.
+    """
+    journal = shared.journal(number)
+    known = journal.read()
     is_final = parts.judging is None and parts.greedy_proxy is None
     is_final = is_final and isinstance(parts.settings.reward.filter, NoFilter)
-    on_done = _Siblings(parts.buffer, parts.settings.rollout.group_size) if is_final else None
-    return await explore(parts, number, on_done=on_done, is_known=parts.buffer.has_group)
+    siblings = _Siblings(parts.buffer, parts.settings.rollout.group_size if is_final else None)
+    for trajectory in known:
+        siblings.add(trajectory)
+
+    def on_done(trajectory: Trajectory) -> None:
+        journal.append(trajectory)
+        siblings.add(trajectory)
+
+    explored = await explore(parts, number, on_done=on_done, known={played.id: played for played in known})
+    siblings.store_rest()
+    return explored
 
 
 class _Siblings:
-    """Puts trajectories together as they end; a complete group goes into the buffer."""
+    """Puts trajectories together as they end; a complete group goes into the buffer. Without a size none does."""
 
-    def __init__(self, buffer: Buffer, group_size: int) -> None:
+    def __init__(self, buffer: Buffer, group_size: int | None) -> None:
         self._buffer = buffer
         self._group_size = group_size
         self._ended: dict[str, list[Trajectory]] = {}
 
-    def __call__(self, trajectory: Trajectory) -> None:
+    def add(self, trajectory: Trajectory) -> None:
         siblings = self._ended.setdefault(trajectory.id.group, [])
         siblings.append(trajectory)
         if len(siblings) == self._group_size:
-            group = Group(task=trajectory.task, trajectories=tuple(sorted(siblings, key=lambda t: t.id)))
-            self._buffer.add(build_experiences([group]))
+            self._store(self._ended.pop(trajectory.id.group))
+
+    def store_rest(self) -> None:
+        """A task source that learns from what was played may choose other tasks after a restart than before it."""
+        if self._group_size is not None:
+            for siblings in self._ended.values():
+                self._store(siblings)
+
+    def _store(self, siblings: list[Trajectory]) -> None:
+        group = Group(task=siblings[0].task, trajectories=tuple(sorted(siblings, key=lambda t: t.id)))
+        self._buffer.add(build_experiences([group]))

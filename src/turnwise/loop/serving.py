@@ -110,7 +110,7 @@ async def open_endpoint(served: Served, *, token: str, port: int = 0) -> AsyncIt
 
     Clients are the explorer of the run: a trainer waits for more of their experience as long as they can come.
     """
-    explorer = Shared.open(served.directory.path).explorer
+    explorer = Shared.open(served.directory).explorer
     explorer.claim()
     record = explorer.read()
     explorer.write(replace(record, has_ended=False))

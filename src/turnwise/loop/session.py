@@ -82,8 +82,15 @@ class Session:
 
     async def run(self) -> None:
         if self._settings.run.mode == "train":
-            self._shared = Shared.open(self._directory.path)
+            self._shared = Shared.open(self._directory)
             self._shared.trainer.claim()
+        try:
+            await self._run()
+        finally:
+            if self._shared is not None:
+                self._shared.trainer.leave()
+
+    async def _run(self) -> None:
         for warning in find_no_effect(self._settings):
             print_notice(self._console, warning)
         if self._settings.learn.num_threads is not None:

@@ -118,6 +118,11 @@ class RunDirectory:
         return self.path / "trajectories"
 
     @property
+    def unfinished(self) -> Path:
+        """Episodes of rollouts that an explorer has not stored yet."""
+        return self.path / "unfinished"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

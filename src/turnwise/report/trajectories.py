@@ -1,7 +1,7 @@
 """Trajectories come in and go out unchanged, token for token, as JSON lines in one file per step.
 
-Non-finite log-probs become null in the file and NaN when read. Refuses to know which trajectories are worth keeping:
-the caller chooses.
+`TrajectoryWriter` keeps samples to look at, `TrajectoryJournal` what must outlive the process. Non-finite log-probs
+become null in the file and NaN when read. Refuses to know which trajectories are worth keeping: the caller chooses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from turnwise.errors import RunError
-from turnwise.report.files import atomic_write, read_text
+from turnwise.report.files import atomic_write, read_text, reason
 from turnwise.report.run_dir import step_name
 from turnwise.types import Segment, StopReason, Task, Trajectory, TrajectoryId, Turn
 
@@ -35,6 +35,36 @@ class TrajectoryWriter:
         lines += [json.dumps(_encode(trajectory), allow_nan=False) for trajectory in trajectories[:room]]
         atomic_write(path, "".join(f"{line}\n" for line in lines))
         return path
+
+
+class TrajectoryJournal:
+    """The finished episodes of one unfinished rollout: a process that is killed has written all but the last line."""
+
+    def __init__(self, directory: Path, rollout: int) -> None:
+        self._path = directory / f"{step_name(rollout)}.jsonl"
+
+    def read(self) -> list[Trajectory]:
+        """All that was appended, by this process or one before it; a line that was cut off is removed."""
+        if not self._path.exists():
+            return []
+        written = self._path.read_bytes()
+        whole = written[: written.rfind(b"\n") + 1]
+        if whole != written:
+            atomic_write(self._path, whole)
+        return read_trajectories(self._path)
+
+    def append(self, trajectory: Trajectory) -> None:
+        line = json.dumps(_encode(trajectory), allow_nan=False)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(f"{line}\n")
+        except OSError as error:
+            raise RunError(f"Cannot write {self._path}: {reason(error)}.") from error
+
+    def remove(self) -> None:
+        """Its rollout is stored elsewhere."""
+        self._path.unlink(missing_ok=True)
 
 
 def read_trajectories(path: Path) -> list[Trajectory]:
@@ -78,6 +108,7 @@ def _encode_turn(turn: Turn) -> dict[str, object]:
         "penalty": _plain(turn.penalty),
         "policy_version": turn.policy_version,
         "info": _plain(turn.info),
+        "step": turn.step,
     }
 
 

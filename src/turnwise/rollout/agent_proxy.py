@@ -7,11 +7,12 @@ together in the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from turnwise.rollout.judges import Judging
 from turnwise.rollout.runner import Front, RunnerLimits, run_plays
-from turnwise.types import Group, Task, Trajectory
+from turnwise.types import Group, Task, Trajectory, TrajectoryId
 
 
 class AgentProxy:
@@ -29,17 +30,23 @@ class AgentProxy:
         rollout: int,
         round_number: int = 0,
         on_done: Callable[[Trajectory], None] | None = None,
+        known: Mapping[TrajectoryId, Trajectory] = MappingProxyType({}),
     ) -> list[Group]:
         """Play `group_size` siblings of every task; `rollout` numbers the trajectories and chooses the dice.
 
         Further rounds of one rollout, with other tasks, throw dice of their own. `on_done` hears of each episode as it
-        ends, before any judge does.
+        ends, before any judge does. What is `known` from an attempt that was cut short is taken as it is.
         """
+        size = self.front.group_size
+        ids = [TrajectoryId(rollout, task.id, sibling) for task in tasks for sibling in range(size)]
         plays = self.front.begin(tasks, rollout=rollout, round_number=round_number)
-        played = await run_plays(plays, self._limits, on_done)
+        missing = [number for number, name in enumerate(ids) if name not in known]
+        ended = dict(
+            zip(missing, await run_plays([plays[number] for number in missing], self._limits, on_done), strict=True)
+        )
+        played = [ended[number] if number in ended else known[name] for number, name in enumerate(ids)]
         if self._judging is not None:
             played = self._judging.apply(played)
-        size = self.front.group_size
         return [
             Group(task=task, trajectories=tuple(played[number * size : (number + 1) * size]))
             for number, task in enumerate(tasks)

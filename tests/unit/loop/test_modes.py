@@ -21,7 +21,9 @@ from turnwise.experience.files import write_experiences
 from turnwise.experience.store import ExperienceStore
 from turnwise.loop.run import resume, train
 from turnwise.report.run_dir import RunDirectory
+from turnwise.report.trajectories import TrajectoryJournal
 from turnwise.sync.presence import RolePlace
+from turnwise.types import Trajectory
 
 GROUPS = 3
 SEPARATE = [
@@ -95,7 +97,8 @@ def test_a_trainer_without_an_explorer_gives_up_with_a_message_and_keeps_what_it
     with pytest.raises(SyncError, match=r"the trainer has waited .* for a batch.*explorer is not running"):
         run(tmp_path / "run", "train", *lonely)
     assert RunDirectory.open(tmp_path / "run").checkpoint_steps() == [0]
-    assert not RolePlace(tmp_path / "run" / "roles", "explorer").is_taken()
+    for role in ("explorer", "trainer"):
+        assert not RolePlace(tmp_path / "run" / "roles", role).is_taken()
 
 
 def test_an_explorer_with_a_bound_gives_up_on_a_trainer_that_never_comes(tmp_path: Path) -> None:
@@ -136,6 +139,87 @@ def test_evaluating_is_a_mode_too(tmp_path: Path) -> None:
     told = json.loads((tmp_path / "both" / "evaluation.json").read_text())
     assert told["policy"].endswith("step-000002/policy")
     assert told["success"] == RunDirectory.open(tmp_path / "both").read_summary().success_after
+
+
+# --- an explorer that is cut short -----------------------------------------------------------------------------------
+
+FINISHED = 3
+"""Episodes that end before the explorer breaks down: an odd number, so that not all of their groups are complete."""
+
+
+def explore_and_break_down(path: Path, patch: pytest.MonkeyPatch, *overrides: str) -> list[Trajectory]:
+    """Returns what had ended until then."""
+    finished: list[Trajectory] = []
+    append = TrajectoryJournal.append
+
+    def append_some(journal: TrajectoryJournal, trajectory: Trajectory) -> None:
+        if len(finished) == FINISHED:
+            raise RuntimeError("broken down")
+        append(journal, trajectory)
+        finished.append(trajectory)
+
+    with patch.context() as patched:
+        patched.setattr(TrajectoryJournal, "append", append_some)
+        with pytest.raises(RuntimeError, match="broken down"):
+            run(path, "explore", "learn.steps=1", *overrides)
+    return finished
+
+
+def count_appends(patch: pytest.MonkeyPatch) -> list[Trajectory]:
+    appended: list[Trajectory] = []
+    append = TrajectoryJournal.append
+
+    def append_and_count(journal: TrajectoryJournal, trajectory: Trajectory) -> None:
+        append(journal, trajectory)
+        appended.append(trajectory)
+
+    patch.setattr(TrajectoryJournal, "append", append_and_count)
+    return appended
+
+
+def tokens_of(trajectories: list[Trajectory]) -> dict[str, bytes]:
+    return {f"{t.id}#{n}": segment.token_ids.tobytes() for t in trajectories for n, segment in enumerate(t.segments)}
+
+
+def stored(path: Path) -> dict[str, bytes]:
+    store = ExperienceStore(path / "experience.db")
+    found = {str(e.id): e.segment.token_ids.tobytes() for group in store.read_groups() for e in group}
+    store.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param([], id="groups that are stored as they end"),
+        pytest.param(["reward.filter.type=threshold", "reward.filter.above=-1"], id="groups that a filter sees first"),
+    ],
+)
+def test_no_finished_episode_is_lost_or_played_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str]
+) -> None:
+    path = tmp_path / "run"
+    finished = explore_and_break_down(path, monkeypatch, *overrides)
+    appended = count_appends(monkeypatch)
+    run(path, "explore", "learn.steps=1", *overrides)
+    assert len(appended) == 2 * GROUPS - FINISHED
+    assert not {t.id for t in appended} & {t.id for t in finished}
+    found = stored(path)
+    assert len({name.split("#")[0] for name in found}) == 2 * GROUPS
+    assert tokens_of(finished).items() <= found.items()
+    assert list((path / "unfinished").iterdir()) == []
+
+
+def test_episodes_of_tasks_that_are_not_chosen_again_are_stored_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    finished = explore_and_break_down(path, monkeypatch)
+    record = json.dumps({"step": 0, "has_ended": False, "tasks": {"next_seed": 20_000}})
+    (path / "roles" / "explorer.json").write_text(record)
+    run(path, "explore", "learn.steps=1")
+    assert tokens_of(finished).items() <= stored(path).items()
+    assert count_groups(path) == GROUPS + len({t.id.group for t in finished})
 
 
 # --- mistakes --------------------------------------------------------------------------------------------------------
@@ -233,14 +317,17 @@ def test_a_killed_explorer_is_started_again_and_the_trainer_goes_on(tmp_path: Pa
     path = tmp_path / "run"
     with process(path, "train") as trainer:
         with process(path, "explore") as explorer:
-            wait_until(lambda: count_groups(path) >= 4, explorer, trainer)
+            # In the middle of a rollout that is not the first.
+            wait_until(lambda: count_groups(path) >= 4 and any((path / "unfinished").iterdir()), explorer, trainer)
             kill(explorer)
-        stored = count_groups(path)
+        files = sorted((path / "unfinished").glob("*.jsonl"))
+        finished = [t for file in files for t in TrajectoryJournal(file.parent, int(file.stem[5:])).read()]
+        assert finished
         assert trainer.poll() is None
         with process(path, "explore") as explorer:
             finish(explorer)
-        assert count_groups(path) >= stored
         finish(trainer)
+    assert tokens_of(finished).items() <= stored(path).items()
     check_nothing_lost_or_doubled(path)
 
 
