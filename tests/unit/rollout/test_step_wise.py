@@ -14,10 +14,12 @@ import pytest
 from tests.unit.context.chat_families import template_of
 from turnwise.config.playing import AnswerFormat, ContextSettings
 from turnwise.context.manager import ContextManager
+from turnwise.credit.steps import MultiStepGrpo, MultiStepGrpoParams, StepReturn, StepReturnParams
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import WorkflowError
 from turnwise.experience.build import build_experiences
 from turnwise.experience.merge import merge_prefixes
+from turnwise.protocols import CreditRule
 from turnwise.rollout.agent_proxy import AgentProxy
 from turnwise.rollout.env_steps import (
     RewardPropagationEnvironmentWorkflow,
@@ -30,7 +32,7 @@ from turnwise.rollout.runner import RunnerLimits
 from turnwise.rollout.step_wise import RewardPropagationWorkflow, StepWiseRewardWorkflow, Workflow
 from turnwise.rollout.workflow import EnvironmentFront, EnvironmentWorkflow
 from turnwise.rollout.workflow_front import Terms, WorkflowFront
-from turnwise.types import GenerateRequest, Group, Sampling, StopReason, Task, Trajectory
+from turnwise.types import Annotations, GenerateRequest, Group, Sampling, StopReason, Task, Trajectory
 
 from .worlds import WordWorld, make_states
 
@@ -140,6 +142,24 @@ def test_one_reward_at_the_end_stands_on_the_last_step() -> None:
     trajectory = play_one(Propagated)
     assert rewards(trajectory) == [0.0, 0.0, 1.5]
     assert trajectory.turns[-1].info["actual_env_steps"] == 3
+
+
+@pytest.mark.parametrize("rule", [MultiStepGrpo(MultiStepGrpoParams()), StepReturn(StepReturnParams(gamma=1.0))])
+def test_one_reward_at_the_end_counts_the_same_for_every_step(rule: CreditRule) -> None:
+    class BetterWithNumber(Propagated):
+        def reward(self, exps: list[Response]) -> float:
+            return float(self.task.id.sibling)
+
+    experiences = build_experiences(play(BetterWithNumber, group_size=3))
+    samples = rule(experiences, Annotations())
+    per_step = {
+        str(sample.experience.id): set(sample.advantages[sample.experience.segment.loss_mask]) for sample in samples
+    }
+    assert len(per_step) == 9
+    for sibling, sign in enumerate((-1, 0, 1)):
+        first, second, third = (values for name, values in per_step.items() if f"/{sibling}#" in name)
+        assert first == second == third
+        assert [np.sign(value) for value in first] == [sign]
 
 
 def test_several_calls_in_one_step_share_its_number_and_its_reward_is_counted_once() -> None:
