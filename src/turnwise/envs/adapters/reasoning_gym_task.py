@@ -13,11 +13,15 @@ from pydantic import Field
 
 from turnwise.config.packages import require_package
 from turnwise.config.settings import Settings
-from turnwise.envs.adapters.foreign import Option, require_rest, seed_for
+from turnwise.envs.adapters.foreign import Option, is_playable, require_rest, seed_for
 from turnwise.envs.adapters.one_turn import OneTurnTask, OneTurnWorld
-from turnwise.errors import ConfigError, did_you_mean
+from turnwise.errors import ConfigError, EnvError, did_you_mean
 
 _OURS = frozenset({"seed", "size"})
+_MAX_ATTEMPTS = 100
+"""A question whose right answer cannot be given as an action, such as an empty one, is replaced by another."""
+_NEXT_ATTEMPT = 1 << 24
+"""From the seed of a question to that of its replacement: even, so that train and eval stay apart."""
 
 
 class ReasoningGymParams(Settings):
@@ -60,7 +64,14 @@ class ReasoningGymWorld(OneTurnWorld):
         return self._package.create_dataset(self.family, **self.params.options, seed=seed, size=1)
 
     def _make_task(self, seed: int, split: str) -> OneTurnTask:
-        family = self._make_family(seed_for(seed, split))
+        for attempt in range(_MAX_ATTEMPTS):
+            task = self._make_question(seed_for(seed, split) + attempt * _NEXT_ATTEMPT)
+            if task.answer is None or is_playable(task.answer):
+                return task
+        raise EnvError(f"{self.label()}: {_MAX_ATTEMPTS} questions in a row had answers that cannot be given.")
+
+    def _make_question(self, seed: int) -> OneTurnTask:
+        family = self._make_family(seed)
         item = family[0]
         answer = item["answer"] if isinstance(item["answer"], str) else None
         return OneTurnTask(item["question"], lambda reply: family.score_answer(reply, item), answer)
