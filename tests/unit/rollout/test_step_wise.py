@@ -52,6 +52,7 @@ def play(
     engine: ScriptedEngine | None = None,
     *,
     max_turns: int = 10,
+    max_actions: int | None = None,
     group_size: int = 1,
     tasks: int = 1,
     limits: RunnerLimits | None = None,
@@ -61,7 +62,7 @@ def play(
     terms = Terms(
         make_env=lambda _split: WordWorld(),
         context=context or ContextSettings(),
-        limits=Limits(max_turns=max_turns),
+        limits=Limits(max_turns=max_turns, max_actions=max_actions),
         invalid_penalty=-0.1,
         workflow_args=workflow_args,
     )
@@ -469,6 +470,14 @@ def test_step_by_step_the_model_sees_what_it_sees_in_a_whole_episode(context: Co
         assert a.segment.token_ids.tolist() == b.segment.token_ids.tolist()
         assert a.segment.turn_ids.tolist() == b.segment.turn_ids.tolist()
         assert a.turn_rewards.tolist() == b.turn_rewards.tolist()
+
+
+def test_the_budget_of_actions_ends_an_episode_in_the_middle_of_an_answer() -> None:
+    context = ContextSettings(answer=AnswerFormat(max_actions_per_turn=2))
+    engine = scripted(["go || stay", "go || win", "win"])
+    trajectory = play_one(StepWiseEnvironmentWorkflow, engine, context=context, max_actions=3)
+    assert [turn.actions for turn in trajectory.turns] == [("go", "stay"), ("go",)]
+    assert (trajectory.stop_reason, trajectory.is_success) == (StopReason.MAX_ACTIONS, False)
 
 
 def test_the_return_of_a_run_is_given_at_its_end() -> None:
