@@ -118,6 +118,16 @@ class EnvStateManager:
 
     def begin(self, tasks: Sequence[Task], *, rollout: int | None = None) -> list[EnvOutput]:
         """Start `group_size` siblings of each task; `rollout` numbers the trajectories (default: counted here)."""
+        self.place(tasks, rollout=rollout)
+        waiting = [episode for episode in self._episodes.values() if episode.env.is_slow]
+        list(self._threads.map(self._start, waiting))
+        for episode in self._episodes.values():
+            if not episode.env.is_slow:
+                self._start(episode)
+        return [e.output() for e in self._episodes.values() if e.stop_reason is None]
+
+    def place(self, tasks: Sequence[Task], *, rollout: int | None = None) -> None:
+        """Give `group_size` siblings of each task their environments; `start_one` then starts them one by one."""
         number = self._num_rollouts if rollout is None else rollout
         self._num_rollouts = number + 1
         for episode in self._episodes.values():
@@ -127,12 +137,15 @@ class EnvStateManager:
         for group_id, task in enumerate(tasks):
             for sibling in range(self.group_size):
                 self._place(group_id, task, TrajectoryId(number, task.id, sibling))
-        waiting = [episode for episode in self._episodes.values() if episode.env.is_slow]
-        list(self._threads.map(self._start, waiting))
-        for episode in self._episodes.values():
-            if not episode.env.is_slow:
-                self._start(episode)
-        return [e.output() for e in self._episodes.values() if e.stop_reason is None]
+
+    async def start_one(self, env_id: int) -> EnvOutput | None:
+        """Reset one environment, without holding up the others where it is slow; None: that failed."""
+        episode = self._running(env_id)
+        if episode.env.is_slow:
+            await asyncio.get_running_loop().run_in_executor(self._threads, self._start, episode)
+        else:
+            self._start(episode)
+        return episode.output() if episode.stop_reason is None else None
 
     def step(self, env_inputs: Sequence[EnvInput | Mapping[str, object]]) -> list[EnvOutput]:
         """Play one turn in the given environments; returns those whose episode goes on."""
@@ -165,6 +178,9 @@ class EnvStateManager:
         episode = self._episode(env_id)
         if episode.stop_reason is None:
             episode.stop_reason, episode.failure = reason, failure
+        if not episode.history:
+            # It hung in its reset: there is no first state.
+            episode.history.append(HistoryEntry(state="", actions_left=0))
         episode.is_env_lost = True
         # Closing may take as long as the call that hangs.
         self._threads.submit(episode.env.close)
@@ -177,11 +193,7 @@ class EnvStateManager:
         env = self._make_env(old.task.tag, self._split)
         episode = _Episode(env_id, old.group_id, old.id, old.task, env, attempt=attempt)
         self._episodes[env_id] = episode
-        if env.is_slow:
-            await asyncio.get_running_loop().run_in_executor(self._threads, self._start, episode)
-        else:
-            self._start(episode)
-        return episode.output() if episode.stop_reason is None else None
+        return await self.start_one(env_id)
 
     def oracle_action(self, env_id: int) -> str:
         """What the environment's oracle would do now; EnvError where there is none."""

@@ -126,21 +126,20 @@ class EnvironmentFront:
             seed=derive_seed(self._seed, "round", round_number) if round_number else self._seed,
             rollout=rollout,
         )
-        running = {output.env_id: output for output in self.states.begin(tasks, rollout=rollout)}
-        env_ids = range(len(tasks) * self.group_size)
-        return [_EnvironmentPlay(parts, self._workflow, env_id, running.get(env_id)) for env_id in env_ids]
+        self.states.place(tasks, rollout=rollout)
+        return [_EnvironmentPlay(parts, self._workflow, env_id) for env_id in range(len(tasks) * self.group_size)]
 
 
 class _EnvironmentPlay:
-    def __init__(self, parts: WorkflowParts, workflow: WorkflowFactory, env_id: int, first: EnvOutput | None) -> None:
+    def __init__(self, parts: WorkflowParts, workflow: WorkflowFactory, env_id: int) -> None:
         self._parts = parts
         self._factory = workflow
         self._env_id = env_id
-        self._first = first
         self._running: Workflow | None = None
 
     async def run(self, attempt: int) -> Trajectory:
-        first = self._first if attempt == 0 else await self._parts.states.restart(self._env_id, attempt)
+        states = self._parts.states
+        first = await (states.restart(self._env_id, attempt) if attempt else states.start_one(self._env_id))
         if first is None:
             # An environment that failed in reset has nothing to play; its trajectory is empty and says why.
             return self._parts.formulate(self._env_id)

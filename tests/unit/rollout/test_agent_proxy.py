@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections import defaultdict
 
 import numpy as np
@@ -16,6 +18,7 @@ from turnwise.envs.base import BaseEnv
 from turnwise.errors import EngineError
 from turnwise.rollout.agent_proxy import AgentProxy
 from turnwise.rollout.limits import Limits
+from turnwise.rollout.runner import RunnerLimits
 from turnwise.rollout.workflow import EnvironmentFront, EnvironmentWorkflow
 from turnwise.types import Completion, GenerateRequest, Group, Sampling, StopReason, Task, Trajectory
 
@@ -62,11 +65,18 @@ class FailingEngine(ScriptedEngine):
         return await super().generate(request)
 
 
-def make_proxy(engine: ScriptedEngine, world: type[BaseEnv] = WordWorld, *, seed: int = 0) -> AgentProxy:
+def make_proxy(
+    engine: ScriptedEngine,
+    world: type[BaseEnv] = WordWorld,
+    *,
+    seed: int = 0,
+    limits: RunnerLimits | None = None,
+) -> AgentProxy:
     states = make_states(lambda *_: world(), groups=2, group_size=2, limits=Limits(max_turns=4))
     context = ContextManager(TEMPLATE, ContextSettings())
     sampling = Sampling(temperature=0.7, top_k=5, top_p=0.9, max_new_tokens=1)
-    return AgentProxy(EnvironmentFront(states, context, engine, EnvironmentWorkflow, sampling=sampling, seed=seed))
+    front = EnvironmentFront(states, context, engine, EnvironmentWorkflow, sampling=sampling, seed=seed)
+    return AgentProxy(front, limits=limits)
 
 
 def collect(proxy: AgentProxy, rollout: int = 0) -> list[Group]:
@@ -169,6 +179,56 @@ def test_a_failed_reset_becomes_an_empty_trajectory() -> None:
         assert trajectory.stop_reason is StopReason.ENV_ERROR
         assert "no such level" in trajectory.failure
         assert (trajectory.segments, trajectory.turns) == ((), ())
+
+
+class StuckStart(WordWorld):
+    """Starts odd seeds only once the gate is open."""
+
+    is_slow = True
+    gate = threading.Event()
+
+    def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
+        if seed is not None and seed % 2:
+            self.gate.wait(20)
+        return super().reset(seed, split=split, dynamics_seed=dynamics_seed)
+
+
+def test_a_reset_that_hangs_costs_its_own_episode() -> None:
+    engine = ScriptedEngine(lambda _: say("win"), stop_ids=TEMPLATE.stop_ids)
+    proxy = make_proxy(engine, StuckStart, limits=RunnerLimits(timeout_s=0.3))
+    StuckStart.gate.clear()
+    ended_s = {}
+    started_s = time.monotonic()
+
+    async def run() -> list[Group]:
+        def note(trajectory: Trajectory) -> None:
+            ended_s[trajectory.task.seed] = time.monotonic() - started_s
+
+        groups = await proxy.collect(TASKS, rollout=0, on_done=note)
+        StuckStart.gate.set()
+        return groups
+
+    good, stuck = asyncio.run(run())
+    assert all(t.is_success for t in good.trajectories)
+    assert ended_s[0] < 0.3 <= ended_s[1]
+    for trajectory in stuck.trajectories:
+        assert trajectory.stop_reason is StopReason.TIMEOUT
+        assert "episode_timeout_s = 0.3" in trajectory.failure
+        assert (trajectory.segments, trajectory.turns) == ((), ())
+
+
+def test_what_is_known_is_not_played_again() -> None:
+    engine = ScriptedEngine(lambda _: say("win"), stop_ids=TEMPLATE.stop_ids)
+    first = collect(make_proxy(engine))
+    known = {t.id: t for t in (first[0].trajectories[1], first[1].trajectories[0])}
+    engine.requests.clear()
+    done: list[Trajectory] = []
+    again = asyncio.run(make_proxy(engine).collect(TASKS, rollout=0, on_done=done.append, known=known))
+    assert sorted(env_of(request) for request in engine.requests) == [0, 3]
+    assert [str(t.id) for t in done] == ["0/words/train/0/0", "0/words/train/1/1"]
+    played = [t for group in again for t in group.trajectories]
+    assert [t.id for t in played] == [t.id for group in first for t in group.trajectories]
+    assert [t is known.get(t.id) for t in played] == [False, True, True, False]
 
 
 def test_a_crash_keeps_the_turns_before_it() -> None:
