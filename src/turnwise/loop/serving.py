@@ -1,17 +1,18 @@
 """`turnwise serve`: a policy behind an OpenAI-compatible endpoint, and what its clients do as experience on disk.
 
 In: a run directory, a model folder or a recipe. Out: finished groups in the run's `experience.db`, where a learner
-finds them. A target that is no run, or one whose buffer is not on disk, gets a new run directory that starts from its
-policy.
+finds them; what the learner publishes meanwhile is served from then on. A target that is no run, or one whose buffer is
+not on disk, gets a new run directory that starts from its policy.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -23,22 +24,28 @@ from turnwise.config.checks import check_settings
 from turnwise.config.learning import NoWarmStart
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.errors import ConfigError
+from turnwise.engine.local import LocalEngine
+from turnwise.errors import ConfigError, SyncError
 from turnwise.experience.build import build_experiences
 from turnwise.learn.checkpoint import read_policy_version
 from turnwise.learn.models import load_model, torch_dtype
 from turnwise.loop.build import build_buffer, build_engine, resolve_model
 from turnwise.loop.run import Run
 from turnwise.loop.separate import Shared
-from turnwise.protocols import Buffer, ChatTemplate, Engine
+from turnwise.protocols import Buffer, ChatTemplate
 from turnwise.report.console import phase
 from turnwise.report.manifest import collect_manifest
 from turnwise.report.run_dir import RunDirectory, new_run_path
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.serve.endpoint import ChatEndpoint
 from turnwise.serve.recorder import SPLIT, EpisodeRecorder
+from turnwise.sync.checkpoint import CheckpointMailbox
 from turnwise.types import Group, Sampling, Task, TrajectoryId
 
+log = logging.getLogger(__name__)
+
+_FOLLOW_S = 0.5
+"""How often it looks for newer weights."""
 TOKEN_VARIABLE = "TURNWISE_SERVE_TOKEN"
 
 
@@ -49,7 +56,7 @@ class Served:
     settings: TurnwiseSettings
     directory: RunDirectory
     template: ChatTemplate
-    engine: Engine
+    engine: LocalEngine
     buffer: Buffer
 
 
@@ -105,25 +112,47 @@ def _build(settings: TurnwiseSettings, directory: RunDirectory, policy: str, ver
 
 
 @asynccontextmanager
-async def open_endpoint(served: Served, *, token: str, port: int = 0) -> AsyncIterator[ChatEndpoint]:
+async def open_endpoint(
+    served: Served, *, token: str, port: int = 0, on_policy: Callable[[int], None] = lambda _: None
+) -> AsyncIterator[ChatEndpoint]:
     """The endpoint of a policy; when it closes, what has ended is saved.
 
-    Clients are the explorer of the run: a trainer waits for more of their experience as long as they can come.
+    Clients are the explorer of the run: a trainer waits for more of their experience as long as they can come, and
+    what it publishes is served from then on; `on_policy` hears of its version.
     """
-    explorer = Shared.open(served.directory).explorer
+    shared = Shared.open(served.directory)
+    explorer = shared.explorer
     explorer.claim()
     record = explorer.read()
     explorer.write(replace(record, has_ended=False))
     recorder = _make_recorder(served)
     endpoint = ChatEndpoint(recorder, token=token, model_name=served.settings.recipe)
+    following = asyncio.create_task(_follow(served.engine, shared.mailbox, on_policy))
     try:
         await endpoint.start(port)
         yield endpoint
     finally:
+        following.cancel()
         await endpoint.close()
         recorder.close()
         explorer.write(replace(record, has_ended=True))
         explorer.leave()
+
+
+async def _follow(engine: LocalEngine, mailbox: CheckpointMailbox, on_policy: Callable[[int], None]) -> None:
+    """Load what a trainer publishes, as it comes; weights that cannot be loaded leave the policy as it is."""
+    tried = engine.policy_version
+    while True:
+        try:
+            newest = mailbox.newest()
+            if newest is not None and newest.policy_version > tried:
+                tried = newest.policy_version
+                mark, weights = await asyncio.to_thread(mailbox.fetch)
+                await engine.update_weights(weights, mark.policy_version)
+                on_policy(mark.policy_version)
+        except SyncError as error:
+            log.warning("the policy stays at version %d: %s", engine.policy_version, error)
+        await asyncio.sleep(_FOLLOW_S)
 
 
 def serve(
@@ -145,7 +174,14 @@ async def _serve_until_interrupted(served: Served, console: Console, token: str,
     interrupted = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
-    async with open_endpoint(served, token=token, port=port) as endpoint:
+
+    def tell(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def tell_policy(version: int) -> None:
+        tell(f"policy      version {version}, from the trainer")
+
+    async with open_endpoint(served, token=token, port=port, on_policy=tell_policy) as endpoint:
         lines = (
             f"base URL    {endpoint.base_url()}",
             f"token       {'that of ' + TOKEN_VARIABLE if is_secret else token}",
@@ -154,9 +190,9 @@ async def _serve_until_interrupted(served: Served, console: Console, token: str,
             "Ctrl-C ends it.",
         )
         for line in lines:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            tell(line)
         await interrupted.wait()
-    console.print(f"ended; {len(served.buffer)} experiences wait to be learnt from.", markup=False, highlight=False)
+    tell(f"ended; {len(served.buffer)} experiences wait to be learnt from.")
 
 
 def _make_recorder(served: Served) -> EpisodeRecorder:

@@ -23,6 +23,9 @@ from turnwise.loop.build import build_buffer, build_train
 from turnwise.loop.run import Run, train
 from turnwise.loop.serial import learn_from
 from turnwise.loop.serving import TOKEN_VARIABLE, Served, load_served, open_endpoint, serve
+from turnwise.protocols import PolicyMark
+from turnwise.sync.checkpoint import CheckpointMailbox
+from turnwise.sync.waiting import Bell
 from turnwise.types import Experience
 
 from ...small_run import SMALL_LAKE, SMALL_MODEL
@@ -117,6 +120,34 @@ def test_a_trainer_learns_from_what_clients_did(tmp_path: Path, monkeypatch: pyt
     # The clients have gone, so it learns from what they left and waits for nobody.
     assert run.summary.steps == 1
     assert run.summary.tokens_trained > 0
+
+
+def test_what_a_trainer_publishes_is_served_from_then_on(durable: Path, caplog: pytest.LogCaptureFixture) -> None:
+    served = load_served(str(durable))
+    first, versions = served.engine.policy_version, []
+    weights = served.engine._model.state_dict()
+    mailbox = CheckpointMailbox(durable / "weights", Bell())
+
+    async def ask(address: str) -> object:
+        return (await asyncio.to_thread(post, f"{address}/v1/chat/completions", HELLO, "key"))["system_fingerprint"]
+
+    async def run() -> list[object]:
+        async with open_endpoint(served, token="key", on_policy=versions.append) as endpoint:
+            answered = [await ask(endpoint.address)]
+            mailbox.post(PolicyMark(7, first + 1), {"wrong": next(iter(weights.values()))})
+            while "the policy stays at version" not in caplog.text:
+                await asyncio.sleep(0.01)
+            answered.append(await ask(endpoint.address))
+            mailbox.post(PolicyMark(8, first + 2), {name: 0 * tensor for name, tensor in weights.items()})
+            while not versions:
+                await asyncio.sleep(0.01)
+            return [*answered, await ask(endpoint.address)]
+
+    answered = asyncio.run(asyncio.wait_for(run(), 20))
+    assert answered == [f"policy-{version}" for version in (first, first, first + 2)]
+    assert versions == [first + 2]
+    assert caplog.text.count("the policy stays at version") == 1
+    assert all(not tensor.any() for tensor in served.engine._model.state_dict().values())
 
 
 def test_mistakes_are_told_before_anything_is_loaded(finished: Run, monkeypatch: pytest.MonkeyPatch) -> None:
