@@ -215,6 +215,8 @@ def find_no_effect(settings: TurnwiseSettings) -> list[str]:
         notes.append("watch.min_spread_share has no effect with rollout.group_size 1: nobody has siblings.")
     if isinstance(settings.learn.kl, NoKl) and settings.watch.max_reference_kl != WatchSettings().max_reference_kl:
         notes.append("watch.max_reference_kl has no effect with learn.kl.type 'none': there is no reference.")
+    if settings.rollout.workflow == "environment" and settings.rollout.workflow_args:
+        notes.append("rollout.workflow_args has no effect with rollout.workflow 'environment'.")
     for path, env, _ in _worlds(settings):
         notes += [f"{path}.{name} has no effect while {path}.{why}." for name, why in env.idle_settings().items()]
     notes += [*_sync_notes(settings), *_idle_tasks(settings.tasks), *_idle_buffer(settings.buffer)]

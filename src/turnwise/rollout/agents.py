@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 from turnwise.config.registry import import_target
 from turnwise.context.answer import parse_answer
@@ -85,6 +85,11 @@ class EnvironmentAgent(BaseAgent):
 
 class AgentWorkflow(StepWiseRewardWorkflow):
     """`rollout.workflow: agent` with `workflow_args: {agent_cls: 'package.module:Class'}`."""
+
+    @classmethod
+    def check_args(cls, workflow_args: Mapping[str, Any]) -> None:
+        super().check_args(workflow_args)
+        find_agent_class(workflow_args.get("agent_cls"))
 
     def __init__(self, *, task: WorkflowTask, model: ModelHandle) -> None:
         super().__init__(task=task, model=model)

@@ -132,6 +132,8 @@ class _PlaysEnvironment:
 class StepWiseEnvironmentWorkflow(_PlaysEnvironment, StepWiseRewardWorkflow):
     """`rollout.workflow: step_wise_environment`: every step has the reward that the world gave it."""
 
+    arg_names = frozenset({"max_env_steps"})
+
     def __init__(self, *, task: WorkflowTask, model: ModelHandle) -> None:
         super().__init__(task=task, model=model)
         self.player = EnvironmentPlayer(task, model)
@@ -147,6 +149,8 @@ class StepWiseEnvironmentWorkflow(_PlaysEnvironment, StepWiseRewardWorkflow):
 
 class RewardPropagationEnvironmentWorkflow(_PlaysEnvironment, RewardPropagationWorkflow):
     """`rollout.workflow: reward_propagation_environment`: the return of the run is the reward of all its steps."""
+
+    arg_names = frozenset({"max_env_steps"})
 
     def __init__(self, *, task: WorkflowTask, model: ModelHandle) -> None:
         super().__init__(task=task, model=model)
@@ -164,6 +168,8 @@ class RewardPropagationEnvironmentWorkflow(_PlaysEnvironment, RewardPropagationW
 
 class SingleTurnWorkflow(RewardPropagationEnvironmentWorkflow):
     """`rollout.workflow: single_turn`: one reply, whatever `rollout.max_turns` says."""
+
+    arg_names = frozenset()
 
     @property
     def max_step_num(self) -> int:

@@ -6,9 +6,12 @@ too. The reward of an attempt is what the world gave in it, so that a run is wor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from turnwise.rollout.env_steps import EnvironmentPlayer
 from turnwise.rollout.model_handle import ModelHandle
-from turnwise.rollout.step_wise import StepFacts, Workflow, WorkflowTask
+from turnwise.rollout.step_wise import StepFacts, Workflow, WorkflowTask, read_count
 from turnwise.types import Message, StopReason, Trajectory
 
 _ASK = "You did not succeed. Say in one sentence what you will do differently."
@@ -17,9 +20,16 @@ _ASK = "You did not succeed. Say in one sentence what you will do differently."
 class ReflectAndRetryWorkflow(Workflow):
     """See the module's text. Turns and reflections are steps, counted through all attempts."""
 
+    arg_names = frozenset({"max_attempts"})
+
+    @classmethod
+    def check_args(cls, workflow_args: Mapping[str, Any]) -> None:
+        super().check_args(workflow_args)
+        _max_attempts(workflow_args)
+
     def __init__(self, *, task: WorkflowTask, model: ModelHandle) -> None:
         super().__init__(task=task, model=model)
-        self._max_attempts = int(task.workflow_args.get("max_attempts", 2))
+        self._max_attempts = _max_attempts(task.workflow_args)
         self._player = EnvironmentPlayer(task, model)
         self._facts: dict[int, StepFacts] = {}
 
@@ -56,3 +66,7 @@ class ReflectAndRetryWorkflow(Workflow):
 
     def close(self) -> None:
         self._player.env.close()
+
+
+def _max_attempts(workflow_args: Mapping[str, Any]) -> int:
+    return read_count(workflow_args, "max_attempts", 2)

@@ -14,11 +14,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, SupportsFloat
+from typing import Any, ClassVar, SupportsFloat
 
 from turnwise.config.playing import ContextSettings
 from turnwise.envs.base import BaseEnv
-from turnwise.errors import ContextOverflow, WorkflowError
+from turnwise.errors import ConfigError, ContextOverflow, WorkflowError, did_you_mean
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.model_handle import ModelHandle, Response
 from turnwise.types import Info, Segment, StopReason, Task, Trajectory, TrajectoryId, Turn
@@ -75,6 +75,9 @@ _NO_FACTS = StepFacts()
 class Workflow(ABC):
     """One play of a task by a program of your own. Write `run`, call the model, and return `self.finish(reward)`."""
 
+    arg_names: ClassVar[frozenset[str] | None] = None
+    """What `rollout.workflow_args` may hold; None: anything."""
+
     def __init__(self, *, task: WorkflowTask, model: ModelHandle) -> None:
         if not isinstance(getattr(model, "calls", None), list):
             raise WorkflowError(
@@ -87,7 +90,12 @@ class Workflow(ABC):
     @classmethod
     def check_args(cls, workflow_args: Mapping[str, Any]) -> None:
         """Raise ConfigError for `rollout.workflow_args` that cannot work; called before anything is played."""
-        return
+        for name in workflow_args:
+            if cls.arg_names is not None and name not in cls.arg_names:
+                raise ConfigError(
+                    f"rollout.workflow_args.{name}: {cls.__name__} takes no such argument. "
+                    f"{did_you_mean(name, cls.arg_names)}"
+                )
 
     @abstractmethod
     async def run(self) -> Trajectory:
@@ -135,10 +143,15 @@ class _SteppedWorkflow(Workflow):
     stop_reason: StopReason = StopReason.TERMINATED
     """Set it in `step` where the last step was not an end: a time limit of the world's own, for example."""
 
+    @classmethod
+    def check_args(cls, workflow_args: Mapping[str, Any]) -> None:
+        super().check_args(workflow_args)
+        read_count(workflow_args, "max_env_steps", 1)
+
     @property
     def max_step_num(self) -> int:
         """Most steps of a run: `max_env_steps` of `rollout.workflow_args`, or `rollout.max_turns`."""
-        return int(self.task.workflow_args.get("max_env_steps", self.task.limits.max_turns))
+        return read_count(self.task.workflow_args, "max_env_steps", self.task.limits.max_turns)
 
     @abstractmethod
     def step(self, step_num: int) -> Any:
@@ -212,6 +225,14 @@ class RewardPropagationWorkflow(_SteppedWorkflow):
     async def run(self) -> Trajectory:
         num_steps, stop_reason = await self._play_steps()
         return self._end(await self._ask(self.reward, list(self.model.calls)), num_steps, stop_reason)
+
+
+def read_count(workflow_args: Mapping[str, Any], name: str, default: int) -> int:
+    """An argument that is a whole number above 0."""
+    given = workflow_args.get(name, default)
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        raise ConfigError(f"rollout.workflow_args.{name}: {given!r} given; expected a whole number above 0.")
+    return given
 
 
 def segments_of_calls(calls: Sequence[Response]) -> tuple[Segment, ...]:

@@ -18,7 +18,7 @@ from turnwise.config.registry import import_target
 from turnwise.errors import ConfigError
 from turnwise.rollout.env_steps import EnvironmentPlayer, StepWiseEnvironmentWorkflow
 from turnwise.rollout.model_handle import ModelHandle, Response
-from turnwise.rollout.step_wise import WorkflowTask
+from turnwise.rollout.step_wise import WorkflowTask, read_count
 from turnwise.types import Message
 
 _CALL, _END_CALL = "<tool_call>", "</tool_call>"
@@ -29,11 +29,18 @@ _MAX_RESULT_CHARACTERS = 2000
 class ToolCallingWorkflow(StepWiseEnvironmentWorkflow):
     """`rollout.workflow: tool_calling`: tool calls and the answer after them are the calls of one step."""
 
+    arg_names = frozenset({"tools", "max_tool_calls", "max_env_steps"})
+
+    @classmethod
+    def check_args(cls, workflow_args: Mapping[str, Any]) -> None:
+        super().check_args(workflow_args)
+        _find_tools(workflow_args.get("tools"))
+        _max_calls(workflow_args)
+
     def __init__(self, *, task: WorkflowTask, model: ModelHandle) -> None:
         super().__init__(task=task, model=model)
         tools = _find_tools(task.workflow_args.get("tools"))
-        max_calls = int(task.workflow_args.get("max_tool_calls", 4))
-        self.player = _ToolPlayer(task, model, tools, max_calls)
+        self.player = _ToolPlayer(task, model, tools, _max_calls(task.workflow_args))
 
 
 class _ToolPlayer(EnvironmentPlayer):
@@ -78,6 +85,10 @@ def _read_call(text: str) -> str | None:
     begin = text.find(_CALL)
     end = text.find(_END_CALL, begin)
     return text[begin + len(_CALL) : end] if 0 <= begin < end else None
+
+
+def _max_calls(workflow_args: Mapping[str, Any]) -> int:
+    return read_count(workflow_args, "max_tool_calls", 4)
 
 
 def _find_tools(given: Any) -> dict[str, Callable[..., object]]:

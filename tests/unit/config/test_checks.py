@@ -105,6 +105,11 @@ def test_several_contradictions_come_in_one_message() -> None:
             ["buffer.priority={type: linear_decay, decay: 1.0}"],
             ["buffer.priority={type: linear_decay, decay: 1.0}", "buffer.reuse_cooldown=1"],
         ),
+        (
+            "rollout.workflow_args",
+            ["rollout.workflow_args.max_env_steps=3"],
+            ["rollout.workflow_args.max_env_steps=3", "rollout.workflow=step_wise_environment"],
+        ),
         ("model.tiny", ["model.tiny.num_layers=1", "model.path=/some/folder"], ["model.tiny.num_layers=1"]),
     ],
 )

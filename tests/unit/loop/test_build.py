@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from turnwise.config.load import load_settings
+from turnwise.errors import ConfigError
 from turnwise.loop.build import build_train
 from turnwise.rollout.runner import RunnerLimits
 from turnwise.rollout.workflow import EnvironmentFront
@@ -40,3 +41,29 @@ def test_the_workflow_decides_who_owns_the_world() -> None:
     (terms,) = owned.proxy.front._terms.values()
     assert terms.workflow_args == {"max_env_steps": 1}
     assert terms.limits.max_turns == owned.settings.rollout.max_turns
+
+
+@pytest.mark.parametrize(
+    ("workflow", "given", "told"),
+    [
+        (
+            "step_wise_environment",
+            "max_env_step=3",
+            r"max_env_step: .* no such argument\. Did you mean 'max_env_steps'",
+        ),
+        ("step_wise_environment", "max_env_steps=0", r"max_env_steps: 0 given; expected a whole number above 0"),
+        ("step_wise_environment", "max_env_steps=true", r"max_env_steps: True given"),
+        ("reward_propagation_environment", "max_env_steps=2.5", r"max_env_steps: 2\.5 given"),
+        ("single_turn", "max_env_steps=2", r"max_env_steps: SingleTurnWorkflow takes no such argument"),
+        ("tool_calling", "max_env_steps=2", r"tools is None; expected a list of functions"),
+        ("tool_calling", "tools=[json:loads_it]", r"tools.*json.*loads_it"),
+        ("reflect_and_retry", "max_attempts=0", r"max_attempts: 0 given"),
+        ("agent", "size=3", r"agent_cls is None; expected 'package\.module:Class'"),
+    ],
+)
+def test_arguments_that_a_workflow_cannot_use_are_told_before_anything_is_played(
+    workflow: str, given: str, told: str
+) -> None:
+    words = [*SMALL_LAKE, f"rollout.workflow={workflow}", f"rollout.workflow_args.{given}"]
+    with pytest.raises(ConfigError, match=rf"rollout\.workflow_args\.{told}"):
+        build_train(load_settings("frozenlake", words))
