@@ -33,7 +33,8 @@ def test_the_workflow_decides_who_owns_the_world() -> None:
     managed = build_train(load_settings("frozenlake", SMALL_LAKE))
     owned = build_train(
         load_settings(
-            "frozenlake", [*SMALL_LAKE, "rollout.workflow=single_turn", "rollout.workflow_args.max_env_steps=1"]
+            "frozenlake",
+            [*SMALL_LAKE, "rollout.workflow=step_wise_environment", "rollout.workflow_args.max_env_steps=1"],
         )
     )
     assert isinstance(managed.proxy.front, EnvironmentFront)
