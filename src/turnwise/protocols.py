@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 class TaskSource(Protocol):
     """Where tasks come from: deterministic from a seed, resumable from `state`."""
 
-    def take(self, num_tasks: int) -> list[Task]: ...
+    def take(self, num_tasks: int, *, besides: Sequence[Task] = ()) -> list[Task]:
+        """The next tasks, none of them twice and none of `besides`, which are in the same exploration."""
+        ...
 
     def feedback(self, groups: Sequence[Group]) -> None:
         """All groups of an exploration, when it has ended."""

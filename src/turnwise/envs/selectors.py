@@ -159,21 +159,19 @@ class FiniteTasks:
         self._num_tasks = num_tasks
         self._first_seeds = {tag: first_seed + place * num_tasks for place, tag in enumerate(tags)}
         self._selectors = {tag: make_selector(num_tasks, seed) for tag, seed in self._first_seeds.items()}
-        self._out: dict[str, set[int]] = {tag: set() for tag in tags}
-        """Handed out since the last feedback; a second time they would be the same group."""
 
-    def take(self, num_tasks: int) -> list[Task]:
+    def take(self, num_tasks: int, *, besides: Sequence[Task] = ()) -> list[Task]:
         """The next tasks: all of the first tag, then all of the second, in proportion to their group counts."""
         tasks: list[Task] = []
         for tag, count in spread_over_tags(self.tags, self.num_groups, num_tasks):
-            out = self._out[tag]
-            if len(out) + count > self._num_tasks:
+            # A second time in one exploration they would be the same group.
+            excluded = {task.seed - self._first_seeds[tag] for task in besides if task.tag == tag}
+            if len(excluded) + count > self._num_tasks:
                 raise TaskError(
-                    f"{len(out) + count} different tasks of '{tag}' were asked for in one exploration; "
+                    f"{len(excluded) + count} different tasks of '{tag}' were asked for in one exploration; "
                     f"tasks.num_tasks is {self._num_tasks}. Raise it, or lower rollout.groups."
                 )
-            numbers = self._selectors[tag].take(count, out)
-            out.update(numbers)
+            numbers = self._selectors[tag].take(count, excluded)
             tasks += [Task(tag=tag, seed=self._first_seeds[tag] + n, split=self.split) for n in numbers]
         return tasks
 
@@ -185,8 +183,6 @@ class FiniteTasks:
             if whole:
                 number = group.task.seed - self._first_seeds[tag]
                 self._selectors[tag].learn(number, sum(t.is_success for t in whole), len(whole))
-        for out in self._out.values():
-            out.clear()
 
     def state(self) -> Mapping[str, Any]:
         return {tag: selector.state() for tag, selector in self._selectors.items()}

@@ -23,7 +23,7 @@ class SeedTasks:
         self.split = split
         self._next_seed = first_seed
 
-    def take(self, num_tasks: int) -> list[Task]:
+    def take(self, num_tasks: int, *, besides: Sequence[Task] = ()) -> list[Task]:
         """The next tasks: all of the first tag, then all of the second, in proportion to their group counts."""
         shares = spread_over_tags(self.tags, self.num_groups, num_tasks)
         tags = [tag for tag, count in shares for _ in range(count)]

@@ -40,7 +40,8 @@ async def explore(
     played: list[Group] = []
     kept: list[Group] = []
     for number in range(max_rounds):
-        groups = await _play(parts, parts.tasks.take(wanted), step, number, on_done, known)
+        tasks = parts.tasks.take(wanted, besides=[group.task for group in played])
+        groups = await _play(parts, tasks, step, number, on_done, known)
         played += groups
         kept += filter_groups(groups, chosen)
         if len(kept) >= wanted:

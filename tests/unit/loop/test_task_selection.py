@@ -41,3 +41,17 @@ def test_a_resumed_run_goes_on_with_the_same_tasks(tmp_path: Path, selector: str
     shutil.rmtree(run.path / "checkpoints" / "step-000004")
     resumed = resume(run.path)
     assert [seeds(resumed, step) for step in (1, 2, 3, 4)] == chosen
+
+
+@pytest.mark.parametrize("selector", ["sequential", "random", "difficulty"])
+def test_rollouts_that_overlap_choose_their_own_tasks(tmp_path: Path, selector: str) -> None:
+    ahead = ["loop.type=pipelined", "sync.max_staleness=2", f"tasks.selector={selector}"]
+    run = train("frozenlake", [*WORDS, *ahead], run_dir=tmp_path / "run")
+    chosen = [seeds(run, step) for step in (1, 2, 3, 4)]
+    assert all(len(set(step)) == 3 and set(step) <= set(range(5)) for step in chosen)
+    if selector == "sequential":
+        assert chosen == [[0, 1, 2], [3, 4, 0], [1, 2, 3], [4, 0, 1]]
+    shutil.rmtree(run.path / "checkpoints" / "step-000004")
+    again = resume(run.path)
+    assert again.summary.steps == 4
+    assert seeds(again, 3) == chosen[2]
