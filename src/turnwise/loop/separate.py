@@ -22,9 +22,9 @@ from turnwise.loop.explore import Explored, explore
 from turnwise.loop.pipelined import Explorer
 from turnwise.loop.serial import LoopStep, describe_step, learn_from
 from turnwise.protocols import Buffer, PolicyMark
+from turnwise.report.journal import TrajectoryJournal
 from turnwise.report.metrics import Stopwatch
 from turnwise.report.run_dir import RunDirectory
-from turnwise.report.trajectories import TrajectoryJournal
 from turnwise.sync.checkpoint import CheckpointMailbox
 from turnwise.sync.presence import RolePlace, RoleRecord
 from turnwise.sync.styles import rules_of

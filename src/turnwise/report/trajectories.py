@@ -1,23 +1,26 @@
 """Trajectories come in and go out unchanged, token for token, as JSON lines in one file per step.
 
-`TrajectoryWriter` keeps samples to look at, `TrajectoryJournal` what must outlive the process. Non-finite log-probs
-become null in the file and NaN when read. Refuses to know which trajectories are worth keeping: the caller chooses.
+Non-finite log-probs become null in the file and NaN when read. Refuses to know which trajectories are worth keeping:
+the caller chooses.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from turnwise.errors import RunError
-from turnwise.report.files import atomic_write, read_text, reason
+from turnwise.report.files import atomic_write, read_text
 from turnwise.report.run_dir import step_name
 from turnwise.types import Segment, StopReason, Task, Trajectory, TrajectoryId, Turn
+
+EncodeSegment: TypeAlias = Callable[[Segment], dict[str, object]]
+DecodeSegment: TypeAlias = Callable[[dict[str, Any]], Segment]
 
 
 class TrajectoryWriter:
@@ -32,46 +35,24 @@ class TrajectoryWriter:
         path = self._directory / f"{step_name(step)}.jsonl"
         lines = _lines(path) if path.exists() else []
         room = max(0, self._max_per_step - len(lines))
-        lines += [json.dumps(_encode(trajectory), allow_nan=False) for trajectory in trajectories[:room]]
+        lines += [
+            json.dumps(encode_trajectory(trajectory, _encode_segment), allow_nan=False)
+            for trajectory in trajectories[:room]
+        ]
         atomic_write(path, "".join(f"{line}\n" for line in lines))
         return path
 
 
-class TrajectoryJournal:
-    """The finished episodes of one unfinished rollout: a process that is killed has written all but the last line."""
-
-    def __init__(self, directory: Path, rollout: int) -> None:
-        self._path = directory / f"{step_name(rollout)}.jsonl"
-
-    def read(self) -> list[Trajectory]:
-        """All that was appended, by this process or one before it; a line that was cut off is removed."""
-        if not self._path.exists():
-            return []
-        written = self._path.read_bytes()
-        whole = written[: written.rfind(b"\n") + 1]
-        if whole != written:
-            atomic_write(self._path, whole)
-        return read_trajectories(self._path)
-
-    def append(self, trajectory: Trajectory) -> None:
-        line = json.dumps(_encode(trajectory), allow_nan=False)
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(f"{line}\n")
-        except OSError as error:
-            raise RunError(f"Cannot write {self._path}: {reason(error)}.") from error
-
-    def remove(self) -> None:
-        """Its rollout is stored elsewhere."""
-        self._path.unlink(missing_ok=True)
-
-
 def read_trajectories(path: Path) -> list[Trajectory]:
+    return read_lines(path, _decode_segment)
+
+
+def read_lines(path: Path, decode_segment: DecodeSegment) -> list[Trajectory]:
+    """The trajectories of a file whose segments were encoded in one way or another."""
     trajectories: list[Trajectory] = []
     for number, line in enumerate(_lines(path), start=1):
         try:
-            trajectories.append(_decode(json.loads(line)))
+            trajectories.append(_decode(json.loads(line), decode_segment))
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(
                 f"{path}, line {number}: expected a trajectory ({type(error).__name__}: {error})."
@@ -83,7 +64,8 @@ def _lines(path: Path) -> list[str]:
     return [line for line in read_text(path).split("\n") if line]
 
 
-def _encode(trajectory: Trajectory) -> dict[str, object]:
+def encode_trajectory(trajectory: Trajectory, encode_segment: EncodeSegment) -> dict[str, object]:
+    """What JSON can hold of it: all but its segments, and those as they are encoded."""
     task = trajectory.task
     return {
         "id": str(trajectory.id),
@@ -93,7 +75,7 @@ def _encode(trajectory: Trajectory) -> dict[str, object]:
         "final_observation": trajectory.final_observation,
         "failure": trajectory.failure,
         "turns": [_encode_turn(turn) for turn in trajectory.turns],
-        "segments": [_encode_segment(segment) for segment in trajectory.segments],
+        "segments": [encode_segment(segment) for segment in trajectory.segments],
     }
 
 
@@ -134,13 +116,13 @@ def _plain(value: object) -> object:
     return value if value is None or isinstance(value, str | bool | int) else str(value)
 
 
-def _decode(record: dict[str, Any]) -> Trajectory:
+def _decode(record: dict[str, Any], decode_segment: DecodeSegment) -> Trajectory:
     rollout, rest = record["id"].split("/", 1)
     task_id, sibling = rest.rsplit("/", 1)
     return Trajectory(
         id=TrajectoryId(int(rollout), task_id, int(sibling)),
         task=Task(**record["task"]),
-        segments=tuple(_decode_segment(segment) for segment in record["segments"]),
+        segments=tuple(decode_segment(segment) for segment in record["segments"]),
         turns=tuple(Turn(**{**turn, "actions": tuple(turn["actions"])}) for turn in record["turns"]),
         stop_reason=StopReason(record["stop_reason"]),
         is_success=record["is_success"],

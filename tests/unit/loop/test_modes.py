@@ -20,8 +20,8 @@ from turnwise.errors import ConfigError, RunError, SyncError
 from turnwise.experience.files import write_experiences
 from turnwise.experience.store import ExperienceStore
 from turnwise.loop.run import resume, train
+from turnwise.report.journal import TrajectoryJournal
 from turnwise.report.run_dir import RunDirectory
-from turnwise.report.trajectories import TrajectoryJournal
 from turnwise.sync.presence import RolePlace
 from turnwise.types import Trajectory
 

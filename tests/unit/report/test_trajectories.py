@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from turnwise.errors import RunError
-from turnwise.report.trajectories import TrajectoryJournal, TrajectoryWriter, read_trajectories
+from turnwise.report.trajectories import TrajectoryWriter, read_trajectories
 from turnwise.types import StopReason, Trajectory
 
 
@@ -84,32 +84,3 @@ def test_a_damaged_line_is_named(tmp_path: Path, make_trajectory, damage) -> Non
     path.write_text(f"{first}\n{json.dumps(record)}\n")
     with pytest.raises(RunError, match="line 2: expected a trajectory"):
         read_trajectories(path)
-
-
-# --- what must outlive the process -----------------------------------------------------------------------------------
-
-
-def test_a_journal_holds_what_was_appended_also_by_another_process(tmp_path: Path, make_trajectory) -> None:
-    given = [make_trajectory(0), make_trajectory(1)]
-    assert TrajectoryJournal(tmp_path / "new", 7).read() == []
-    for trajectory in given:
-        TrajectoryJournal(tmp_path / "new", 7).append(trajectory)
-    read = TrajectoryJournal(tmp_path / "new", 7).read()
-    for one, other in zip(given, read, strict=True):
-        assert_equal(one, other)
-    assert TrajectoryJournal(tmp_path / "new", 8).read() == []
-    for _ in range(2):
-        TrajectoryJournal(tmp_path / "new", 7).remove()
-        assert TrajectoryJournal(tmp_path / "new", 7).read() == []
-
-
-@pytest.mark.parametrize("num_bytes", [1, 20, -1])
-def test_a_line_that_was_cut_off_hurts_no_other(tmp_path: Path, make_trajectory, num_bytes: int) -> None:
-    journal = TrajectoryJournal(tmp_path, 1)
-    journal.append(make_trajectory(0))
-    (file,) = tmp_path.iterdir()
-    whole = file.read_bytes()
-    file.write_bytes(whole + whole[:num_bytes])
-    assert [trajectory.id.sibling for trajectory in journal.read()] == [0]
-    journal.append(make_trajectory(1))
-    assert [trajectory.id.sibling for trajectory in journal.read()] == [0, 1]
