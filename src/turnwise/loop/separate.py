@@ -8,7 +8,7 @@ meanwhile, and ends when the explorer has ended and less than a batch is left.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -219,5 +219,12 @@ class _Siblings:
                 self._store(siblings)
 
     def _store(self, siblings: list[Trajectory]) -> None:
-        group = Group(task=siblings[0].task, trajectories=tuple(sorted(siblings, key=lambda t: t.id)))
-        self._buffer.add(build_experiences([group]))
+        self._buffer.add(build_experiences(as_groups(siblings)))
+
+
+def as_groups(trajectories: Sequence[Trajectory]) -> list[Group]:
+    """Siblings together, in their order; a group may lack some."""
+    by_group: dict[str, list[Trajectory]] = {}
+    for trajectory in sorted(trajectories, key=lambda t: t.id):
+        by_group.setdefault(trajectory.id.group, []).append(trajectory)
+    return [Group(task=siblings[0].task, trajectories=tuple(siblings)) for siblings in by_group.values()]

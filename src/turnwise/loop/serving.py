@@ -31,9 +31,10 @@ from turnwise.learn.checkpoint import read_policy_version
 from turnwise.learn.models import load_model, torch_dtype
 from turnwise.loop.build import build_buffer, build_engine, resolve_model
 from turnwise.loop.run import Run
-from turnwise.loop.separate import Shared
+from turnwise.loop.separate import Shared, as_groups
 from turnwise.protocols import Buffer, ChatTemplate
 from turnwise.report.console import phase
+from turnwise.report.journal import TrajectoryJournal
 from turnwise.report.manifest import collect_manifest
 from turnwise.report.run_dir import RunDirectory, new_run_path
 from turnwise.rollout.model_handle import ModelHandle
@@ -125,7 +126,7 @@ async def open_endpoint(
     explorer.claim()
     record = explorer.read()
     explorer.write(replace(record, has_ended=False))
-    recorder = _make_recorder(served)
+    recorder = _make_recorder(served, _recover(served))
     endpoint = ChatEndpoint(recorder, token=token, model_name=served.settings.recipe)
     following = asyncio.create_task(_follow(served.engine, shared.mailbox, on_policy))
     try:
@@ -195,7 +196,15 @@ async def _serve_until_interrupted(served: Served, console: Console, token: str,
     tell(f"ended; {len(served.buffer)} experiences wait to be learnt from.")
 
 
-def _make_recorder(served: Served) -> EpisodeRecorder:
+def _recover(served: Served) -> TrajectoryJournal:
+    """Save what a server before this one had written down when it was killed."""
+    journal = TrajectoryJournal(served.directory.unfinished / "served", 0)
+    served.buffer.add(build_experiences(as_groups(journal.read())))
+    journal.remove()
+    return journal
+
+
+def _make_recorder(served: Served, journal: TrajectoryJournal) -> EpisodeRecorder:
     settings, context = served.settings, served.settings.context
     loop = asyncio.get_running_loop()
     numbers = _free_numbers(served)
@@ -214,7 +223,7 @@ def _make_recorder(served: Served) -> EpisodeRecorder:
     def save(group: Group) -> None:
         served.buffer.add(build_experiences([group]))
 
-    return EpisodeRecorder(open_model, lambda: next(numbers), save, context=context)
+    return EpisodeRecorder(open_model, lambda: next(numbers), save, context=context, journal=journal)
 
 
 def _free_numbers(served: Served) -> Iterator[tuple[int, Task]]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 from turnwise.config.playing import ContextSettings
 from turnwise.errors import RewardError, ServeError
@@ -51,6 +51,16 @@ class _OpenEpisode:
     heard_at_s: float
 
 
+class Journal(Protocol):
+    """Where an episode is written down while its siblings have not ended."""
+
+    def append(self, trajectory: Trajectory) -> None: ...
+
+    def remove(self) -> None:
+        """All that was appended is saved elsewhere."""
+        ...
+
+
 class EpisodeRecorder:
     """The host of `turnwise serve`. `save` takes every finished group once; where it raises, the reward can be sent
     again."""
@@ -62,6 +72,7 @@ class EpisodeRecorder:
         save: Callable[[Group], None],
         *,
         context: ContextSettings,
+        journal: Journal,
         max_idle_s: float = 3600.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -70,6 +81,7 @@ class EpisodeRecorder:
         self._next_task = next_task
         self._save = save
         self._context = context
+        self._journal = journal
         self._max_idle_s = max_idle_s
         self._clock = clock
         self._episodes: dict[str, _OpenEpisode] = {}
@@ -166,7 +178,7 @@ class EpisodeRecorder:
         """Says whether the group was saved with it."""
         calls, group = list(found.episode.model.calls), found.group
         rewards = rewards or [0.0] * len(calls)
-        group.ended[found.id.sibling] = Trajectory(
+        trajectory = group.ended[found.id.sibling] = Trajectory(
             id=found.id,
             task=group.task,
             segments=segments_of_calls(calls),
@@ -179,6 +191,8 @@ class EpisodeRecorder:
         if is_complete:
             # Before anything is forgotten: where saving fails, the episode is still there.
             self._finish(group)
+        else:
+            self._journal.append(trajectory)
         del self._episodes[name]
         found.episode.model.cancel(failure or "it was given its reward.")
         found.episode.model.release()
@@ -188,6 +202,8 @@ class EpisodeRecorder:
         if any(not trajectory.stop_reason.is_error for trajectory in group.ended.values()):
             self._save(group.to_group())
         self._groups.remove(group)
+        if not any(group.ended for group in self._groups):
+            self._journal.remove()
 
     def _renew_default(self) -> None:
         """There is always a default episode with room for a call."""

@@ -10,6 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -63,6 +65,24 @@ def play(served: Served, episodes: int = 2) -> None:
                 await asyncio.to_thread(post, address, {"reward": number}, "key")
 
     asyncio.run(run())
+
+
+@contextmanager
+def running_server(run: Path, token: str | None) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+    """`turnwise serve` as a process of its own, and what it says of itself."""
+    env = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+    command = [sys.executable, "-u", "-m", "turnwise", "serve", str(run)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**env, TOKEN_VARIABLE: token} if token else env
+    ) as process:
+        assert process.stdout is not None
+        told: dict[str, str] = {}
+        for line in process.stdout:
+            name, _, value = line.partition("  ")
+            told[name] = value.strip()
+            if line.startswith("Ctrl-C"):
+                break
+        yield process, told
 
 
 def read_experience(run: Path) -> list[Experience]:
@@ -174,18 +194,8 @@ def test_a_port_that_is_none_is_refused(durable: Path) -> None:
 
 @pytest.mark.parametrize("token", ["of-my-own", None])
 def test_the_command_says_where_it_is_and_ends_cleanly(durable: Path, token: str | None) -> None:
-    env = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
-    command = [sys.executable, "-u", "-m", "turnwise", "serve", str(durable)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**env, TOKEN_VARIABLE: token} if token else env
-    ) as process:
+    with running_server(durable, token) as (process, told):
         assert process.stdout is not None
-        told: dict[str, str] = {}
-        for line in process.stdout:
-            name, _, value = line.partition("  ")
-            told[name] = value.strip()
-            if line.startswith("Ctrl-C"):
-                break
         key = token or told["token"]
         reply = post(f"{told['base URL']}/chat/completions", HELLO, key)
         post(f"{told['base URL'].removesuffix('/v1')}/episodes/default/reward", {"reward": 1}, key)
@@ -197,6 +207,24 @@ def test_the_command_says_where_it_is_and_ends_cleanly(durable: Path, token: str
     assert token is None or token not in str(told)
     assert "1 experiences wait" in rest
     assert len(read_experience(durable)) == 1
+
+
+def test_a_server_that_is_killed_loses_no_finished_episode(durable: Path) -> None:
+    with running_server(durable, "key") as (process, told):
+        address = told["base URL"].removesuffix("/v1")
+        first, second = [post(f"{address}/v1/episodes", {"group": "lake", "group_size": 2}, "key") for _ in range(2)]
+        for episode in (first, second):
+            post(f"{episode['base_url']}/chat/completions", HELLO, "key")
+        post(f"{address}/episodes/{second['id']}/reward", {"reward": 5}, "key")
+        process.kill()
+        process.wait()
+    assert read_experience(durable) == []
+    play(load_served(str(durable)), episodes=0)
+    (experience,) = read_experience(durable)
+    assert (experience.id.trajectory.sibling, experience.raw_rewards.tolist()) == (1, [5.0])
+    # Once is enough.
+    play(load_served(str(durable)), episodes=0)
+    assert not list((durable / "unfinished" / "served").iterdir())
 
 
 def test_a_program_that_cannot_be_called_ends_a_run_before_it_starts() -> None:

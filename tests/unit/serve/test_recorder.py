@@ -16,7 +16,7 @@ import pytest
 from turnwise.errors import StoreError
 from turnwise.serve.endpoint import ChatEndpoint
 from turnwise.serve.recorder import EpisodeRecorder
-from turnwise.types import Group, StopReason, Task
+from turnwise.types import Group, StopReason, Task, Trajectory
 
 from .episodes import CONTEXT, KEY, EchoEngine, open_model
 
@@ -60,6 +60,8 @@ class Stage:
     def __init__(self) -> None:
         self.engine = EchoEngine()
         self.saved: list[Group] = []
+        self.written: list[int] = []
+        """The journal."""
         self.now_s = 0.0
         self.is_disk_full = False
 
@@ -67,6 +69,12 @@ class Stage:
         if self.is_disk_full:
             raise StoreError("the disk is full.")
         self.saved.append(group)
+
+    def append(self, trajectory: Trajectory) -> None:
+        self.written.append(trajectory.id.sibling)
+
+    def remove(self) -> None:
+        self.written.clear()
 
     def play(self, scene: Callable[[Client, EpisodeRecorder], Awaitable[None]]) -> None:
         async def run() -> None:
@@ -76,6 +84,7 @@ class Stage:
                 lambda: (3, Task(tag="words", seed=next(numbers), split="served")),
                 self.save,
                 context=CONTEXT,
+                journal=self,
                 max_idle_s=60.0,
                 clock=lambda: self.now_s,
             )
@@ -354,3 +363,25 @@ def test_closing_saves_what_has_ended() -> None:
     stage.play(scene)
     (group,) = stage.saved
     assert [t.stop_reason for t in group.trajectories] == [StopReason.TERMINATED, StopReason.TIMEOUT]
+
+
+def test_an_episode_is_written_down_until_its_group_is_saved() -> None:
+    stage = Stage()
+
+    async def scene(client: Client, recorder: EpisodeRecorder) -> None:
+        first, second = [await client.begin(group="a", group_size=2) for _ in range(2)]
+        alone, other = await client.begin(), await client.begin(group="b", group_size=2)
+        for episode in (first, second, alone, other):
+            await client.chat(episode)
+        await client.reward(alone, reward=1)
+        assert stage.written == []
+        await client.reward(second, reward=1)
+        await client.reward(other, reward=1)
+        assert stage.written == [1, 0]
+        await client.reward(first, reward=0)
+        # Of the other group a sibling is still to come.
+        assert stage.written == [1, 0]
+        recorder.close()
+        assert stage.written == []
+
+    stage.play(scene)
