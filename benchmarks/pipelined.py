@@ -136,9 +136,11 @@ def _as_group(task: Task, trajectory: Trajectory) -> Group:
 
 def run(seeds: Sequence[int] = (0, 1, 2)) -> dict[str, object]:
     """Seconds to the target of both sides for every seed, and their ratios."""
-    barrier_s = [_seconds_to_target(seed, _with_barrier, train_serial) for seed in seeds]
     staleness = {"sync.max_staleness": STALENESS, "sync.style": "dynamic_by_trainer"}
-    pipelined_s = [_seconds_to_target(seed, lambda parts: parts, train_pipelined, staleness) for seed in seeds]
+    barrier_s, pipelined_s = [], []
+    for seed in seeds:
+        barrier_s.append(_seconds_to_target(seed, _with_barrier, train_serial))
+        pipelined_s.append(_seconds_to_target(seed, lambda parts: parts, train_pipelined, staleness))
     ratios = [a / b for a, b in zip(barrier_s, pipelined_s, strict=True)]
     return {
         "benchmark": "pipelined",
