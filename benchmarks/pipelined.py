@@ -101,19 +101,19 @@ class BarrierProxy:
     """Plays like `AgentProxy`, turn by turn: all running episodes ask, then all step, then all ask again."""
 
     def __init__(self, states: EnvStateManager, context: ContextManager, engine: LocalEngine, seed: int) -> None:
-        self.states = states
+        self.front = states
         self._context = context
         self._engine = engine
         self._seed = seed
 
     async def collect(self, tasks: Sequence[Task], *, rollout: int, **_: object) -> list[Group]:
-        running = self.states.begin(tasks, rollout=rollout)
+        running = self.front.begin(tasks, rollout=rollout)
         while running:
             asked = self._context.get_lm_inputs(running)
             replies = await asyncio.gather(*(self._ask(lm_input, rollout, running) for lm_input in asked))
             outputs = [LmOutput(env_id=i.env_id, completion=c) for i, c in zip(asked, replies, strict=True)]
             running = await self._step(self._context.get_env_inputs(outputs))
-        trajectories = self._context.formulate_rollouts(self.states.get_rollout_states())
+        trajectories = self._context.formulate_rollouts(self.front.get_rollout_states())
         return [_as_group(task, trajectory) for task, trajectory in zip(tasks, trajectories, strict=True)]
 
     async def _ask(self, lm_input: LmInput, rollout: int, running: Sequence[EnvOutput]) -> Completion:
@@ -126,7 +126,7 @@ class BarrierProxy:
         return await self._engine.generate(request)
 
     async def _step(self, env_inputs: Sequence[EnvInput]) -> list[EnvOutput]:
-        outputs = await asyncio.gather(*(self.states.step_one(env_input) for env_input in env_inputs))
+        outputs = await asyncio.gather(*(self.front.step_one(env_input) for env_input in env_inputs))
         return [output for output in outputs if output is not None]
 
 

@@ -1,0 +1,29 @@
+"""Benchmarks that rebuild a part of the library for comparison still fit the rest of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import pipelined
+from turnwise.loop.serial import train_serial
+
+SMALL = {
+    "learn.steps": 2,
+    "env.train.step_s": 0.001,
+    "rollout.groups": 4,
+    "warm_start.steps": 1,
+    "eval.episodes": 5,
+}
+
+
+def test_both_sides_of_the_pipelined_benchmark_reach_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipelined, "TARGET", 0.0)
+    assert pipelined._seconds_to_target(0, pipelined._with_barrier, train_serial, SMALL) > 0
+    ahead = {**SMALL, "sync.max_staleness": 2}
+    assert pipelined._seconds_to_target(0, lambda parts: parts, pipelined.train_pipelined, ahead) > 0
+
+
+def test_a_target_that_is_not_reached_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipelined, "TARGET", 1.1)
+    with pytest.raises(RuntimeError, match=r"success stayed below 1\.1"):
+        pipelined._seconds_to_target(0, pipelined._with_barrier, train_serial, SMALL)
