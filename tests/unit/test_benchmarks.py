@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from benchmarks import pipelined
+
 from turnwise.loop.serial import train_serial
 
 SMALL = {
