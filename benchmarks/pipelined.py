@@ -17,6 +17,8 @@ from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
+import torch
+
 from turnwise.config.learning import OracleWarmStart
 from turnwise.config.load import load_settings
 from turnwise.config.settings import Settings
@@ -38,7 +40,7 @@ from turnwise.types import Completion, GenerateRequest, Group, Sampling, Task, T
 
 STEP_S = 0.1
 TARGET = 0.65
-STALENESS = 2
+STALENESS = 4
 NUM_STEPS = 60
 KEPT_EVERY = 2
 
@@ -170,6 +172,9 @@ def _seconds_to_target(
 ) -> float:
     parts = prepare(build_train(load_settings(RECIPE, {"run.seed": seed, **(overrides or {})})))
     assert isinstance(parts.settings.warm_start, OracleWarmStart)
+    assert parts.settings.learn.num_threads is not None
+    # One core plays and one learns: threads of torch that wait actively would take both from either side.
+    torch.set_num_threads(parts.settings.learn.num_threads)
     warm_start(parts, parts.settings.warm_start, lambda _done, _total: None)
     return asyncio.run(_train_and_measure(parts, partial(loop, parts)))
 
