@@ -103,6 +103,7 @@ class BarrierProxy:
     """Plays like `AgentProxy`, turn by turn: all running episodes ask, then all step, then all ask again."""
 
     def __init__(self, states: EnvStateManager, context: ContextManager, engine: LocalEngine, seed: int) -> None:
+        # What the loop asks for the time spent inside environments.
         self.front = states
         self._context = context
         self._engine = engine

@@ -179,14 +179,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return commands.run(options, parse_overrides(rest))
     except (LearnError, SyncError) as error:
-        print(f"turnwise: the run failed: {error}", file=sys.stderr)  # noqa: T201
+        _tell(f"the run failed: {error}")
         return 1
     except TurnwiseError as error:
-        print(f"turnwise: {error}", file=sys.stderr)  # noqa: T201
+        _tell(str(error))
         return 2
     except KeyboardInterrupt:
-        print("turnwise: interrupted; go on with 'turnwise train --resume RUN'", file=sys.stderr)  # noqa: T201
+        _tell("interrupted; go on with 'turnwise train --resume RUN'")
         return 130
+
+
+def _tell(problem: str) -> None:
+    """Why the command ends, for people and for whoever reads its errors from a pipe."""
+    sys.stderr.write(f"turnwise: {problem}\n")
 
 
 def parse_overrides(words: Sequence[str]) -> list[str]:
