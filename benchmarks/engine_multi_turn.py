@@ -15,13 +15,14 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from turnwise.app.models import resolve_model
 from turnwise.config.load import load_settings
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
 from turnwise.engine.local import LocalEngine
 from turnwise.exchange import EnvOutput, HistoryEntry
 from turnwise.learn.models import load_model
-from turnwise.loop.build import build_context, resolve_model
+from turnwise.loop.build import build_context
 from turnwise.loop.worlds import main_world
 from turnwise.types import GenerateRequest, IntArray, Sampling
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.presets import MARK, ROOT, train_once
-from turnwise.loop.run import Run
+from turnwise.app.run import Run
 from turnwise.report.curves import plot_comparison
 from turnwise.report.files import atomic_write
 

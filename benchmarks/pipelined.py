@@ -19,6 +19,7 @@ from typing import ClassVar
 
 import torch
 
+from turnwise.app.models import resolve_model
 from turnwise.config.learning import OracleWarmStart
 from turnwise.config.load import load_settings
 from turnwise.config.settings import Settings
@@ -171,7 +172,8 @@ def _seconds_to_target(
     loop: Callable[..., object],
     overrides: dict[str, object] | None = None,
 ) -> float:
-    parts = prepare(build_train(load_settings(RECIPE, {"run.seed": seed, **(overrides or {})})))
+    settings = load_settings(RECIPE, {"run.seed": seed, **(overrides or {})})
+    parts = prepare(build_train(settings, resolve_model(settings)))
     assert isinstance(parts.settings.warm_start, OracleWarmStart)
     assert parts.settings.learn.num_threads is not None
     # One core plays and one learns: threads of torch that wait actively would take both from either side.

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
+from turnwise.app.run import Run
 from turnwise.errors import RunError
-from turnwise.loop.run import Run
 from turnwise.report.curves import plot_comparison
 from turnwise.report.files import atomic_write
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from turnwise.app.models import resolve_model
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.loop.build import TrainParts, build_train
+
 SMALL_MODEL = [
     "model.tiny.hidden_size=16",
     "model.tiny.intermediate_size=32",
@@ -22,10 +28,15 @@ SMALL = [
 ]
 SMALL_LAKE = [*SMALL, "warm_start.episodes=6", "warm_start.steps=2"]
 
-PLOTS = ("turnwise.loop.session.plot_learning_curve", "turnwise.loop.session.plot_training_health")
+PLOTS = ("turnwise.app.session.plot_learning_curve", "turnwise.app.session.plot_training_health")
 """Most of a small run's time goes into drawing; tests that do not look at the plots leave them out."""
 
 
 def without_plots(patch) -> None:  # type: ignore[no-untyped-def]
     for name in PLOTS:
         patch.setattr(name, lambda *_a, **_k: None)
+
+
+def build_parts(settings: TurnwiseSettings, **given: Path) -> TrainParts:
+    """All parts of a training run from its first model on."""
+    return build_train(settings, resolve_model(settings), **given)

@@ -9,13 +9,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from turnwise.app.agent_trainer import AgentTrainer
+    from turnwise.app.run import Run, evaluate, resume, train
     from turnwise.config.registry import WORKFLOWS
     from turnwise.context.manager import ContextManager
     from turnwise.envs.base import BaseEnv
     from turnwise.envs.check import check_env
     from turnwise.envs.make import make_env
-    from turnwise.loop.agent_trainer import AgentTrainer
-    from turnwise.loop.run import Run, evaluate, resume, train
     from turnwise.rollout.agent_proxy import AgentProxy
     from turnwise.rollout.agents import BaseAgent, SyncMultiTurnRollout
     from turnwise.rollout.env_manager import EnvStateManager
@@ -35,11 +35,11 @@ _HOMES = {
     "BaseEnv": "turnwise.envs.base",
     "check_env": "turnwise.envs.check",
     "make_env": "turnwise.envs.make",
-    "AgentTrainer": "turnwise.loop.agent_trainer",
-    "Run": "turnwise.loop.run",
-    "evaluate": "turnwise.loop.run",
-    "resume": "turnwise.loop.run",
-    "train": "turnwise.loop.run",
+    "AgentTrainer": "turnwise.app.agent_trainer",
+    "Run": "turnwise.app.run",
+    "evaluate": "turnwise.app.run",
+    "resume": "turnwise.app.run",
+    "train": "turnwise.app.run",
     "AgentProxy": "turnwise.rollout.agent_proxy",
     "BaseAgent": "turnwise.rollout.agents",
     "SyncMultiTurnRollout": "turnwise.rollout.agents",

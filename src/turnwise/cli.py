@@ -174,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     options, rest = _build_parser().parse_known_args(words)
     # Imported after parsing: help and mistakes in the words answer at once, without loading torch.
-    from turnwise.loop import commands  # noqa: PLC0415
+    from turnwise.app import commands  # noqa: PLC0415
 
     try:
         return commands.run(options, parse_overrides(rest))

@@ -13,8 +13,10 @@ import torch
 from turnwise.config.load import load_settings
 from turnwise.experience.build import build_experiences
 from turnwise.learn.pack import pack
-from turnwise.loop.build import TrainParts, build_train
+from turnwise.loop.build import TrainParts
 from turnwise.types import Experience, GenerateRequest, Group, Sampling, StopReason
+
+from ..small_run import build_parts
 
 GAP = 1e-4
 
@@ -38,7 +40,7 @@ def make_parts(**overrides: Any) -> TrainParts:
         },
         overrides,
     )
-    return build_train(settings)
+    return build_parts(settings)
 
 
 async def one_step(parts: TrainParts, step: int = 1) -> tuple[list[Group], list[Experience], Any]:

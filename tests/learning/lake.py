@@ -17,13 +17,15 @@ import torch
 
 from turnwise.config.learning import OracleWarmStart
 from turnwise.config.load import load_settings
-from turnwise.loop.build import TrainParts, build_train
+from turnwise.loop.build import TrainParts
 from turnwise.loop.evaluate import evaluate_policy, measure_baselines
 from turnwise.loop.serial import LoopStep, train_serial
 from turnwise.loop.warm_start import warm_start
 from turnwise.protocols import CreditRule
 from turnwise.report.metrics import Stopwatch
 from turnwise.types import Annotations, Experience, Sample, Segment
+
+from ..small_run import build_parts
 
 Fault = Literal["none", "zero_advantages", "shifted_mask"]
 MAX_ENV_STEPS = 13_500
@@ -89,7 +91,7 @@ class Outcome:
 def play(seed: int, fault: Fault) -> Outcome:
     torch.set_num_threads(1)
     settings = load_settings(RECIPE, {"run.seed": seed})
-    parts = build_train(settings)
+    parts = build_parts(settings)
     assert isinstance(settings.warm_start, OracleWarmStart)
     warm_start(parts, settings.warm_start, lambda _done, _total: None)
     return asyncio.run(_learn(_broken(parts, fault), seed, fault))

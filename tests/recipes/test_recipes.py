@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from turnwise.app.run import train
 from turnwise.config.checks import check_settings, find_no_effect
 from turnwise.config.load import dump_settings, load_settings
-from turnwise.loop.run import train
 
 from ..small_run import SMALL, without_plots
 

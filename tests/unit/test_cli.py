@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from turnwise.app.run import Run, train
 from turnwise.cli import COMMANDS, main, parse_overrides
 from turnwise.config.load import load_settings
 from turnwise.config.registry import CREDITS
 from turnwise.errors import LearnError
 from turnwise.lab.worlds import WORLDS
 from turnwise.learn.trainer import Trainer
-from turnwise.loop.run import Run, train
 
 from ..small_run import SMALL_LAKE, without_plots
 

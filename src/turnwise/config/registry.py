@@ -129,7 +129,7 @@ OPPONENTS = Registry(
     {
         "random": "turnwise.envs.adapters.opponents:RandomMoves",
         "scripted": "turnwise.envs.adapters.opponents:ScriptedMoves",
-        "policy": "turnwise.loop.opponent:FrozenPolicy",
+        "policy": "turnwise.app.opponent:FrozenPolicy",
     },
 )
 ENGINES = Registry(

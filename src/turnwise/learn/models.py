@@ -5,6 +5,7 @@ It knows nothing of batches, losses or adapters.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -73,3 +74,8 @@ def _run_checkpointed(layer: nn.Module, run: Callable[..., Any], forward: Callab
 
 def best_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def cache_folder() -> Path:
+    """Where made models are kept: `TURNWISE_CACHE`, or `.cache/turnwise` in the home folder."""
+    return Path(os.environ.get("TURNWISE_CACHE") or Path.home() / ".cache" / "turnwise")

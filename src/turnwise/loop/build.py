@@ -5,7 +5,6 @@ Collaborators meet here and nowhere else; each gets the others as protocols.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,12 +28,10 @@ from turnwise.envs.tasks import SeedTasks
 from turnwise.errors import ConfigError
 from turnwise.experience.buffer import BufferRules, MemoryBuffer
 from turnwise.experience.store import ExperienceStore
-from turnwise.learn.models import load_model, torch_dtype
+from turnwise.learn.models import cache_folder, load_model, torch_dtype
 from turnwise.learn.reward_model import load_judge
-from turnwise.learn.tiny_model import tiny_model_folder
 from turnwise.learn.tiny_reward import tiny_reward_folder
 from turnwise.learn.trainer import Trainer
-from turnwise.loop.sample_texts import draw_sample_texts
 from turnwise.loop.worlds import World, main_world, worlds_of
 from turnwise.protocols import CreditRule, GroupPriority, Judge, PolicyLoss
 from turnwise.report.run_dir import RunDirectory
@@ -127,19 +124,16 @@ def build_engine(settings: TurnwiseSettings, path: str) -> tuple[PreTrainedToken
     return cast(PreTrainedTokenizerBase, tokenizer), template, engine
 
 
-def build_train(
-    settings: TurnwiseSettings, model_path: str | Path | None = None, *, run_path: Path | None = None
-) -> TrainParts:
+def build_train(settings: TurnwiseSettings, model_path: str | Path, *, run_path: Path | None = None) -> TrainParts:
     """All parts of a training run; `run_path` is where a durable buffer lies."""
-    path = model_path or resolve_model(settings)
-    play = build_play(settings, path)
+    play = build_play(settings, model_path)
     worlds = worlds_of(settings)
     loss_class = cast(Callable[[Any], PolicyLoss], LOSSES.get_target(cast(Any, settings.learn.loss).type))
     credit_class = cast(Callable[[Any], CreditRule], CREDITS.get_target(cast(Any, settings.credit).type))
     credit = credit_class(settings.credit)
     rollout = partial(_build_proxy, settings, worlds, play.template, play.engine, play.judging, split="train")
     learner = Trainer(
-        load_model(path),
+        load_model(model_path),
         settings.learn,
         loss_class(settings.learn.loss),
         temperature=settings.rollout.temperature,
@@ -300,22 +294,3 @@ def _build_judge(chosen: FunctionJudgeSettings | ModelJudgeSettings) -> Judge:
     if path == "tiny":
         path = tiny_reward_folder(cache_folder() / "models", pairs=training_preferences(), seed=_JUDGE_SEED)
     return load_judge(path, batch_rows=chosen.batch_rows, max_tokens=chosen.max_tokens)
-
-
-def cache_folder() -> Path:
-    """Where made models are kept: `TURNWISE_CACHE`, or `.cache/turnwise` in the home folder."""
-    return Path(os.environ.get("TURNWISE_CACHE") or Path.home() / ".cache" / "turnwise")
-
-
-def resolve_model(settings: TurnwiseSettings) -> str:
-    """The model's folder or hub name; the built-in model is made on first use."""
-    if settings.model.path != "tiny":
-        return settings.model.path
-    texts = [text for world in worlds_of(settings) for text in draw_sample_texts(world)]
-    folder = tiny_model_folder(
-        cache_folder() / "models",
-        settings=settings.model.tiny,
-        seed=settings.run.seed,
-        sample_texts=texts,
-    )
-    return str(folder)

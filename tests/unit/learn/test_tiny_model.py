@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from turnwise.app.models import resolve_model
+from turnwise.app.sample_texts import draw_sample_texts
 from turnwise.config.learning import TinySettings
 from turnwise.config.load import load_settings
 from turnwise.learn.tiny_model import find_or_make, fit_tokenizer, tiny_model_folder
-from turnwise.loop.build import resolve_model
-from turnwise.loop.sample_texts import draw_sample_texts
 from turnwise.loop.worlds import main_world
 
 SMALL = TinySettings(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32)

@@ -6,12 +6,11 @@ import pytest
 
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError
-from turnwise.loop.build import build_train
 from turnwise.rollout.runner import RunnerLimits
 from turnwise.rollout.workflow import EnvironmentFront
 from turnwise.rollout.workflow_front import WorkflowFront
 
-from ...small_run import SMALL_LAKE
+from ...small_run import SMALL_LAKE, build_parts
 
 
 @pytest.mark.parametrize(
@@ -24,14 +23,14 @@ from ...small_run import SMALL_LAKE
     ],
 )
 def test_the_runners_limits_are_those_of_the_settings(words: tuple[str, ...], expected: RunnerLimits) -> None:
-    parts = build_train(load_settings("frozenlake", [*SMALL_LAKE, *words]))
+    parts = build_parts(load_settings("frozenlake", [*SMALL_LAKE, *words]))
     assert parts.proxy._limits == expected
     assert parts.eval_proxy._limits == expected
 
 
 def test_the_workflow_decides_who_owns_the_world() -> None:
-    managed = build_train(load_settings("frozenlake", SMALL_LAKE))
-    owned = build_train(
+    managed = build_parts(load_settings("frozenlake", SMALL_LAKE))
+    owned = build_parts(
         load_settings(
             "frozenlake",
             [*SMALL_LAKE, "rollout.workflow=step_wise_environment", "rollout.workflow_args.max_env_steps=1"],
@@ -67,4 +66,4 @@ def test_arguments_that_a_workflow_cannot_use_are_told_before_anything_is_played
 ) -> None:
     words = [*SMALL_LAKE, f"rollout.workflow={workflow}", f"rollout.workflow_args.{given}"]
     with pytest.raises(ConfigError, match=rf"rollout\.workflow_args\.{told}"):
-        build_train(load_settings("frozenlake", words))
+        build_parts(load_settings("frozenlake", words))

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.small_run import SMALL_LAKE, SMALL_MODEL, without_plots
+from tests.small_run import SMALL_LAKE, SMALL_MODEL, build_parts, without_plots
+from turnwise.app.run import Run, train
 from turnwise.config.checks import check_settings
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, LearnError, TaskError
 from turnwise.experience.build import build_experiences
-from turnwise.loop.build import TrainParts, build_train
+from turnwise.loop.build import TrainParts
 from turnwise.loop.explore import Explored, explore
-from turnwise.loop.run import Run, train
 from turnwise.loop.serial import refuse_to_starve
 from turnwise.loop.warm_start import mix_in_demonstrations
 
@@ -35,7 +35,7 @@ def settings_of(*overrides: str) -> TurnwiseSettings:
 
 
 def explored(*overrides: str, step: int = 1) -> tuple[TrainParts, Explored]:
-    parts = build_train(settings_of(*overrides))
+    parts = build_parts(settings_of(*overrides))
     return parts, asyncio.run(explore(parts, step))
 
 
@@ -200,7 +200,7 @@ def test_a_file_of_responses_is_mixed_in_token_for_token(tmp_path: Path, monkeyp
     rows = write_rows(tmp_path / "rows.jsonl", '{"ask": "Who?", "say": "Me."}\n{"ask": "Why?", "say": "So."}\n')
     small = [*SMALL_MODEL, "rollout.groups=2", "rollout.group_size=2", "rollout.max_turns=1", "eval.episodes=2"]
     train(BANDIT, [*small, rows, "learn.steps=0"], run_dir=tmp_path / "run")
-    parts = build_train(settings_of())
+    parts = build_parts(settings_of())
     said = [parts.template.decode_reply(e.segment.token_ids[e.segment.loss_mask]) for e in given]
     assert said == ["Me.", "So."]
     assert [parts.tokenizer.decode(e.segment.token_ids[~e.segment.loss_mask]).count("W") for e in given] == [1, 1]
@@ -217,6 +217,6 @@ def test_a_file_of_responses_is_mixed_in_token_for_token(tmp_path: Path, monkeyp
 )
 def test_a_bad_row_of_the_mix_is_named(tmp_path: Path, text: str, words: list[str]) -> None:
     with pytest.raises((ConfigError, TaskError)) as raised:
-        mix_in_demonstrations(build_train(settings_of(write_rows(tmp_path / "rows.jsonl", text))))
+        mix_in_demonstrations(build_parts(settings_of(write_rows(tmp_path / "rows.jsonl", text))))
     for word in words:
         assert word in str(raised.value)

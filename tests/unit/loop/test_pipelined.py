@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.small_run import SMALL_LAKE
+from tests.small_run import SMALL_LAKE, build_parts
+from turnwise.app.models import resolve_model
 from turnwise.config.checks import check_settings, find_no_effect
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, LearnError, SyncError
 from turnwise.learn.models import load_model
 from turnwise.loop import pipelined
-from turnwise.loop.build import TrainParts, build_train, resolve_model
+from turnwise.loop.build import TrainParts
 from turnwise.loop.evaluate import evaluate_policy, is_evaluation_due
 from turnwise.loop.pipelined import train_pipelined
 from turnwise.loop.serial import LoopStep, train_serial
@@ -28,7 +29,7 @@ def parts_of(*overrides: str) -> TrainParts:
     settings = load_settings("frozenlake", [*SMALL_LAKE, "learn.steps=4", "loop.type=pipelined", *overrides])
     check_settings(settings)
     torch.manual_seed(0)
-    return build_train(settings)
+    return build_parts(settings)
 
 
 def run(loop: Any, parts: TrainParts, *, start_step: int = 0) -> list[LoopStep]:

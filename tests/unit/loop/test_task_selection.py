@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.loop.run import Run, resume, train
+from turnwise.app.run import Run, resume, train
 from turnwise.report.trajectories import read_trajectories
 
 from ...small_run import SMALL_LAKE, without_plots

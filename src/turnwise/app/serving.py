@@ -20,6 +20,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from turnwise.app.models import resolve_model
+from turnwise.app.run import Run
 from turnwise.config.checks import check_settings
 from turnwise.config.learning import NoWarmStart
 from turnwise.config.load import dump_settings, load_settings
@@ -29,8 +31,7 @@ from turnwise.errors import ConfigError, SyncError
 from turnwise.experience.build import build_experiences
 from turnwise.learn.checkpoint import read_policy_version
 from turnwise.learn.models import load_model, torch_dtype
-from turnwise.loop.build import build_buffer, build_engine, resolve_model
-from turnwise.loop.run import Run
+from turnwise.loop.build import build_buffer, build_engine
 from turnwise.loop.separate import Shared, as_groups
 from turnwise.protocols import Buffer, ChatTemplate
 from turnwise.report.console import phase

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
+from turnwise.app.modes import ExploreSession, evaluate_alone
+from turnwise.app.session import Session
 from turnwise.config.checks import check_settings
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.config.schema import TurnwiseSettings
@@ -18,8 +20,6 @@ from turnwise.envs.boundary import reset_env
 from turnwise.errors import ConfigError, RunError
 from turnwise.loop.build import PlayParts, build_play
 from turnwise.loop.evaluate import Evaluation, evaluate_policy
-from turnwise.loop.modes import ExploreSession, evaluate_alone
-from turnwise.loop.session import Session
 from turnwise.loop.worlds import main_world
 from turnwise.report.console import phase
 from turnwise.report.manifest import collect_manifest

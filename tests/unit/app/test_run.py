@@ -15,10 +15,10 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from turnwise.app import session as session_module
+from turnwise.app.run import Run, evaluate, resume, train
 from turnwise.errors import ConfigError, LearnError, ModelError, RunError
 from turnwise.learn.trainer import Trainer
-from turnwise.loop import session as session_module
-from turnwise.loop.run import Run, evaluate, resume, train
 from turnwise.report.trajectories import read_trajectories
 
 from ...small_run import SMALL_LAKE, without_plots

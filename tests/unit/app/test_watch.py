@@ -13,9 +13,9 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
+from turnwise.app import session as session_module
+from turnwise.app.run import Run, evaluate, resume, train
 from turnwise.learn.trainer import Trainer
-from turnwise.loop import session as session_module
-from turnwise.loop.run import Run, evaluate, resume, train
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.trajectories import read_trajectories
 from turnwise.types import Batch, StepReport

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from turnwise.app import opponent
+from turnwise.app.run import Run, train
 from turnwise.config.load import load_settings
 from turnwise.context.answer import render_answer
 from turnwise.context.manager import write_preamble
@@ -22,8 +24,6 @@ from turnwise.experience.build import split_trajectory
 from turnwise.learn.models import load_model
 from turnwise.learn.policy import PolicyModel
 from turnwise.learn.warm_start import imitate
-from turnwise.loop import opponent
-from turnwise.loop.run import Run, train
 from turnwise.rollout.demonstrations import recite
 from turnwise.types import StepResult
 

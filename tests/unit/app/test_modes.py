@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from tests.small_run import SMALL_LAKE, without_plots
+from turnwise.app.run import resume, train
 from turnwise.errors import ConfigError, RunError, SyncError
 from turnwise.experience.files import write_experiences
 from turnwise.experience.store import ExperienceStore
-from turnwise.loop.run import resume, train
 from turnwise.report.journal import TrajectoryJournal
 from turnwise.report.run_dir import RunDirectory
 from turnwise.sync.presence import RolePlace

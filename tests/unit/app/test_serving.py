@@ -19,18 +19,18 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from turnwise.app.run import Run, train
+from turnwise.app.serving import TOKEN_VARIABLE, Served, load_served, open_endpoint, serve
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, ServeError
-from turnwise.loop.build import build_buffer, build_train
-from turnwise.loop.run import Run, train
+from turnwise.loop.build import build_buffer
 from turnwise.loop.serial import learn_from
-from turnwise.loop.serving import TOKEN_VARIABLE, Served, load_served, open_endpoint, serve
 from turnwise.protocols import PolicyMark
 from turnwise.sync.checkpoint import CheckpointMailbox
 from turnwise.sync.waiting import Bell
 from turnwise.types import Experience
 
-from ...small_run import SMALL_LAKE, SMALL_MODEL
+from ...small_run import SMALL_LAKE, SMALL_MODEL, build_parts
 
 HELLO = {"messages": [{"role": "user", "content": "P _ O G"}]}
 
@@ -119,7 +119,7 @@ def test_what_has_no_buffer_on_disk_gets_a_run_that_starts_from_its_policy(
     play(served)
     path = served.directory.path
     settings = load_settings(str(path / "config.yaml"))
-    parts = build_train(settings, run_path=path)
+    parts = build_parts(settings, run_path=path)
     # Whoever trains this run starts with exactly the weights that sampled what it learns from.
     assert (settings.buffer.type, settings.warm_start.type) == ("sqlite", "none")
     for name, weight in served.engine._model.state_dict().items():
@@ -230,4 +230,4 @@ def test_a_server_that_is_killed_loses_no_finished_episode(durable: Path) -> Non
 def test_a_program_that_cannot_be_called_ends_a_run_before_it_starts() -> None:
     settings = load_settings("frozenlake", [*SMALL_LAKE, "rollout.workflow=openai_program"])
     with pytest.raises(ConfigError, match=r"rollout\.workflow_args\.program: None given"):
-        build_train(settings)
+        build_parts(settings)

@@ -13,6 +13,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from turnwise.app.plan import describe_plan, make_plan
+from turnwise.app.play import play_in_terminal
+from turnwise.app.run import evaluate, resume, train
+from turnwise.app.serving import serve
 from turnwise.config.checks import check_settings, find_no_effect
 from turnwise.config.load import dump_settings, find_recipe, list_recipes, load_settings, parse_params
 from turnwise.config.registry import ENVS
@@ -27,10 +31,6 @@ from turnwise.lab.page import check_page, write_page
 from turnwise.lab.tables import to_rows, to_table
 from turnwise.loop.build import held_out_tasks
 from turnwise.loop.evaluate import measure_rule_in
-from turnwise.loop.plan import describe_plan, make_plan
-from turnwise.loop.play import play_in_terminal
-from turnwise.loop.run import evaluate, resume, train
-from turnwise.loop.serving import serve
 from turnwise.report.progress import phase
 from turnwise.report.run_dir import RunDirectory
 

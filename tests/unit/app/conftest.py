@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.loop.run import Run, train
+from turnwise.app.run import Run, train
 
 from ...small_run import SMALL_LAKE
 

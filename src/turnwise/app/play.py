@@ -7,13 +7,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from turnwise.app.run import load_policy, run_async
 from turnwise.config.load import env_params
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import reset_env, step_env
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError
 from turnwise.loop.evaluate import evaluate_policy
-from turnwise.loop.run import load_policy, run_async
 from turnwise.report.console import print_trajectory
 from turnwise.rollout.env_manager import derive_seed
 from turnwise.rollout.rules import random_rule

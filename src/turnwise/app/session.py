@@ -17,6 +17,9 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from turnwise.app.keeper import CollapsedError, Keeper
+from turnwise.app.models import resolve_model
+from turnwise.app.plan import judge_path
 from turnwise.config.checks import find_no_effect
 from turnwise.config.learning import OracleWarmStart
 from turnwise.config.load import list_recipes
@@ -27,9 +30,7 @@ from turnwise.learn.checkpoint import load_checkpoint, restore_learner, resumed_
 from turnwise.learn.memory import describe_in_one_line, report_memory
 from turnwise.loop.build import TrainParts, build_train
 from turnwise.loop.evaluate import Evaluation, evaluate_policy, is_evaluation_due, measure_baselines
-from turnwise.loop.keeper import CollapsedError, Keeper
 from turnwise.loop.pipelined import train_pipelined
-from turnwise.loop.plan import judge_path
 from turnwise.loop.separate import Shared, train_from_buffer
 from turnwise.loop.serial import LoopStep, train_serial
 from turnwise.loop.warm_start import mix_in_demonstrations, warm_start
@@ -98,7 +99,7 @@ class Session:
         torch.manual_seed(self._settings.run.seed)
         with phase(self._console, "setting up the model"):
             model = resumed_model(self._checkpoint) if self._checkpoint else None
-            parts = build_train(self._settings, model, run_path=self._directory.path)
+            parts = build_train(self._settings, model or resolve_model(self._settings), run_path=self._directory.path)
         shape = parts.learner.actor.model.config
         memory = report_memory(shape, self._settings.model, self._settings.learn, judge_path=judge_path(self._settings))
         print_notice(self._console, describe_in_one_line(memory))

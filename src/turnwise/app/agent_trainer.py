@@ -12,12 +12,13 @@ from typing import Any
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
+from turnwise.app.models import resolve_model
+from turnwise.app.run import Run, train
 from turnwise.config.checks import check_settings
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, WorkflowError
 from turnwise.experience.build import build_experiences
 from turnwise.loop.build import TrainParts, build_train
-from turnwise.loop.run import Run, train
 from turnwise.rollout.agents import BaseAgent, SyncMultiTurnRollout
 
 
@@ -61,7 +62,7 @@ class AgentTrainer:
 
     def init_workers(self) -> None:
         """Load the models and check that everything fits together."""
-        parts = build_train(self.settings)
+        parts = build_train(self.settings, resolve_model(self.settings))
         if self._tokenizer is not None:
             _check_tokenizer(self._tokenizer, parts)
         self._rollout = SyncMultiTurnRollout(

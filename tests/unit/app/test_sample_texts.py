@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from turnwise.app.sample_texts import draw_sample_texts
 from turnwise.config.load import load_settings
-from turnwise.loop.sample_texts import draw_sample_texts
 from turnwise.loop.worlds import main_world
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from turnwise.app.run import Run, run_async
 from turnwise.config.load import load_settings
 from turnwise.config.playing import ContextSettings
 from turnwise.context.manager import ContextManager
@@ -21,7 +22,6 @@ from turnwise.envs.adapters.textarena_settings import TextArenaParams
 from turnwise.errors import ConfigError, EngineError, EnvError, TurnwiseError
 from turnwise.exchange import EnvDescription, EnvOutput, HistoryEntry, LmOutput
 from turnwise.loop.build import build_engine
-from turnwise.loop.run import Run, run_async
 from turnwise.report.run_dir import RunDirectory
 from turnwise.rollout.env_manager import derive_seed
 from turnwise.types import GenerateRequest, Sampling

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from turnwise.app.run import Run, resume, train
 from turnwise.cli import main
 from turnwise.experience.files import read_experiences
 from turnwise.experience.store import ExperienceStore
-from turnwise.loop.run import Run, resume, train
 
 from ...small_run import SMALL_LAKE, without_plots
 from .test_run import same_weights, untimed
@@ -37,7 +37,7 @@ import os, signal, sys
 from turnwise.cli import main
 from turnwise.experience.files import read_experiences
 from turnwise.experience.store import ExperienceStore
-from turnwise.loop.run import train
+from turnwise.app.run import train
 plain = ExperienceStore.take
 def take(self, step):
     taken = plain(self, step)
@@ -99,7 +99,7 @@ def test_without_the_rewind_a_resumed_run_would_differ(tmp_path: Path, monkeypat
     straight = train("frozenlake", DURABLE, run_dir=tmp_path / "straight")
     words = [sys.executable, "-c", _CHILD, str(tmp_path / "killed"), *DURABLE]
     subprocess.run(words, env=dict(os.environ), check=False)
-    monkeypatch.setattr("turnwise.loop.session._rewind", lambda *_, **__: None)
+    monkeypatch.setattr("turnwise.app.session._rewind", lambda *_, **__: None)
     assert untimed(resume(tmp_path / "killed")) != untimed(straight)
 
 

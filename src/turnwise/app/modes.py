@@ -7,10 +7,11 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from turnwise.app.models import resolve_model
 from turnwise.config.checks import find_no_effect
 from turnwise.config.learning import OracleWarmStart
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.loop.build import TrainParts, build_play, build_train, resolve_model
+from turnwise.loop.build import TrainParts, build_play, build_train
 from turnwise.loop.evaluate import Evaluation, evaluate_policy
 from turnwise.loop.explore import Explored
 from turnwise.loop.separate import Shared, explore_alone
@@ -52,7 +53,7 @@ class ExploreSession:
         if self._settings.learn.num_threads is not None:
             torch.set_num_threads(self._settings.learn.num_threads)
         with phase(self._console, "setting up the model"):
-            parts = build_train(self._settings, run_path=self._directory.path)
+            parts = build_train(self._settings, resolve_model(self._settings), run_path=self._directory.path)
         start = await self._start(parts, shared)
         await self._explore(parts, shared, start)
         return parts

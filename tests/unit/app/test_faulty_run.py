@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.small_run import SMALL_MODEL, without_plots
-from turnwise.loop.run import train
+from turnwise.app.run import train
 
 RECIPE = {
     "env": {"type": "tests.unit.envs.faulty:FaultyEnv", "train": {"hang_rate": 0.01, "crash_rate": 0.05}},
