@@ -20,9 +20,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from turnwise.config.load import load_settings
-from turnwise.config.playing import MixedEnv, MixSettings
 from turnwise.config.registry import CREDITS, ENVS, LOSSES, PRIORITIES, Registry
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.config.sections.mix import MixedEnv, MixSettings
 
 PAGE = Path(__file__).with_name("configuration.md")
 

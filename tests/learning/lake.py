@@ -15,8 +15,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from turnwise.config.learning import OracleWarmStart
 from turnwise.config.load import load_settings
+from turnwise.config.sections.warm_start import OracleWarmStart
 from turnwise.loop.build import TrainParts
 from turnwise.loop.evaluate import evaluate_policy, measure_baselines
 from turnwise.loop.serial import LoopStep, train_serial

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from turnwise.app.models import resolve_model
 from turnwise.config.checks import find_no_effect
-from turnwise.config.learning import OracleWarmStart
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.config.sections.warm_start import OracleWarmStart
 from turnwise.loop.build import TrainParts, build_play, build_train
 from turnwise.loop.evaluate import Evaluation, evaluate_policy
 from turnwise.loop.explore import Explored

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from turnwise.app.run import Run, run_async
 from turnwise.config.load import load_settings
-from turnwise.config.playing import ContextSettings
+from turnwise.config.sections.context import ContextSettings
 from turnwise.context.manager import ContextManager
 from turnwise.context.template import LearnedTemplate
 from turnwise.engine.local import LocalEngine

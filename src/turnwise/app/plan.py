@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from turnwise.config.checks import find_no_effect
-from turnwise.config.learning import OracleWarmStart
-from turnwise.config.playing import ModelJudgeSettings
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.config.sections.reward import ModelJudgeSettings
+from turnwise.config.sections.warm_start import OracleWarmStart
 from turnwise.learn.memory import MemoryReport, ModelMemory, read_config, report_memory, size_words
 from turnwise.learn.tiny_model import tiny_config
 

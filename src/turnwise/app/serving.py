@@ -23,9 +23,9 @@ from rich.console import Console
 from turnwise.app.models import resolve_model
 from turnwise.app.run import Run
 from turnwise.config.checks import check_settings
-from turnwise.config.learning import NoWarmStart
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.config.sections.warm_start import NoWarmStart
 from turnwise.engine.local import LocalEngine
 from turnwise.errors import ConfigError, SyncError
 from turnwise.experience.build import build_experiences

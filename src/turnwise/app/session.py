@@ -21,9 +21,9 @@ from turnwise.app.keeper import CollapsedError, Keeper
 from turnwise.app.models import resolve_model
 from turnwise.app.plan import judge_path
 from turnwise.config.checks import find_no_effect
-from turnwise.config.learning import OracleWarmStart
 from turnwise.config.load import list_recipes
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.config.sections.warm_start import OracleWarmStart
 from turnwise.errors import SyncError
 from turnwise.experience.store import ExperienceStore
 from turnwise.learn.checkpoint import load_checkpoint, restore_learner, resumed_model, save_checkpoint

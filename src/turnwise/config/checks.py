@@ -6,23 +6,20 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from turnwise.config.buffering import BufferSettings
-from turnwise.config.learning import NoCritic, NoKl, TinySettings
 from turnwise.config.load import env_params, params_class
-from turnwise.config.playing import (
-    ContextSettings,
-    EnvSettings,
-    FunctionJudgeSettings,
-    ModelJudgeSettings,
-    NoFilter,
-    NoJudge,
-    TaskSettings,
-)
 from turnwise.config.problems import describe_problems
 from turnwise.config.registry import CREDITS, ENGINES, ENVS, WORKFLOWS, Registry, import_reward_function
-from turnwise.config.schema import TurnwiseSettings, WatchSettings
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.config.sections.buffer import BufferSettings
+from turnwise.config.sections.context import ContextSettings
+from turnwise.config.sections.env import EnvSettings
+from turnwise.config.sections.learn import NoCritic, NoKl
+from turnwise.config.sections.model import TinySettings
+from turnwise.config.sections.reward import FunctionJudgeSettings, ModelJudgeSettings, NoFilter, NoJudge
+from turnwise.config.sections.sync import SyncSettings
+from turnwise.config.sections.tasks import TaskSettings
+from turnwise.config.sections.watch import WatchSettings
 from turnwise.config.settings import Settings
-from turnwise.config.sync import SyncSettings
 from turnwise.errors import ConfigError
 
 

@@ -16,12 +16,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError, create_model
 
-from turnwise.config.buffering import BufferSettings
-from turnwise.config.learning import LearnSettings
-from turnwise.config.playing import EnvSettings, MixedEnv, MixSettings
 from turnwise.config.problems import describe_problems
 from turnwise.config.registry import CREDITS, ENVS, LOSSES, PRIORITIES, Registry
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.config.sections.buffer import BufferSettings
+from turnwise.config.sections.env import EnvSettings
+from turnwise.config.sections.learn import LearnSettings
+from turnwise.config.sections.mix import MixedEnv, MixSettings
 from turnwise.config.settings import Settings
 from turnwise.config.shorthands import expand_shorthands
 from turnwise.errors import ConfigError, did_you_mean

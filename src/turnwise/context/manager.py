@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from turnwise.config.playing import ContextSettings
+from turnwise.config.sections.context import ContextSettings
 from turnwise.context.answer import format_instructions, parse_answer
 from turnwise.context.transcript import Transcript
 from turnwise.errors import ContextOverflow

@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from turnwise.config.buffering import BufferUnit
+from turnwise.config.sections.buffer import BufferUnit
 from turnwise.experience.priorities import Newest, NewestParams, group_version, priority_seed
 from turnwise.protocols import GroupPriority
 from turnwise.types import Experience

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from turnwise.config import learning
+from turnwise.config.sections.model import Lora
 from turnwise.errors import ConfigError
 
 _ADAPTER = "default"
 
 
-def add_adapter(model: PreTrainedModel, settings: learning.Lora, *, seed: int) -> None:
+def add_adapter(model: PreTrainedModel, settings: Lora, *, seed: int) -> None:
     """Put fresh adapters into the model, in place: it computes what it did before, and only they are trained."""
     if settings.target_modules != "all-linear":
         _check_targets(model, settings.target_modules)

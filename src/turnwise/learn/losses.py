@@ -11,7 +11,7 @@ import torch
 from pydantic import Field, PositiveFloat
 from torch import Tensor
 
-from turnwise.config.learning import KlEstimator
+from turnwise.config.sections.learn import KlEstimator
 from turnwise.config.settings import Settings
 
 

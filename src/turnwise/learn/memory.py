@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from turnwise.config import learning
+from turnwise.config.sections import learn as learning
+from turnwise.config.sections.model import Lora, ModelSettings, NoLora
 from turnwise.learn.adapters import add_adapter
 from turnwise.learn.models import torch_dtype
 from turnwise.learn.policy import ValueHead
@@ -76,14 +77,14 @@ def read_config(path: str) -> PreTrainedConfig | None:
 
 def report_memory(
     config: PreTrainedConfig | None,
-    model: learning.ModelSettings,
+    model: ModelSettings,
     learn: learning.LearnSettings,
     *,
     judge_path: str | None = None,
 ) -> MemoryReport:
     """`config` is the shape of `model.path`; `judge_path` the reward model's folder, where there is one."""
     shape, frozen_bytes = _measure(config, model.lora), torch_dtype(model.dtype).itemsize
-    judge = _measure(_judge_config(judge_path), learning.NoLora()).plain if judge_path is not None else shape.plain
+    judge = _measure(_judge_config(judge_path), NoLora()).plain if judge_path is not None else shape.plain
     has_value_head = isinstance(learn.critic, learning.ValueHeadCritic)
     rows = (
         _trained(
@@ -127,10 +128,10 @@ def size_words(num_bytes: int | None) -> str:
     return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
-def _reference_reason(model: learning.ModelSettings, learn: learning.LearnSettings) -> tuple[bool, str]:
+def _reference_reason(model: ModelSettings, learn: learning.LearnSettings) -> tuple[bool, str]:
     if isinstance(learn.kl, learning.NoKl):
         return False, "learn.kl is none"
-    if isinstance(model.lora, learning.Lora):
+    if isinstance(model.lora, Lora):
         return False, "model.lora: it is the actor with its adapters off"
     return True, f"learn.kl is {learn.kl.type}"
 
@@ -145,13 +146,13 @@ def _judge_reason(judge_path: str | None) -> tuple[bool, str]:
     return judge_path is not None, "reward.judge is a model" if judge_path is not None else "reward.judge is no model"
 
 
-def _measure(config: PreTrainedConfig | None, lora: learning.NoLora | learning.Lora) -> _Shape:
+def _measure(config: PreTrainedConfig | None, lora: NoLora | Lora) -> _Shape:
     if config is None:
         return _Shape()
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
         plain = _count(model)
-        if isinstance(lora, learning.Lora):
+        if isinstance(lora, Lora):
             add_adapter(model, lora, seed=0)
         return _Shape(
             plain=plain,

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnwise.config.learning import Aggregation
+from turnwise.config.sections.learn import Aggregation
 from turnwise.types import Batch, Experience, FloatArray, Sample, TrajectoryId
 
 

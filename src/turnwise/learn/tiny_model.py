@@ -19,7 +19,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
-from turnwise.config.learning import TinySettings
+from turnwise.config.sections.model import TinySettings
 
 PAD, END = "<|pad|>", "<|end|>"
 _SPECIAL = (PAD, "<|system|>", "<|user|>", "<|assistant|>", END)

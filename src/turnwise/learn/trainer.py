@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from turnwise.config import learning
+from turnwise.config.sections import learn as learning
+from turnwise.config.sections.model import Lora, ModelSettings
 from turnwise.errors import LearnError
 from turnwise.learn.adapters import add_adapter, fold_adapter, has_adapter, merged_weights
 from turnwise.learn.correction import importance_weights
@@ -39,7 +40,7 @@ from turnwise.learn.warm_start import add_imitation_gradient
 from turnwise.protocols import PolicyLoss, Weights
 from turnwise.types import Annotations, Batch, Experience, FloatArray, StepReport
 
-_PLAIN = learning.ModelSettings()
+_PLAIN = ModelSettings()
 """Every weight trained, in float32."""
 
 
@@ -54,11 +55,11 @@ class Trainer:
         *,
         temperature: float,
         seed: int,
-        model_settings: learning.ModelSettings = _PLAIN,
+        model_settings: ModelSettings = _PLAIN,
     ) -> None:
         self.settings = settings
         self.seed = seed
-        if isinstance(model_settings.lora, learning.Lora):
+        if isinstance(model_settings.lora, Lora):
             add_adapter(model, model_settings.lora, seed=seed)
         # Without dropout: the policy that is trained must be the one that sampled.
         self.actor = PolicyModel(model.eval(), temperature, torch_dtype(model_settings.dtype))

@@ -14,9 +14,9 @@ from typing import Any, cast
 from transformers import PreTrainedTokenizerBase
 
 from turnwise.config.checks import judge_problems
-from turnwise.config.playing import FunctionJudgeSettings, ModelJudgeSettings, NoJudge
 from turnwise.config.registry import CREDITS, ENGINES, LOSSES, PRIORITIES, WORKFLOWS, import_reward_function
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.config.sections.reward import FunctionJudgeSettings, ModelJudgeSettings, NoJudge
 from turnwise.context.manager import ContextManager
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer

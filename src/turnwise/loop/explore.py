@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from turnwise.config.playing import NoFilter
+from turnwise.config.sections.reward import NoFilter
 from turnwise.loop.build import TrainParts
 from turnwise.rollout.filters import filter_groups
 from turnwise.types import Group, Metrics, Task, Trajectory, TrajectoryId

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from turnwise.config.playing import NoFilter
+from turnwise.config.sections.reward import NoFilter
 from turnwise.experience.build import build_experiences
 from turnwise.experience.files import read_experiences
 from turnwise.loop.build import TrainParts

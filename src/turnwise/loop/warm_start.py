@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from turnwise.config.learning import FilePtx, NoPtx, OraclePtx, OracleWarmStart
+from turnwise.config.sections.learn import FilePtx, NoPtx, OraclePtx
+from turnwise.config.sections.warm_start import OracleWarmStart
 from turnwise.envs.prompts.files import Fields, read_prompts
 from turnwise.envs.tasks import SeedTasks
 from turnwise.errors import ConfigError, LearnError

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turnwise.config.load import env_params
-from turnwise.config.playing import ContextSettings, EnvSettings, NoIsolation, ProcessIsolation
 from turnwise.config.registry import ENVS
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.config.sections.context import ContextSettings
+from turnwise.config.sections.env import EnvSettings
+from turnwise.config.sections.rollout import NoIsolation, ProcessIsolation
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.isolation import IsolatedEnv
 from turnwise.envs.make import make_env

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from turnwise.config.playing import AnswerFormat
+from turnwise.config.sections.context import AnswerFormat
 from turnwise.context.answer import render_answer
 from turnwise.context.manager import ContextManager
 from turnwise.context.transcript import Transcript

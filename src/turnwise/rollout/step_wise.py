@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, SupportsFloat
 
-from turnwise.config.playing import ContextSettings
+from turnwise.config.sections.context import ContextSettings
 from turnwise.envs.base import BaseEnv
 from turnwise.errors import ConfigError, ContextOverflow, WorkflowError, did_you_mean
 from turnwise.rollout.limits import Limits

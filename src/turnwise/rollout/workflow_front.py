@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from turnwise.config.playing import ContextSettings
+from turnwise.config.sections.context import ContextSettings
 from turnwise.envs.base import BaseEnv
 from turnwise.errors import ContextOverflow, EngineError, EnvError
 from turnwise.protocols import ChatTemplate, Engine

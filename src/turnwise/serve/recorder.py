@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Protocol
 
-from turnwise.config.playing import ContextSettings
+from turnwise.config.sections.context import ContextSettings
 from turnwise.errors import RewardError, ServeError
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.rollout.step_wise import rewards_of_calls, segments_of_calls, turns_of_calls

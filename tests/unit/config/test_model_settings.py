@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from turnwise.config.learning import Lora
 from turnwise.config.load import dump_settings, load_settings
+from turnwise.config.sections.model import Lora
 from turnwise.errors import ConfigError
 
 LAKE = {"env": {"type": "frozen_lake"}}

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from turnwise.config.learning import LearnSettings, ModelSettings, OptimSettings
+from turnwise.config.sections.learn import LearnSettings, OptimSettings
+from turnwise.config.sections.model import ModelSettings
 from turnwise.learn.losses import PpoClip, PpoClipParams
 from turnwise.learn.pack import MicroBatch, micro_batches, pack
 from turnwise.learn.trainer import Trainer

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from turnwise.config.learning import Lora
+from turnwise.config.sections.model import Lora
 from turnwise.errors import ConfigError
 from turnwise.learn.adapters import adapter_off, add_adapter, fold_adapter, merged_weights
 from turnwise.learn.policy import PolicyModel

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from turnwise.config.learning import TinySettings
+from turnwise.config.sections.model import TinySettings
 from turnwise.errors import RunError
 from turnwise.learn.checkpoint import load_checkpoint, resumed_model, save_checkpoint
 from turnwise.learn.models import load_model

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.config.learning import ImportanceCorrection
+from turnwise.config.sections.learn import ImportanceCorrection
 from turnwise.learn.correction import importance_weights
 from turnwise.learn.losses import PpoClipParams
 

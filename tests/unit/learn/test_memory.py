@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
-from turnwise.config.learning import LearnSettings, ModelSettings, TinySettings
+from turnwise.config.sections.learn import LearnSettings
+from turnwise.config.sections.model import ModelSettings, TinySettings
 from turnwise.learn.losses import PpoClipParams
 from turnwise.learn.memory import MemoryReport, describe_in_one_line, read_config, report_memory, size_words
 from turnwise.learn.policy import PolicyModel

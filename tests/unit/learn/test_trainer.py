@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.config.learning import OptimSettings
+from turnwise.config.sections.learn import OptimSettings
 from turnwise.errors import LearnError
 from turnwise.learn.losses import PpoClipParams
 from turnwise.learn.pack import pack

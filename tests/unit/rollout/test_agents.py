@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.config.playing import ContextSettings
+from turnwise.config.sections.context import ContextSettings
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import WorkflowError
 from turnwise.experience.build import build_experiences

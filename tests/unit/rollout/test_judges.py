@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.unit.context.chat_families import template_of
-from turnwise.config.playing import ContextSettings
+from turnwise.config.sections.context import ContextSettings
 from turnwise.context.manager import ContextManager
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import RewardError

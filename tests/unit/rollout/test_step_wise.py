@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.unit.context.chat_families import template_of
-from turnwise.config.playing import AnswerFormat, ContextSettings
+from turnwise.config.sections.context import AnswerFormat, ContextSettings
 from turnwise.context.manager import ContextManager
 from turnwise.credit.steps import MultiStepGrpo, MultiStepGrpoParams, StepReturn, StepReturnParams
 from turnwise.engine.scripted import ScriptedEngine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from tests.unit.context.chat_families import template_of
-from turnwise.config.playing import AnswerFormat, ContextSettings
+from turnwise.config.sections.context import AnswerFormat, ContextSettings
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.types import GenerateRequest, Sampling

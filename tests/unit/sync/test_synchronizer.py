@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.config.sync import SyncSettings
+from turnwise.config.sections.sync import SyncSettings
 from turnwise.errors import SyncError
 from turnwise.protocols import PolicyMark, Weights
 from turnwise.sync import waiting

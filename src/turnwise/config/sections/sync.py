@@ -1,4 +1,4 @@
-"""The settings of weights on their way, and of who runs when. The strings under the fields are the reference."""
+"""`sync`: how and when new weights reach the explorer."""
 
 from __future__ import annotations
 
@@ -26,8 +26,3 @@ class SyncSettings(Settings):
     """Longest wait of explorer and trainer for each other."""
     method: Literal["memory", "checkpoint"] = "memory"
     """How weights travel: inside the process, or as files in the run directory, for processes of their own."""
-
-
-class LoopSettings(Settings):
-    type: Literal["serial", "pipelined"] = "serial"
-    """Explore and learn in turns, or at the same time."""

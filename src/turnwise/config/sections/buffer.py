@@ -1,4 +1,4 @@
-"""The settings of the buffer between exploring and learning. The strings under the fields are the reference."""
+"""`buffer`: where experiences wait between exploring and learning."""
 
 from __future__ import annotations
 

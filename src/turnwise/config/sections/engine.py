@@ -1,0 +1,14 @@
+"""`engine`: who samples tokens."""
+
+from __future__ import annotations
+
+from pydantic import PositiveInt
+
+from turnwise.config.settings import Settings
+
+
+class EngineSettings(Settings):
+    type: str = "local"
+    """A registered engine or 'package.module:Class'."""
+    max_rows: PositiveInt = 512
+    """Most sequences in one forward pass."""

@@ -1,0 +1,18 @@
+"""`eval`: how the policy is measured."""
+
+from __future__ import annotations
+
+from pydantic import Field, PositiveInt
+
+from turnwise.config.settings import Settings
+
+
+class EvalSettings(Settings):
+    episodes: PositiveInt = 400
+    """Held-out episodes, always the same."""
+    every: int = Field(default=0, ge=0)
+    """Evaluate every this many steps; 0: only before and after."""
+    temperature: float = Field(default=0.0, ge=0)
+    """0 is greedy."""
+    first_seed: int = Field(default=0, ge=0)
+    """Evaluation tasks count up from here, whatever run.seed is."""

@@ -1,0 +1,64 @@
+"""`model`: which model is trained, and how it is held."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+
+from turnwise.config.settings import Settings
+
+
+class TinySettings(Settings):
+    """The default model: a small Llama-style network with a tokenizer made from the environment's own text."""
+
+    hidden_size: PositiveInt = 128
+    """Width of the network."""
+    num_layers: PositiveInt = 2
+    num_heads: PositiveInt = 4
+    """Attention heads; must divide hidden_size."""
+    intermediate_size: PositiveInt = 384
+    """Width inside the feed-forward layers."""
+    vocab_size: int = Field(default=512, ge=300)
+    """Upper bound; 256 byte symbols and the special tokens are always in."""
+    cut: Literal["space", "words"] = "space"
+    """What a token never crosses: white space alone, so that a cell such as Pb2 may be one token; or also the ends of
+    words, signs and single digits, so that a name is spelled alike wherever it stands and can be copied."""
+    max_positions: PositiveInt = 2048
+    """Longest sequence the network can read."""
+
+
+class NoLora(Settings):
+    type: Literal["none"] = "none"
+    """All weights are trained."""
+
+
+class Lora(Settings):
+    type: Literal["lora"]
+    """Train low-rank matrices beside the frozen weights, of the actor and of a critic that is a model."""
+    rank: PositiveInt = 8
+    """Inner width of the matrices."""
+    alpha: PositiveFloat = 16.0
+    """Their product is scaled by alpha / rank."""
+    target_modules: Literal["all-linear"] | list[str] = "all-linear"
+    """Names of the linear layers that are adapted, such as [q_proj, v_proj]; all: every one but the output layer."""
+
+    @field_validator("target_modules", mode="before")
+    @classmethod
+    def _check_target_modules(cls, given: object) -> object:
+        is_list = isinstance(given, list) and bool(given) and all(isinstance(name, str) and name for name in given)
+        if given != "all-linear" and not is_list:
+            raise ValueError(f"{given!r} given; expected 'all-linear' or a list of names, such as [q_proj, v_proj]")
+        return given
+
+
+class ModelSettings(Settings):
+    path: str = "tiny"
+    """A Hugging Face folder or hub name, or 'tiny' for the built-in small model, made on first use."""
+    tiny: TinySettings = TinySettings()
+    """Sizes of the built-in model."""
+    lora: NoLora | Lora = Field(default=NoLora(), discriminator="type")
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """With bfloat16 the learner keeps float32 weights and computes in bfloat16; engine and reference are held in it."""
+    gradient_checkpointing: bool = False
+    """Keep only the inputs of each layer for the backward pass and compute the rest again: less memory, more time."""

@@ -1,0 +1,98 @@
+"""`reward`: who gives rewards, and which groups are learnt from."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, PositiveInt
+
+from turnwise.config.settings import Settings
+
+NormaliseMethod = Literal["identity", "mean", "mean_std", "asym_clip"]
+
+
+NormaliseGrouping = Literal["state", "inductive", "batch"]
+
+
+class NormalisationSettings(Settings):
+    method: NormaliseMethod = "identity"
+    """What is done to an episode's sum of rewards: nothing; minus the mean; also divided by the spread; also clipped
+    to -1 and 3."""
+    grouping: NormaliseGrouping = "state"
+    """Whose mean and spread: the siblings' of the same task, the same environment's, or the whole batch's."""
+
+
+FilterScore = Literal["reward_std", "reward_mean", "length"]
+
+
+class NoFilter(Settings):
+    type: Literal["none"] = "none"
+    """Every group is learnt from."""
+
+
+class _GroupFilter(Settings):
+    by: FilterScore = "reward_std"
+    """What a group is judged by: the spread or the mean of its episodes' raw rewards, or their mean number of turns."""
+    max_rounds: PositiveInt = 4
+    """Rollouts per update, at most, until `rollout.groups` groups have passed; 1: a filtered batch stays small."""
+
+
+class TopKFilter(_GroupFilter):
+    type: Literal["top_k"]
+    """Learn from the best share of the groups of each rollout."""
+    share: float = Field(default=0.25, gt=0, le=1)
+    """How many of them: a quarter is StarPO-S."""
+    order: Literal["largest", "smallest"] = "largest"
+    """Whether large or small scores are best."""
+
+
+class TopPFilter(_GroupFilter):
+    type: Literal["top_p"]
+    """Learn from the groups with the largest scores that together hold `share` of the sum of scores."""
+    share: float = Field(default=0.9, gt=0, le=1)
+    """Of the sum of all scores; groups with a score of 0 never pass."""
+
+
+class ThresholdFilter(_GroupFilter):
+    type: Literal["threshold"]
+    """Learn from groups whose score lies between two bounds."""
+    above: float | None = 0.0
+    """Scores must be larger; null: no bound."""
+    below: float | None = None
+    """Scores must be smaller; null: no bound."""
+
+
+class NoJudge(Settings):
+    type: Literal["none"] = "none"
+    """The environment's own rewards count."""
+
+
+class FunctionJudgeSettings(Settings):
+    type: Literal["function"]
+    """Your own function (prompt, response) -> number scores each reply."""
+    target: str
+    """Where the function is: 'package.module:function'."""
+    success_above: float = 0.0
+    """An episode whose score is above this counts as a success."""
+
+
+class ModelJudgeSettings(Settings):
+    type: Literal["model"]
+    """A reward model, a sequence classifier with one label, scores each conversation."""
+    path: str | None = None
+    """A Hugging Face folder or hub name, or 'tiny' for the built-in small model, trained on first use."""
+    batch_rows: PositiveInt = 64
+    """Conversations in one forward pass: memory against speed, never the result."""
+    max_tokens: PositiveInt = 1024
+    """Longest conversation it reads, or the model's own limit; of a longer one the beginning is cut."""
+    success_above: float = 0.0
+    """An episode whose score is above this counts as a success."""
+
+
+class RewardSettings(Settings):
+    judge: NoJudge | FunctionJudgeSettings | ModelJudgeSettings = Field(default=NoJudge(), discriminator="type")
+    """Who gives the rewards, where the environment gives none."""
+    normalisation: NormalisationSettings = NormalisationSettings()
+    """Rewards on one scale, before credit; raw rewards stay as they are."""
+    filter: NoFilter | TopKFilter | TopPFilter | ThresholdFilter = Field(default=NoFilter(), discriminator="type")
+    """Which groups are learnt from."""

@@ -1,0 +1,19 @@
+"""`tasks`: which tasks of the worlds come next."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, PositiveInt
+
+from turnwise.config.settings import Settings
+
+
+class TaskSettings(Settings):
+    num_tasks: PositiveInt | None = None
+    """How many training tasks there are, for each environment; null: new ones for ever."""
+    selector: Literal["sequential", "random", "difficulty"] = "sequential"
+    """Which of them come next: in order, shuffled anew in each epoch, or those whose success is likely to be near
+    `target_success`."""
+    target_success: float = Field(default=0.5, ge=0, le=1)
+    """Of the selector `difficulty`: the share of successes that teaches most."""
