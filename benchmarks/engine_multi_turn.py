@@ -95,7 +95,7 @@ async def _play_engine(engine: LocalEngine, first: list[IntArray], bridge: IntAr
     async def play(number: int) -> None:
         ids = first[number]
         for turn in range(NUM_TURNS):
-            request = GenerateRequest(prompt_ids=ids, sampling=sampling, seed=turn, session=str(number))
+            request = GenerateRequest(prompt_ids=ids, sampling=sampling, seed=turn, cache_key=str(number))
             completion = await engine.generate(request)
             ids = np.concatenate([ids, completion.token_ids, bridge])
         engine.release(str(number))

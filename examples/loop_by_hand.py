@@ -90,7 +90,7 @@ async def play(template: LearnedTemplate, engine: Engine, task: Task, trajectory
             sampling=Sampling(temperature=1.0, max_new_tokens=3),
             # The dice belong to the episode and the turn: the batch in which the engine serves them does not matter.
             seed=hash_of(trajectory_id, number),
-            session=str(trajectory_id),
+            cache_key=str(trajectory_id),
         )
         completion = await engine.generate(request)
         transcript.add_sampled(completion, turn_index=number)

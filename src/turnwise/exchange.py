@@ -77,8 +77,8 @@ class LmInput(Record):
     env_id: int
     prompt_ids: IntArray
     max_new_tokens: int
-    session: str
-    """Unbroken token sequences of one episode share a session."""
+    cache_key: str
+    """Prompts of one unbroken token sequence share a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

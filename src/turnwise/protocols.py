@@ -118,8 +118,8 @@ class Engine(Protocol):
 
     async def generate(self, request: GenerateRequest) -> Completion: ...
 
-    def release(self, session: str) -> None:
-        """The session will not be continued; whatever is kept for it may go."""
+    def release(self, cache_key: str) -> None:
+        """No request with this key will follow; whatever is kept for it may go."""
         ...
 
 

@@ -151,8 +151,8 @@ class GenerateRequest:
     sampling: Sampling
     seed: int
     """Chooses the random numbers of this request alone, so that the batch it lands in does not matter."""
-    session: str | None = None
-    """Requests of one session extend each other; an engine may keep its key-value cache between them."""
+    cache_key: str | None = None
+    """Requests with one key extend each other; an engine may keep a key-value row for them until `release`."""
 
 
 class FinishReason(StrEnum):

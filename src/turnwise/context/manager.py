@@ -92,7 +92,7 @@ class ContextManager:
             env_id=output.env_id,
             prompt_ids=transcript.current_ids,
             max_new_tokens=settings.max_response_tokens,
-            session=f"{output.env_id}#{transcript.segment_index}",
+            cache_key=f"{output.env_id}#{transcript.segment_index}",
         )
 
     def _context_ids(self, conversation: _Conversation, output: EnvOutput, *, goes_on: bool) -> IntArray:

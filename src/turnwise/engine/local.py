@@ -1,7 +1,7 @@
 """The reference engine: any Hugging Face causal language model, on the CPU or one GPU, in this process.
 
 In: requests, whenever they come. Out: completions, each as soon as it is ready. Requests that arrive while others
-decode join the batch at the next token, and the key-value rows of a session stay for its next turn. It knows nothing
+decode join the batch at the next token, and a key-value row with a cache key stays for the next turn. It knows nothing
 of text, episodes or rewards.
 """
 
@@ -70,7 +70,7 @@ class LocalEngine:
         self._policy_version = 0
         self._pending: list[tuple[GenerateRequest, asyncio.Future[Completion]]] = []
         self._active: list[_Job] = []
-        self._sessions: dict[str, _Row] = {}
+        self._rows_by_key: dict[str, _Row] = {}
         self._driver: asyncio.Task[None] | None = None
         self._num_updates = 0
         """Callers of `update_weights` that wait for running requests to end."""
@@ -106,8 +106,8 @@ class LocalEngine:
             self._driver = asyncio.create_task(self._drive())
         return await future
 
-    def release(self, session: str) -> None:
-        row = self._sessions.pop(session, None)
+    def release(self, cache_key: str) -> None:
+        row = self._rows_by_key.pop(cache_key, None)
         if row is not None and not row.is_busy:
             self._pool.release(row.slot)
 
@@ -124,7 +124,7 @@ class LocalEngine:
         with torch.no_grad():
             for name, tensor in weights.items():
                 own[name].copy_(tensor)
-        self._sessions.clear()
+        self._rows_by_key.clear()
         self._pool = self._new_pool()
         self._policy_version = policy_version
 
@@ -166,7 +166,7 @@ class LocalEngine:
                 future.set_exception(failure)
         self._pending.clear()
         self._active.clear()
-        self._sessions.clear()
+        self._rows_by_key.clear()
         self._pool = self._new_pool()
 
     def _admit(self) -> None:
@@ -193,13 +193,13 @@ class LocalEngine:
         return _Job(request, future, uniforms, row, self._policy_version)
 
     def _row_for(self, request: GenerateRequest) -> _Row:
-        row = self._sessions.get(request.session) if request.session is not None else None
+        row = self._rows_by_key.get(request.cache_key) if request.cache_key is not None else None
         if row is None:
             row = _Row(self._pool.acquire())
-            if request.session is not None:
-                self._sessions[request.session] = row
+            if request.cache_key is not None:
+                self._rows_by_key[request.cache_key] = row
         elif row.is_busy:
-            # Another request of this session is running there; this one has a row of its own, which goes with it.
+            # Another request with this key is running there; this one has a row of its own, which goes with it.
             row = _Row(self._pool.acquire())
         prompt = request.prompt_ids.tolist()
         # At least the last prompt token is computed again: its logits choose the first new token.
@@ -236,7 +236,7 @@ class LocalEngine:
                     policy_version=job.policy_version,
                 )
             )
-        is_kept = job.request.session is not None and self._sessions.get(job.request.session) is job.row
+        is_kept = job.request.cache_key is not None and self._rows_by_key.get(job.request.cache_key) is job.row
         if not is_kept:
             self._pool.release(job.row.slot)
 

@@ -1,4 +1,4 @@
-"""One engine, several users: each numbers its sessions as if it were alone."""
+"""One engine, several users: each chooses its cache keys as if it were alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _scopes = count()
 
 
 class ScopedEngine:
-    """Passes requests on under session names that no other scope uses."""
+    """Passes requests on under cache keys that no other scope uses."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -23,8 +23,8 @@ class ScopedEngine:
         return self._engine.policy_version
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        session = None if request.session is None else self._scope + request.session
-        return await self._engine.generate(replace(request, session=session))
+        cache_key = None if request.cache_key is None else self._scope + request.cache_key
+        return await self._engine.generate(replace(request, cache_key=cache_key))
 
-    def release(self, session: str) -> None:
-        self._engine.release(self._scope + session)
+    def release(self, cache_key: str) -> None:
+        self._engine.release(self._scope + cache_key)

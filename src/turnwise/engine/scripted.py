@@ -44,8 +44,8 @@ class ScriptedEngine:
         self.completions.append(completion)
         return completion
 
-    def release(self, session: str) -> None:
-        self.released.append(session)
+    def release(self, cache_key: str) -> None:
+        self.released.append(cache_key)
 
     def load_weights(self, weights: object, policy_version: int) -> None:
         self._policy_version = policy_version

@@ -242,7 +242,7 @@ def _build_proxy(
 ) -> AgentProxy:
     rollout = settings.rollout
     sampling = replace(Sampling(), temperature=temperature)
-    # Each proxy numbers its sessions as if it had the engine to itself.
+    # Each proxy chooses its cache keys as if it had the engine to itself.
     scoped = ScopedEngine(engine)
     front: Front
     chosen = WORKFLOWS.get_target(rollout.workflow)

@@ -182,7 +182,7 @@ class ModelHandle:
         self._refuse_if_cancelled()
         self._num_requests += 1
         seed = derive_seed(self._seed, self._name, self._num_requests)
-        return GenerateRequest(prompt_ids=prompt_ids, sampling=sampling, seed=seed, session=self._name)
+        return GenerateRequest(prompt_ids=prompt_ids, sampling=sampling, seed=seed, cache_key=self._name)
 
     def _record(
         self, messages: tuple[Message, ...], prefix: str, prompt_ids: IntArray, completion: Completion, step: int

@@ -43,7 +43,7 @@ class EnvironmentWorkflow:
     def __init__(self, parts: WorkflowParts, first: EnvOutput) -> None:
         self._parts = parts
         self._first = first
-        self._session = ""
+        self._cache_key = ""
 
     async def run(self) -> Trajectory:
         parts, env_id = self._parts, self._first.env_id
@@ -51,9 +51,9 @@ class EnvironmentWorkflow:
         while output is not None:
             try:
                 (lm_input,) = parts.context.get_lm_inputs([output])
-                if lm_input.session != self._session:
+                if lm_input.cache_key != self._cache_key:
                     self.release()
-                    self._session = lm_input.session
+                    self._cache_key = lm_input.cache_key
                 completion = await parts.engine.generate(self._request(lm_input, turn=len(output.history)))
                 if len(completion.token_ids) == 0:
                     raise EngineError("the engine returned a reply without a token; a reply has at least its end.")
@@ -70,9 +70,9 @@ class EnvironmentWorkflow:
 
     def release(self) -> None:
         """The engine may let go of what it keeps for this episode."""
-        if self._session:
-            self._parts.engine.release(self._session)
-            self._session = ""
+        if self._cache_key:
+            self._parts.engine.release(self._cache_key)
+            self._cache_key = ""
 
     def _request(self, lm_input: LmInput, turn: int) -> GenerateRequest:
         sampling = self._parts.sampling
@@ -85,7 +85,7 @@ class EnvironmentWorkflow:
                 max_new_tokens=lm_input.max_new_tokens,
             ),
             seed=derive_seed(self._parts.seed, self._parts.rollout, lm_input.env_id, turn),
-            session=lm_input.session,
+            cache_key=lm_input.cache_key,
         )
 
 

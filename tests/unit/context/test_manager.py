@@ -190,12 +190,12 @@ def test_overflow_before_the_first_reply_leaves_an_empty_trajectory() -> None:
     assert (trajectory.segments, trajectory.turns) == ((), ())
 
 
-def test_unbroken_sequences_share_a_session() -> None:
+def test_unbroken_sequences_share_a_cache_key() -> None:
     full, sliding = Played(APPENDING, REPLIES), Played(APPENDING, REPLIES, window="sliding")
-    assert len({r.session for r in full.engine.requests}) == 1
-    assert len({r.session for r in sliding.engine.requests}) == 5
+    assert len({r.cache_key for r in full.engine.requests}) == 1
+    assert len({r.cache_key for r in sliding.engine.requests}) == 5
     for played in (full, sliding):
-        assert sorted(played.engine.released) == sorted({str(r.session) for r in played.engine.requests})
+        assert sorted(played.engine.released) == sorted({str(r.cache_key) for r in played.engine.requests})
 
 
 def test_policy_versions_are_kept_per_turn() -> None:

@@ -29,13 +29,13 @@ def make_engine(family: str = "llama", **options: Any) -> LocalEngine:
 
 
 def request(
-    prompt: Sequence[int], *, seed: int = 0, new: int = 6, session: str | None = None, **sampling: Any
+    prompt: Sequence[int], *, seed: int = 0, new: int = 6, cache_key: str | None = None, **sampling: Any
 ) -> GenerateRequest:
     return GenerateRequest(
         prompt_ids=np.array(prompt, dtype=np.int32),
         sampling=Sampling(max_new_tokens=new, **sampling),
         seed=seed,
-        session=session,
+        cache_key=cache_key,
     )
 
 
@@ -73,7 +73,7 @@ def ask_all(engine: LocalEngine, requests: Sequence[GenerateRequest]) -> list[Co
     return bounded(run())
 
 
-async def play_session(
+async def play_turns(
     engine: LocalEngine, name: str, *, turns: int, seed: int, gap: int = 0, length: int = 5
 ) -> list[tuple[list[int], Completion]]:
     """Turns that extend each other, with a few tokens of context between them."""
@@ -81,7 +81,7 @@ async def play_session(
     for turn in range(turns):
         for _ in range(gap):
             await asyncio.sleep(0)
-        completion = await engine.generate(request(ids, seed=seed * 100 + turn, session=name))
+        completion = await engine.generate(request(ids, seed=seed * 100 + turn, cache_key=name))
         played.append((ids, completion))
         ids = [*ids, *completion.token_ids.tolist(), *random_prompt(seed + turn + 50, 1 + (seed + turn) % 4)]
     engine.release(name)
@@ -92,12 +92,12 @@ async def play_session(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logprobs_are_the_models_own_over_three_turns_of_ragged_sessions(family: str) -> None:
-    """Sessions start at different times, have different lengths and end after different numbers of turns."""
+def test_logprobs_are_the_models_own_over_three_turns_of_ragged_conversations(family: str) -> None:
+    """Conversations start at different times, have different lengths and end after different numbers of turns."""
     engine = make_engine(family)
 
     async def run() -> list[list[tuple[list[int], Completion]]]:
-        plays = [play_session(engine, f"s{n}", turns=3 - n % 2, seed=n, gap=5 * n, length=3 + 4 * n) for n in range(5)]
+        plays = [play_turns(engine, f"s{n}", turns=3 - n % 2, seed=n, gap=5 * n, length=3 + 4 * n) for n in range(5)]
         return await asyncio.gather(*plays)
 
     model = make_model(family)
@@ -117,7 +117,7 @@ def test_sequences_longer_than_a_sliding_window_are_exact(family: str) -> None:
     """The window is longer than the engine's own probe, so a probe alone does not show it."""
     engine, model = make_engine(family), make_model(family)
     long, short = random_prompt(1, 2 * WINDOW), random_prompt(2, WINDOW - 3)
-    together = ask_all(engine, [request(long, seed=1, session="long"), request(short, seed=2, session="short")])
+    together = ask_all(engine, [request(long, seed=1, cache_key="long"), request(short, seed=2, cache_key="short")])
     for prompt, completion in zip((long, short), together, strict=True):
         assert_exact(model, prompt, completion)
 
@@ -134,8 +134,8 @@ def test_kept_rows_are_used_again(family: str, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(SlotPool, "prepare", counting)
     prompt = random_prompt(1, 30)
-    (first,) = ask_all(engine, [request(prompt, new=1, session="a")])
-    ask_all(engine, [request([*prompt, *first.token_ids.tolist(), 5], new=1, session="a")])
+    (first,) = ask_all(engine, [request(prompt, new=1, cache_key="a")])
+    ask_all(engine, [request([*prompt, *first.token_ids.tolist(), 5], new=1, cache_key="a")])
     # The second turn computes the sampled token and the one behind it, not the whole prompt.
     assert widths == [30, 2]
 
@@ -143,9 +143,9 @@ def test_kept_rows_are_used_again(family: str, monkeypatch: pytest.MonkeyPatch) 
 def test_a_changed_prefix_is_not_taken_from_the_cache() -> None:
     engine, model = make_engine(), make_model("llama")
     prompt = random_prompt(1, 12)
-    ask_all(engine, [request(prompt, session="a")])
+    ask_all(engine, [request(prompt, cache_key="a")])
     for changed in ([*prompt[:4], 7, *prompt[5:], 3], prompt[:6], [9, *prompt], prompt):
-        (completion,) = ask_all(engine, [request(changed, seed=3, session="a")])
+        (completion,) = ask_all(engine, [request(changed, seed=3, cache_key="a")])
         assert_exact(model, changed, completion)
 
 
@@ -153,17 +153,17 @@ def test_padding_may_reach_beyond_the_models_positions() -> None:
     """A row near the end of its context shares a pass with a long new prompt; its padding has no position."""
     engine, model = make_engine("gpt2"), make_model("gpt2")
     prompt = random_prompt(1, POSITIONS - 16)
-    (first,) = ask_all(engine, [request(prompt, new=4, session="old")])
+    (first,) = ask_all(engine, [request(prompt, new=4, cache_key="old")])
     old, new = [*prompt, *first.token_ids.tolist(), 3], random_prompt(2, 50)
-    completions = ask_all(engine, [request(old, new=4, session="old"), request(new, new=4, session="new")])
+    completions = ask_all(engine, [request(old, new=4, cache_key="old"), request(new, new=4, cache_key="new")])
     for ids, completion in zip((old, new), completions, strict=True):
         assert_exact(model, ids, completion)
 
 
-def test_two_requests_of_one_session_at_once_do_not_mix() -> None:
+def test_two_requests_with_one_cache_key_at_once_do_not_mix() -> None:
     engine, model = make_engine(), make_model("llama")
     prompts = [random_prompt(seed, 6 + seed) for seed in range(3)]
-    completions = ask_all(engine, [request(p, seed=n, session="same") for n, p in enumerate(prompts)])
+    completions = ask_all(engine, [request(p, seed=n, cache_key="same") for n, p in enumerate(prompts)])
     for prompt, completion in zip(prompts, completions, strict=True):
         assert_exact(model, prompt, completion)
     engine.release("same")
@@ -232,7 +232,7 @@ def test_a_model_in_bfloat16_keeps_its_cache_and_its_logprobs(family: str) -> No
     assert all(p.dtype == torch.bfloat16 for p in model.parameters())
     prompt = random_prompt(1, 9)
     for _ in range(2):
-        (completion,) = ask_all(engine, [request(prompt, session="a")])
+        (completion,) = ask_all(engine, [request(prompt, cache_key="a")])
         ids = completion.token_ids.tolist()
         np.testing.assert_allclose(completion.behavior_logprobs, own_logprobs(model, prompt, ids), atol=0.1)
         expected = own_logprobs(make_model(family, seed=1), prompt, ids)
@@ -316,10 +316,10 @@ def test_prefill_in_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 def test_new_weights_replace_kept_rows() -> None:
     engine, new = make_engine(), make_model("llama", seed=1)
     prompt = random_prompt(1, 10)
-    (before,) = ask_all(engine, [request(prompt, session="a")])
+    (before,) = ask_all(engine, [request(prompt, cache_key="a")])
     engine.load_weights(new.state_dict(), 5)
     longer = [*prompt, *before.token_ids.tolist(), 4]
-    (after,) = ask_all(engine, [request(longer, session="a")])
+    (after,) = ask_all(engine, [request(longer, cache_key="a")])
     assert (before.policy_version, after.policy_version, engine.policy_version) == (0, 5, 5)
     assert_exact(new, longer, after)
     old = own_logprobs(make_model("llama"), longer, after.token_ids.tolist())
@@ -366,13 +366,13 @@ def test_weights_may_be_replaced_after_a_running_request_was_cancelled() -> None
     prompt = random_prompt(2, 7)
 
     async def run() -> Completion:
-        running = asyncio.create_task(engine.generate(request(random_prompt(1, 5), seed=1, new=40, session="a")))
+        running = asyncio.create_task(engine.generate(request(random_prompt(1, 5), seed=1, new=40, cache_key="a")))
         while not engine._active:
             await asyncio.sleep(0)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         engine.load_weights(new.state_dict(), 1)
-        return await engine.generate(request(prompt, session="b"))
+        return await engine.generate(request(prompt, cache_key="b"))
 
     assert_exact(new, prompt, bounded(run()))
     engine.release("b")
@@ -396,7 +396,7 @@ def test_a_failing_pass_reaches_everyone_who_waits(failing_pass: int, monkeypatc
         return forward(rows)
 
     async def run() -> list[Any]:
-        waits = [engine.generate(request(random_prompt(n, 4), seed=n, new=30, session=str(n))) for n in range(4)]
+        waits = [engine.generate(request(random_prompt(n, 4), seed=n, new=30, cache_key=str(n))) for n in range(4)]
         return await asyncio.gather(*waits, return_exceptions=True)
 
     monkeypatch.setattr(engine, "_pooled_logits", failing)
@@ -406,7 +406,7 @@ def test_a_failing_pass_reaches_everyone_who_waits(failing_pass: int, monkeypatc
     assert all("out of memory" in str(error) for error in errors)
     assert all(isinstance(outcome, (EngineError, Completion)) for outcome in outcomes)
     prompt = random_prompt(9, 5)
-    assert_exact(make_model("llama"), prompt, ask_all(engine, [request(prompt, session="0")])[0])
+    assert_exact(make_model("llama"), prompt, ask_all(engine, [request(prompt, cache_key="0")])[0])
 
 
 def test_a_cancelled_request_leaves_the_others_alone() -> None:
@@ -444,27 +444,27 @@ def test_released_slots_are_used_again() -> None:
 
     async def run() -> None:
         for number in range(3 * engine._pool.num_slots // 4):
-            session = f"s{number}"
-            await engine.generate(request(random_prompt(number, 3), new=1, session=session))
+            cache_key = f"s{number}"
+            await engine.generate(request(random_prompt(number, 3), new=1, cache_key=cache_key))
             await engine.generate(request(random_prompt(number, 4), new=1))
-            engine.release(session)
+            engine.release(cache_key)
 
     before = engine._pool.num_slots
     bounded(run())
     assert engine._pool.num_slots == before
     assert sorted(engine._pool._free) == list(range(before))
-    assert not engine._sessions
+    assert not engine._rows_by_key
 
 
-def test_a_session_released_while_it_decodes_frees_its_slot() -> None:
+def test_a_cache_key_released_while_it_decodes_frees_its_slot() -> None:
     engine = make_engine()
 
     async def run() -> None:
-        task = asyncio.create_task(engine.generate(request(random_prompt(1, 5), seed=1, new=20, session="a")))
+        task = asyncio.create_task(engine.generate(request(random_prompt(1, 5), seed=1, new=20, cache_key="a")))
         while not engine._active:
             await asyncio.sleep(0)
         engine.release("a")
-        again = engine.generate(request(random_prompt(2, 5), seed=2, new=3, session="a"))
+        again = engine.generate(request(random_prompt(2, 5), seed=2, new=3, cache_key="a"))
         await asyncio.gather(task, again)
 
     bounded(run())
@@ -476,18 +476,18 @@ def test_the_pool_grows_beyond_its_first_slots_and_capacity() -> None:
     engine, model = make_engine(), make_model("llama")
     slots, capacity = engine._pool.num_slots, engine._pool.capacity
     prompts = [random_prompt(n, 2 + n % 7) for n in range(slots + 5)] + [random_prompt(99, capacity + 6)]
-    requests = [request(p, seed=n, new=2, session=f"s{n}") for n, p in enumerate(prompts)]
+    requests = [request(p, seed=n, new=2, cache_key=f"s{n}") for n, p in enumerate(prompts)]
     completions = ask_all(engine, requests[:10]) + ask_all(engine, requests[10:])
     assert engine._pool.num_slots > slots
     assert engine._pool.capacity > capacity
     for prompt, completion in zip(prompts, completions, strict=True):
         assert_exact(model, prompt, completion)
     kept = [*prompts[3], *completions[3].token_ids.tolist(), 8]
-    (later,) = ask_all(engine, [request(kept, seed=7, session="s3")])
+    (later,) = ask_all(engine, [request(kept, seed=7, cache_key="s3")])
     assert_exact(model, kept, later)
 
 
-def test_release_of_an_unknown_session_is_nothing() -> None:
+def test_release_of_an_unknown_cache_key_is_nothing() -> None:
     engine = make_engine()
     engine.release("never seen")
     assert len(engine._pool._free) == engine._pool.num_slots
@@ -526,19 +526,19 @@ def test_an_idle_engine_has_new_weights_at_once() -> None:
     assert completion.policy_version == 3
 
 
-def test_scopes_keep_sessions_apart() -> None:
+def test_scopes_keep_cache_keys_apart() -> None:
     engine = make_engine()
     scopes = [ScopedEngine(engine), ScopedEngine(engine)]
     prompts = [random_prompt(n, 8 + n) for n in range(2)]
 
     async def run() -> list[Completion]:
         asked = zip(scopes, prompts, strict=True)
-        return await asyncio.gather(*(scope.generate(request(p, session="0#0")) for scope, p in asked))
+        return await asyncio.gather(*(scope.generate(request(p, cache_key="0#0")) for scope, p in asked))
 
     completions = bounded(run())
-    assert len(engine._sessions) == 2
+    assert len(engine._rows_by_key) == 2
     scopes[0].release("0#0")
-    assert len(engine._sessions) == 1
+    assert len(engine._rows_by_key) == 1
     for prompt, completion in zip(prompts, completions, strict=True):
         assert_exact(make_model("llama"), prompt, completion)
     assert scopes[1].policy_version == engine.policy_version

@@ -21,7 +21,7 @@ from transformers import (
 
 VOCABULARY = 40
 WINDOW = 20
-"""Longer than the engine's own probe, shorter than a session of these tests."""
+"""Longer than the engine's own probe, shorter than a conversation of these tests."""
 POSITIONS = 96
 _SHAPE = {
     "vocab_size": VOCABULARY,

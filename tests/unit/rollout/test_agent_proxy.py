@@ -33,7 +33,7 @@ def say(word: str) -> list[int]:
 
 
 def env_of(request: GenerateRequest) -> int:
-    return int(str(request.session).split("#")[0])
+    return int(str(request.cache_key).split("#")[0])
 
 
 class WaitingEngine(ScriptedEngine):

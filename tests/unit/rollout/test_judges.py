@@ -42,7 +42,7 @@ def say(words: Sequence[str]) -> ScriptedEngine:
     """Environment n says `words[n]` in every turn."""
 
     def reply(request: GenerateRequest) -> list[int]:
-        word = words[int(str(request.session).split("#")[0])]
+        word = words[int(str(request.cache_key).split("#")[0])]
         return [*TEMPLATE.encode_text(f"<answer>{word}</answer>").tolist(), TEMPLATE.end_of_turn_id]
 
     return ScriptedEngine(reply, stop_ids=TEMPLATE.stop_ids)

@@ -432,7 +432,7 @@ def scripted(words: list[str]) -> ScriptedEngine:
     turns: dict[str, int] = {}
 
     def reply(request: GenerateRequest) -> list[int]:
-        name = str(request.session).split("#")[0]
+        name = str(request.cache_key).split("#")[0]
         turns[name] = turns.get(name, -1) + 1
         return say(words[turns[name]])
 

@@ -70,9 +70,9 @@ def test_what_the_engine_sampled_is_what_is_recorded_and_episodes_do_not_mix(pro
     engine = EchoEngine()
     groups = play(program, engine, tasks=4, group_size=2)
     assert engine.most_running > 1, "episodes did not share the engine"
-    sampled = {r.session: [] for r in engine.requests}
+    sampled = {r.cache_key: [] for r in engine.requests}
     for request, completion in zip(engine.requests, engine.completions, strict=True):
-        sampled[request.session].append((request, completion))
+        sampled[request.cache_key].append((request, completion))
     for group in groups:
         for trajectory in group.trajectories:
             assert trajectory.stop_reason is StopReason.TERMINATED
