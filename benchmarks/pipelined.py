@@ -28,6 +28,7 @@ from turnwise.engine.local import LocalEngine
 from turnwise.envs.frozen_lake.env import FrozenLake
 from turnwise.envs.frozen_lake.settings import LakeParams
 from turnwise.exchange import EnvInput, EnvOutput, LmInput, LmOutput
+from turnwise.floor.seeds import derive_seed
 from turnwise.loop.build import TrainParts, build_context, build_states, build_train
 from turnwise.loop.evaluate import evaluate_policy
 from turnwise.loop.pipelined import train_pipelined
@@ -36,7 +37,7 @@ from turnwise.loop.warm_start import warm_start
 from turnwise.loop.worlds import worlds_of
 from turnwise.protocols import Weights
 from turnwise.report.metrics import Stopwatch
-from turnwise.rollout.env_manager import EnvStateManager, derive_seed
+from turnwise.rollout.env_manager import EnvStateManager
 from turnwise.types import Completion, GenerateRequest, Group, Sampling, Task, Trajectory
 
 STEP_S = 0.1

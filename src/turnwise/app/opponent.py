@@ -21,9 +21,9 @@ from turnwise.engine.local import LocalEngine
 from turnwise.envs.adapters.textarena_settings import TextArenaParams
 from turnwise.errors import ConfigError, EngineError, EnvError, TurnwiseError
 from turnwise.exchange import EnvDescription, EnvOutput, HistoryEntry, LmOutput
+from turnwise.floor.seeds import derive_seed
 from turnwise.loop.build import build_engine
 from turnwise.report.run_dir import RunDirectory
-from turnwise.rollout.env_manager import derive_seed
 from turnwise.types import GenerateRequest, Sampling
 
 _TAG = "opponent"

@@ -13,9 +13,9 @@ from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import reset_env, step_env
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError
+from turnwise.floor.seeds import derive_seed
 from turnwise.loop.evaluate import evaluate_policy
 from turnwise.report.console import print_trajectory
-from turnwise.rollout.env_manager import derive_seed
 from turnwise.rollout.rules import random_rule
 
 _MAX_STEPS = 200

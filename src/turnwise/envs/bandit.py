@@ -13,7 +13,8 @@ from typing import Annotated, Any, ClassVar, NamedTuple, cast
 from pydantic import Field, model_validator
 
 from turnwise.config.settings import Settings
-from turnwise.envs.base import BaseEnv, check_split, draw_seed, make_rng
+from turnwise.envs.base import BaseEnv, check_split
+from turnwise.floor.seeds import draw_seed, make_rng
 
 SPLITS = ("train", "eval")
 

@@ -6,7 +6,6 @@ each action. It refuses to know how the text is put before a model, what answers
 
 from __future__ import annotations
 
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -115,16 +114,6 @@ class BaseEnv(ABC):
             raise EnvError(f"{self.label()}: the episode is over; call reset.")
         if self._phase == "new":
             raise EnvError(f"{self.label()}: there is no episode yet; call reset first.")
-
-
-def make_rng(purpose: str, seed: int) -> random.Random:
-    """A generator for one purpose; seeding with text keeps purposes apart and is the same in every process."""
-    return random.Random(f"{purpose}/{seed}")
-
-
-def draw_seed() -> int:
-    """A fresh seed from the operating system, for whoever asked for no particular one."""
-    return random.SystemRandom().randrange(2**31)
 
 
 def check_split(split: str, known: tuple[str, ...], label: str) -> None:

@@ -6,10 +6,10 @@ No mask is made here and no token is touched; turns are matched to segments by t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2b
 
 import numpy as np
 
+from turnwise.floor.seeds import fingerprint
 from turnwise.types import Experience, ExperienceId, Group, Trajectory
 
 
@@ -22,11 +22,6 @@ def build_experiences(groups: Sequence[Group]) -> list[Experience]:
         if not trajectory.stop_reason.is_error
         for experience in split_trajectory(trajectory, greedy_return=_shaped_return(group.greedy))
     ]
-
-
-def fingerprint(observation: str) -> int:
-    """Equal texts have equal numbers, in every process."""
-    return int.from_bytes(blake2b(observation.encode(), digest_size=8).digest(), "big")
 
 
 def split_trajectory(trajectory: Trajectory, *, greedy_return: float | None = None) -> list[Experience]:

@@ -7,13 +7,13 @@ numbers: first in, first out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2b
 from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
 from turnwise.config.settings import Settings
+from turnwise.floor.seeds import fingerprint
 from turnwise.types import Experience
 
 
@@ -78,7 +78,7 @@ class DecayLimitRandomization:
 
 def priority_seed(group_id: str, use_count: int) -> int:
     """The dice of one group between two uses: the same in every process, and after a resume."""
-    return int.from_bytes(blake2b(f"{group_id}|{use_count}".encode(), digest_size=8).digest(), "big")
+    return fingerprint(f"{group_id}|{use_count}")
 
 
 def group_version(experiences: Sequence[Experience]) -> int:

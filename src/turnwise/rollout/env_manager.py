@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from hashlib import blake2b
 
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import call_env, describe_env, reset_env
 from turnwise.envs.tasks import SeedTasks
 from turnwise.errors import ConfigError, EnvError, RewardError, TaskError
 from turnwise.exchange import EnvDescription, EnvInput, EnvOutput, HistoryEntry, RolloutState
+from turnwise.floor.seeds import derive_seed
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.turn import info_of_turn, is_invalid_turn, is_successful_turn, play_actions
 from turnwise.types import StepResult, StopReason, Task, TrajectoryId
@@ -324,11 +324,6 @@ class EnvStateManager:
         for key in ("action_is_valid", "action_is_effective"):
             metrics[f"{tag}/{key}"] = sum(bool(entry.info.get(key)) for entry in turns) / max(len(turns), 1)
         return metrics
-
-
-def derive_seed(*parts: object) -> int:
-    """A number that depends on all parts and on nothing else: no process, no order of calls."""
-    return int.from_bytes(blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest(), "big")
 
 
 def _as_env_input(given: Mapping[str, object]) -> EnvInput:

@@ -17,8 +17,8 @@ import numpy as np
 
 from turnwise.context.transcript import Transcript
 from turnwise.errors import ContextOverflow, EngineError, WorkflowError
+from turnwise.floor.seeds import derive_seed
 from turnwise.protocols import ChatTemplate, Engine
-from turnwise.rollout.env_manager import derive_seed
 from turnwise.types import Completion, FloatArray, GenerateRequest, IntArray, Message, Sampling, Segment
 
 ChatMessage: TypeAlias = Message | Mapping[str, str]

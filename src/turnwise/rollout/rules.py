@@ -10,7 +10,7 @@ from typing import TypeAlias
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import reset_env, step_env
 from turnwise.errors import EnvError
-from turnwise.rollout.env_manager import derive_seed
+from turnwise.floor.seeds import derive_seed
 from turnwise.types import Task
 
 Rule: TypeAlias = Callable[[BaseEnv], str]

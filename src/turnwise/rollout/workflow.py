@@ -13,8 +13,9 @@ from typing import TypeAlias
 from turnwise.context.manager import ContextManager
 from turnwise.errors import ContextOverflow, EngineError
 from turnwise.exchange import EnvOutput, LmInput, LmOutput
+from turnwise.floor.seeds import derive_seed
 from turnwise.protocols import Engine, Workflow
-from turnwise.rollout.env_manager import EnvStateManager, derive_seed
+from turnwise.rollout.env_manager import EnvStateManager
 from turnwise.rollout.runner import Play
 from turnwise.types import GenerateRequest, Sampling, StopReason, Task, Trajectory
 

@@ -19,8 +19,8 @@ from typing import Any
 from turnwise.config.sections.context import ContextSettings
 from turnwise.envs.base import BaseEnv
 from turnwise.errors import ContextOverflow, EngineError, EnvError
+from turnwise.floor.seeds import derive_seed
 from turnwise.protocols import ChatTemplate, Engine
-from turnwise.rollout.env_manager import derive_seed
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.rollout.runner import Play

@@ -56,3 +56,10 @@ def test_no_token_is_touched() -> None:
     tokens = np.concatenate([s.token_ids for s in trajectory.segments])
     built = build_experiences([Group(task=trajectory.task, trajectories=(trajectory,))])
     assert np.array_equal(np.concatenate([e.segment.token_ids for e in built]), tokens)
+
+
+def test_an_observation_with_half_a_surrogate_pair_has_a_fingerprint() -> None:
+    trajectory = make_trajectory(((0, 1),))
+    turns = tuple(replace(turn, observation="\ud83d" * turn.index) for turn in trajectory.turns)
+    (experience,) = split_trajectory(replace(trajectory, turns=turns))
+    assert len(set(experience.turn_states.tolist())) == 2

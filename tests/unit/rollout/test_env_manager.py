@@ -11,7 +11,7 @@ from turnwise.envs.bandit import Bandit
 from turnwise.envs.base import BaseEnv
 from turnwise.errors import ConfigError, EnvError
 from turnwise.exchange import EnvInput, EnvOutput
-from turnwise.rollout.env_manager import EnvConfigs, EnvStateManager, derive_seed
+from turnwise.rollout.env_manager import EnvConfigs, EnvStateManager
 from turnwise.rollout.limits import Limits
 from turnwise.types import StopReason
 
@@ -129,11 +129,6 @@ def test_rollouts_are_numbered() -> None:
         states.step([act(0, "win")])
         numbers.append(states.get_rollout_states()[0].id.rollout)
     assert numbers == [0, 1, 9, 10]
-
-
-def test_derived_seeds_depend_on_every_part() -> None:
-    assert derive_seed(1, "a", 2) == derive_seed(1, "a", 2)
-    assert len({derive_seed(1, "a", 2), derive_seed(2, "a", 2), derive_seed(1, "b", 2), derive_seed(1, "a", 3)}) == 4
 
 
 # --- steps -----------------------------------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from turnwise.envs.adapters.global_rngs import OwnGlobalRngs
-from turnwise.envs.base import BaseEnv, check_split, draw_seed
+from turnwise.envs.base import BaseEnv, check_split
 from turnwise.errors import ConfigError, TaskError
+from turnwise.floor.seeds import draw_seed
 
 SPLITS = ("train", "eval")
 MAX_REPLY_LENGTH = 10_000

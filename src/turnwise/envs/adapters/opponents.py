@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from itertools import cycle
 
 from turnwise.envs.adapters.textarena_settings import TextArenaParams
-from turnwise.envs.base import make_rng
 from turnwise.errors import EnvError
 from turnwise.exchange import EnvDescription
+from turnwise.floor.seeds import make_rng
 
 
 class RandomMoves:

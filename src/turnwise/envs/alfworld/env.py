@@ -20,8 +20,9 @@ from turnwise.envs.alfworld.household import Household
 from turnwise.envs.alfworld.planner import explore, shortest_plan
 from turnwise.envs.alfworld.settings import AlfWorldParams
 from turnwise.envs.alfworld.textworld_engine import Record, TextWorldEngine
-from turnwise.envs.base import BaseEnv, check_split, draw_seed
+from turnwise.envs.base import BaseEnv, check_split
 from turnwise.errors import EnvError, TaskError
+from turnwise.floor.seeds import draw_seed
 
 SPLITS = ("train", "eval", "seen", "unseen")
 

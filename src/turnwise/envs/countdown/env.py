@@ -11,13 +11,14 @@ from itertools import product
 from typing import Any, ClassVar, cast
 
 from turnwise.config.settings import Settings
-from turnwise.envs.base import BaseEnv, check_split, draw_seed
+from turnwise.envs.base import BaseEnv, check_split
 from turnwise.envs.countdown.files import load_puzzles
 from turnwise.envs.countdown.grader import Graded, grade
 from turnwise.envs.countdown.puzzle import Puzzle, draw_puzzle
 from turnwise.envs.countdown.settings import CountdownParams
 from turnwise.envs.countdown.solver import solve
 from turnwise.errors import EnvError
+from turnwise.floor.seeds import draw_seed
 
 SPLITS = ("train", "eval")
 

@@ -10,9 +10,9 @@ import random
 from typing import NamedTuple
 from zlib import crc32
 
-from turnwise.envs.base import make_rng
 from turnwise.envs.countdown.settings import CountdownParams
 from turnwise.errors import TaskError
+from turnwise.floor.seeds import make_rng
 
 MAX_DRAWS = 20_000
 

@@ -13,9 +13,9 @@ from functools import lru_cache
 from typing import NamedTuple
 from zlib import crc32
 
-from turnwise.envs.base import make_rng
 from turnwise.envs.frozen_lake.settings import LakeParams
 from turnwise.errors import TaskError
+from turnwise.floor.seeds import make_rng
 
 SPLITS = ("train", "eval")
 MAX_DRAWS = 20_000

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 from pydantic import Field, PositiveInt, model_validator
 
 from turnwise.config.settings import Settings
-from turnwise.envs.base import BaseEnv, check_split, draw_seed, make_rng
+from turnwise.envs.base import BaseEnv, check_split
 from turnwise.envs.metamathqa.exact import is_same_answer
 from turnwise.envs.metamathqa.files import Fields, load_problems
 from turnwise.envs.metamathqa.final_answer import final_answer
@@ -20,6 +20,7 @@ from turnwise.envs.metamathqa.problems import Problem, ProblemSet, hold_out, is_
 from turnwise.envs.metamathqa.second_opinion import is_same_by_math_verify, require_math_verify
 from turnwise.envs.metamathqa.word_problems import OPERATIONS, Operation, draw_story, tell
 from turnwise.errors import TaskError
+from turnwise.floor.seeds import draw_seed, make_rng
 
 SPLITS = ("train", "eval")
 _MAX_DRAWS = 10_000

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 
 from turnwise.errors import TaskError
+from turnwise.floor.seeds import fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,7 @@ class ProblemSet:
 
 def is_held_out(origin: str, eval_share: float) -> bool:
     """Whether an origin belongs to evaluation: decided by its own hash, whatever stands beside it."""
-    # JSON can spell half a surrogate pair, which plain UTF-8 refuses.
-    digest = blake2b(origin.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") < eval_share * 2**64
+    return fingerprint(origin) < eval_share * 2**64
 
 
 def split_by_origin(problems: Sequence[Problem], eval_share: float, source: str) -> ProblemSet:

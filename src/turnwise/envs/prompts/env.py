@@ -11,10 +11,11 @@ from typing import Any, ClassVar, cast
 from pydantic import Field
 
 from turnwise.config.settings import Settings
-from turnwise.envs.base import BaseEnv, check_split, draw_seed
+from turnwise.envs.base import BaseEnv, check_split
 from turnwise.envs.prompts.files import Fields, load_prompts
 from turnwise.envs.prompts.letters import EVAL_SHARE, letter_prompts
 from turnwise.envs.prompts.rows import PromptRow, PromptSet
+from turnwise.floor.seeds import draw_seed
 
 SPLITS = ("train", "eval")
 

@@ -14,8 +14,8 @@ from functools import lru_cache
 from itertools import product
 from typing import TypeVar
 
-from turnwise.envs.base import make_rng
 from turnwise.envs.prompts.rows import PromptRow, PromptSet, split_rows
+from turnwise.floor.seeds import make_rng
 from turnwise.types import Message
 
 T = TypeVar("T")
@@ -93,7 +93,7 @@ def letter_prompts(eval_share: float) -> PromptSet:
 
 
 def _reference(task: LetterTask) -> str:
-    rng = random.Random(f"reference/{task.prompt}")
+    rng = make_rng("reference", task.prompt)
     flaws = frozenset(flaw for flaw, rate in FLAW_RATES.items() if rng.random() < rate)
     return write_letter(task, flaws, rng)
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 
 from turnwise.errors import TaskError
+from turnwise.floor.seeds import fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,4 @@ def split_rows(rows: Sequence[PromptRow], *, eval_share: float, source: str) -> 
 
 def _place(prompt: str) -> float:
     """A number from 0 to 1 that depends on the prompt alone, in every process."""
-    # JSON can spell half a surrogate pair, which plain UTF-8 refuses.
-    digest = blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64
+    return fingerprint(prompt) / 2**64

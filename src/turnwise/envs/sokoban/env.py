@@ -10,10 +10,11 @@ from typing import Any, ClassVar, cast
 from weakref import WeakValueDictionary
 
 from turnwise.config.settings import Settings
-from turnwise.envs.base import BaseEnv, check_split, draw_seed
+from turnwise.envs.base import BaseEnv, check_split
 from turnwise.envs.sokoban.level import SPLITS, Level, draw_level
 from turnwise.envs.sokoban.settings import SokobanParams
 from turnwise.envs.sokoban.solver import ACTIONS, Distances, Room, cells_of
+from turnwise.floor.seeds import draw_seed
 
 _MOVES = {name: move for move, action in enumerate(ACTIONS) for name in (action, action.lower())}
 _IN_PLAY: WeakValueDictionary[Room, Distances] = WeakValueDictionary()

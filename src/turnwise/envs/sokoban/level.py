@@ -12,10 +12,10 @@ from functools import lru_cache
 from typing import NamedTuple
 from zlib import crc32
 
-from turnwise.envs.base import make_rng
 from turnwise.envs.sokoban.settings import SokobanParams
 from turnwise.envs.sokoban.solver import MAX_POSITIONS, Distances, Room, action_offsets, cells_of
 from turnwise.errors import TaskError
+from turnwise.floor.seeds import make_rng
 
 SPLITS = ("train", "eval")
 MAX_DRAWS = 2_000

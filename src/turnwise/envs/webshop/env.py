@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 from turnwise.config.settings import Settings
-from turnwise.envs.base import BaseEnv, check_split, draw_seed, make_rng
+from turnwise.envs.base import BaseEnv, check_split
 from turnwise.envs.row_files import RowFile
 from turnwise.envs.webshop.files import ATTRIBUTES, GOALS, PRODUCTS, load_catalogue
 from turnwise.envs.webshop.goals import SPLITS, read_goal, split_goals
@@ -21,6 +21,7 @@ from turnwise.envs.webshop.reward import score_purchase
 from turnwise.envs.webshop.settings import WebShopParams
 from turnwise.envs.webshop.synthetic import NUM_PRODUCTS, make_catalogue
 from turnwise.errors import TaskError
+from turnwise.floor.seeds import draw_seed, make_rng
 
 
 class WebShop(BaseEnv):

@@ -7,7 +7,6 @@ every process and whatever stands beside it.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import product as combinations
@@ -16,6 +15,7 @@ from zlib import crc32
 
 from turnwise.envs.webshop.products import Catalogue, Goal, GoalOption, Product
 from turnwise.errors import TaskError
+from turnwise.floor.seeds import make_rng
 
 SPLITS = ("train", "eval")
 NO_CAP = 1_000_000.0
@@ -115,7 +115,7 @@ def _draw_cap(product: Product) -> float | None:
     """The larger of two of the next four multiples of ten above the price; none where there are not two below 1,000."""
     price = product.price
     near = [cap for cap in _CAPS if cap > price][:4]
-    return max(random.Random(f"cap/{product.asin}").sample(near, 2)) if len(near) >= 2 else None
+    return max(make_rng("cap", product.asin).sample(near, 2)) if len(near) >= 2 else None
 
 
 def _read_options(fields: Mapping[str, object], place: str) -> tuple[GoalOption, ...]:

@@ -6,13 +6,13 @@ they were written and how a purchase is judged.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from turnwise.envs.webshop.search import SearchIndex
+from turnwise.floor.seeds import make_rng
 
 LEVEL_MARK = "\u203a"
 """Stands between the levels of a product category."""
@@ -58,7 +58,7 @@ class Product:
         """What is paid; of a range, a price drawn once for good."""
         if len(self.prices) == 1:
             return self.prices[0]
-        return random.Random(f"price/{self.asin}").uniform(*self.prices)
+        return make_rng("price", self.asin).uniform(*self.prices)
 
     @property
     def price_tag(self) -> str:

@@ -11,9 +11,9 @@ import random
 from dataclasses import dataclass
 from functools import lru_cache
 
-from turnwise.envs.base import make_rng
 from turnwise.envs.webshop.goals import make_goals
 from turnwise.envs.webshop.products import LEVEL_MARK, Catalogue, Product
+from turnwise.floor.seeds import make_rng
 
 NUM_PRODUCTS = 1000
 """How many are made, unless a user wants another number."""
