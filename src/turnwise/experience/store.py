@@ -74,7 +74,7 @@ class ExperienceStore:
             self._db = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
             # Blocks are long; larger pages mean fewer of them.
             self._db.execute("PRAGMA page_size = 16384")
-            self._db.execute("PRAGMA journal_mode = WAL")
+            self._begin_write_ahead_log()
             # A killed process loses nothing; a power cut may lose the last groups, and never damages the file.
             self._db.execute("PRAGMA synchronous = NORMAL")
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
@@ -83,6 +83,18 @@ class ExperienceStore:
             self._db.executescript(_SCHEMA)
         except sqlite3.Error as error:
             raise StoreError(f"{path} cannot be opened as a store of experience: {error}.") from error
+
+    def _begin_write_ahead_log(self) -> None:
+        """SQLite does not wait where several processes begin it at once, whatever the timeout."""
+        ends_at = time.monotonic() + _BUSY_TIMEOUT_S
+        while True:
+            try:
+                self._db.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > ends_at:
+                    raise
+                time.sleep(0.01)
 
     # --- the contract of a buffer --------------------------------------------------------------------------------
 
