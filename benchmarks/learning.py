@@ -12,8 +12,8 @@ from statistics import median
 
 from benchmarks.presets import MARK, ROOT, train_once
 from turnwise.app.run import Run
+from turnwise.floor.files import write_whole
 from turnwise.report.curves import plot_comparison
-from turnwise.report.files import atomic_write
 
 PAGES: dict[str, dict[str, list[str]]] = {
     "environments": {name: [name] for name in ("sokoban", "countdown", "alfworld", "webshop")},
@@ -48,7 +48,7 @@ def write_page(runs: dict[str, list[Run]], name: str, out: Path) -> None:
     plot_comparison({row: [run.metrics() for run in some] for row, some in runs.items()}, {}, out / f"{name}.png")
     page = out / f"{name}.md"
     above = page.read_text().split(MARK)[0] if page.exists() else f"# {name}\n\n"
-    atomic_write(page, (above + MARK + "\n\n" + describe(runs, f"{name}.png")).encode())
+    write_whole(page, (above + MARK + "\n\n" + describe(runs, f"{name}.png")).encode())
 
 
 def describe(runs: dict[str, list[Run]], figure_name: str) -> str:

@@ -15,8 +15,8 @@ from statistics import median
 
 from turnwise.app.run import Run
 from turnwise.errors import RunError
+from turnwise.floor.files import write_whole
 from turnwise.report.curves import plot_comparison
-from turnwise.report.files import atomic_write
 
 PRESETS = ("starpo", "starpo_s", "grpo", "rloo", "bi_level", "multi_step_grpo", "gigpo")
 ROOT = Path(__file__).resolve().parents[1]
@@ -65,7 +65,7 @@ def write_page(runs: dict[str, list[Run]], out: Path) -> None:
     )
     page = out / "presets.md"
     above = page.read_text().split(MARK)[0] if page.exists() else "# Presets on FrozenLake\n\n"
-    atomic_write(page, (above + MARK + "\n\n" + describe(runs, baselines)).encode())
+    write_whole(page, (above + MARK + "\n\n" + describe(runs, baselines)).encode())
 
 
 def describe(runs: dict[str, list[Run]], baselines: dict[str, float]) -> str:

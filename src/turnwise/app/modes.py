@@ -11,6 +11,7 @@ from turnwise.app.models import resolve_model
 from turnwise.config.checks import find_no_effect
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.warm_start import OracleWarmStart
+from turnwise.floor.files import encode_object, write_whole
 from turnwise.loop.build import TrainParts, build_play, build_train
 from turnwise.loop.evaluate import Evaluation, evaluate_policy
 from turnwise.loop.explore import Explored
@@ -19,7 +20,6 @@ from turnwise.loop.serial import count_sampled
 from turnwise.loop.warm_start import warm_start
 from turnwise.protocols import PolicyMark
 from turnwise.report.console import ProgressDisplay, phase, print_notice
-from turnwise.report.files import atomic_write, encode_object
 from turnwise.report.metrics import JsonlSink, Sinks, Stopwatch, group_metrics
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.trajectories import TrajectoryWriter
@@ -110,6 +110,6 @@ async def evaluate_alone(
         "success": result.success,
         "return": result.mean_return,
     }
-    atomic_write(directory.path / "evaluation.json", encode_object(told))
+    write_whole(directory.path / "evaluation.json", encode_object(told))
     print_notice(console, f"success {result.success:.1%}, return {result.mean_return:.2f} ({told['policy']})")
     return result

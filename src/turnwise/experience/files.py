@@ -6,7 +6,6 @@ Columns are the fields of `Experience` and `Segment` under their own names, with
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 
 from turnwise.config.packages import require_package
 from turnwise.errors import StoreError
+from turnwise.floor.files import whole_file
 from turnwise.types import Experience, ExperienceId, Segment, TrajectoryId
 
 _IDS = {"rollout": "int64", "task_id": "string", "sibling": "int32", "segment_index": "int32"}
@@ -35,18 +35,9 @@ _ENDINGS = (".parquet", ".jsonl")
 def write_experiences(groups: Iterable[Sequence[Experience]], path: Path) -> int:
     """All experiences of all groups, group by group, so that no more than one is in memory; returns how many."""
     is_parquet = _ending(path) == ".parquet"
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     write = _write_parquet if is_parquet else _write_jsonl
-    try:
-        count = write(groups, unfinished)
-        unfinished.replace(path)
-    except OSError as error:
-        raise StoreError(
-            f"{path} cannot be written: {error.strerror}. Choose a file in a folder that exists."
-        ) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return count
+    with whole_file(path, error=StoreError) as unfinished:
+        return write(groups, unfinished)
 
 
 def read_experiences(path: Path) -> list[Experience]:

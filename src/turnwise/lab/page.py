@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from turnwise.errors import ConfigError
+from turnwise.floor.files import read_text, write_whole
 from turnwise.lab.credit import TRUTH, CreditStudy, WorldReport
 from turnwise.lab.policy import NUM_TOKENS
 from turnwise.lab.tables import COLUMNS, describe_world, to_markdown
-from turnwise.report.files import atomic_write, read_text
 from turnwise.report.heat_map import HeatMap, HeatRow, plot_heat_map
 
 _BEGIN = "<!-- measured: begin. `turnwise lab credit` rewrites everything down to the next mark. -->"
@@ -32,7 +32,7 @@ def write_page(reports: Sequence[WorldReport], study: CreditStudy, overrides: Se
     text = _place(_describe(reports, study, _command(study, overrides, folder), picture.name), page)
     pictured = next((report for report in reports if report.world.name == _PICTURED), reports[0])
     plot_heat_map(_draw_episode(pictured), picture)
-    atomic_write(page, text)
+    write_whole(page, text)
     return page
 
 

@@ -1,16 +1,14 @@
 """Everything a learner needs to go on: a Hugging Face folder in `policy/`, and the rest of the state beside it.
 
 `policy/` is a plain model in any case. Where adapters are trained they are merged there, and a run goes on from
-`model.path` and the adapters beside it, for what was merged cannot be taken apart again. Written to a temporary name
-and renamed, so that a checkpoint is either whole or not there. Nothing is unpickled: tensors as safetensors, optimizer
-state through `torch.load(weights_only=True)`, numbers as JSON.
+`model.path` and the adapters beside it, for what was merged cannot be taken apart again. A checkpoint is
+whole or not there. Nothing is unpickled: tensors as safetensors, optimizer state through
+`torch.load(weights_only=True)`, numbers as JSON.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -23,6 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from turnwise.errors import RunError
+from turnwise.floor.files import whole_folder
 from turnwise.learn.adapters import has_adapter
 from turnwise.learn.models import load_model
 from turnwise.learn.policy import PolicyModel
@@ -37,8 +36,13 @@ def save_checkpoint(
     folder: Path, trainer: Trainer, tokenizer: PreTrainedTokenizerBase, progress: Mapping[str, object]
 ) -> None:
     """`progress` is the loop's own state: steps done, seed counters, token counts."""
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(unfinished, ignore_errors=True)
+    with whole_folder(folder, failures=(SafetensorError, RuntimeError)) as unfinished:
+        _write(unfinished, trainer, tokenizer, progress)
+
+
+def _write(
+    unfinished: Path, trainer: Trainer, tokenizer: PreTrainedTokenizerBase, progress: Mapping[str, object]
+) -> None:
     model = trainer.actor.model
     model.save_pretrained(unfinished / "policy", state_dict=dict(trainer.weights()))
     tokenizer.save_pretrained(unfinished / "policy")
@@ -58,8 +62,6 @@ def save_checkpoint(
         "progress": dict(progress),
     }
     (unfinished / "state.json").write_text(json.dumps(state, indent=2))
-    shutil.rmtree(folder, ignore_errors=True)
-    unfinished.rename(folder)
 
 
 def resumed_model(folder: Path) -> Path | None:

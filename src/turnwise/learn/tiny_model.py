@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
 import torch
+from safetensors import SafetensorError
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from turnwise.config.sections.model import TinySettings
+from turnwise.floor.files import whole_folder
 
 PAD, END = "<|pad|>", "<|end|>"
 _SPECIAL = (PAD, "<|system|>", "<|user|>", "<|assistant|>", END)
@@ -56,24 +57,11 @@ def find_or_make(cache: Path, kind: str, ingredients: list[object], create: Call
     folder = cache / f"{kind}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
     if not (folder / "config.json").is_file():
         transformers_logging.disable_progress_bar()
-        unfinished = cache / f"{folder.name}.{os.getpid()}"
-        create(unfinished)
-        if (folder / "config.json").is_file():
-            # Another process was faster and may be reading it; both made the same.
-            shutil.rmtree(unfinished)
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-            _rename_unless_there(unfinished, folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        # Another process may be faster, and its model be in use already; both make the same.
+        with whole_folder(folder, keeps_first=True, failures=(SafetensorError,)) as unfinished:
+            create(unfinished)
     return folder
-
-
-def _rename_unless_there(unfinished: Path, folder: Path) -> None:
-    try:
-        unfinished.rename(folder)
-    except OSError:
-        shutil.rmtree(unfinished)
-        if not (folder / "config.json").is_file():
-            raise
 
 
 def _create_actor(folder: Path, settings: TinySettings, seed: int, sample_texts: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from turnwise.report.files import atomic_write
+from turnwise.floor.files import write_whole
 
 DPI = 140
 INK, FAINT, GRID = "#1f2937", "#6b7280", "#e5e7eb"
@@ -41,4 +41,4 @@ STYLE: dict[Any, Any] = {
 def save_figure(figure: Figure, path: Path) -> None:
     image = io.BytesIO()
     FigureCanvasAgg(figure).print_png(image)
-    atomic_write(path, image.getvalue())
+    write_whole(path, image.getvalue())

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.errors import RunError
-from turnwise.report.files import atomic_write, reason
+from turnwise.floor.files import append_line, write_whole
 from turnwise.report.run_dir import step_name
 from turnwise.report.trajectories import encode_trajectory, read_lines
 from turnwise.types import Segment, Trajectory
@@ -35,17 +34,12 @@ class TrajectoryJournal:
         written = self._path.read_bytes()
         whole = written[: written.rfind(b"\n") + 1]
         if whole != written:
-            atomic_write(self._path, whole)
+            write_whole(self._path, whole)
         return read_lines(self._path, _unpack)
 
     def append(self, trajectory: Trajectory) -> None:
         line = json.dumps(encode_trajectory(trajectory, _pack), allow_nan=False)
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(f"{line}\n")
-        except OSError as error:
-            raise RunError(f"Cannot write {self._path}: {reason(error)}.") from error
+        append_line(self._path, line)
 
     def remove(self) -> None:
         """Its rollout is stored elsewhere."""

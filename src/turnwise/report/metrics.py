@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from turnwise.errors import RunError
+from turnwise.floor.files import reason
 from turnwise.protocols import Sink
-from turnwise.report.files import reason
 from turnwise.report.summary import TIME_SECTIONS
 from turnwise.types import Group, Metrics, Trajectory, Turn
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import RunError
-from turnwise.report.files import atomic_write, read_text, reason
+from turnwise.floor.files import append_line, read_text, reason, remove_folder, write_whole
 from turnwise.report.manifest import Manifest
 from turnwise.report.summary import Summary
 from turnwise.report.watch import Finding
@@ -53,8 +52,8 @@ class RunDirectory:
         run._claim()
         for folder in (run.trajectories, run.checkpoints, run.plots):
             folder.mkdir(exist_ok=True)
-        atomic_write(run.config, config_yaml)
-        atomic_write(run.manifest, manifest.to_json())
+        write_whole(run.config, config_yaml)
+        write_whole(run.manifest, manifest.to_json())
         return run
 
     @classmethod
@@ -87,7 +86,7 @@ class RunDirectory:
         run = cls.open(path)
         for records in (run.metrics, *([run.findings] if run.findings.exists() else [])):
             kept = [line for line, row in _rows(records) if row["step"] <= step]
-            atomic_write(records, "".join(f"{line}\n" for line in kept))
+            write_whole(records, "".join(f"{line}\n" for line in kept))
         for file in run.trajectories.glob("step-*.jsonl"):
             if (found := _STEP_NAME.fullmatch(file.stem)) and int(found[1]) > step:
                 file.unlink()
@@ -160,15 +159,10 @@ class RunDirectory:
         return self.step_checkpoint(steps[-1]) if steps else None
 
     def remove_checkpoint(self, step: int) -> None:
-        folder = self.step_checkpoint(step)
-        removed = folder.with_name(f".{folder.name}.removed")
-        shutil.rmtree(removed, ignore_errors=True)
-        # Renamed first: half a checkpoint must not pass for one.
-        folder.rename(removed)
-        shutil.rmtree(removed, ignore_errors=True)
+        remove_folder(self.step_checkpoint(step))
 
     def write_summary(self, summary: Summary) -> None:
-        atomic_write(self.summary, summary.to_json())
+        write_whole(self.summary, summary.to_json())
 
     def read_summary(self) -> Summary:
         if not self.summary.exists():
@@ -183,11 +177,7 @@ class RunDirectory:
         return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
     def append_finding(self, finding: Finding) -> None:
-        try:
-            with self.findings.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(finding), allow_nan=False) + "\n")
-        except OSError as error:
-            raise RunError(f"Cannot append to {self.findings}: {reason(error)}.") from error
+        append_line(self.findings, json.dumps(asdict(finding), allow_nan=False))
 
     def read_findings(self) -> list[Finding]:
         """What the watch has told so far, in order; the file is made with the first finding."""

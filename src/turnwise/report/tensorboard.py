@@ -16,7 +16,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[attr-de
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from turnwise.errors import RunError
-from turnwise.report.files import reason
+from turnwise.floor.files import reason
 from turnwise.types import Metrics
 
 

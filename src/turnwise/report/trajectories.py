@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from turnwise.errors import RunError
-from turnwise.report.files import atomic_write, read_text
+from turnwise.floor.files import read_text, write_whole
 from turnwise.report.run_dir import step_name
 from turnwise.types import Segment, StopReason, Task, Trajectory, TrajectoryId, Turn
 
@@ -39,7 +39,7 @@ class TrajectoryWriter:
             json.dumps(encode_trajectory(trajectory, _encode_segment), allow_nan=False)
             for trajectory in trajectories[:room]
         ]
-        atomic_write(path, "".join(f"{line}\n" for line in lines))
+        write_whole(path, "".join(f"{line}\n" for line in lines))
         return path
 
 

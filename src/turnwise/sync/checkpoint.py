@@ -1,7 +1,7 @@
 """Weights as files in a folder, for an explorer and a trainer in processes of their own.
 
 In the folder: `step-NNNNNN.safetensors`, `newest.json` (which file, its step, version and checksum) and `request.json`.
-Every file is written under a temporary name and renamed; the weights are there before `newest.json` names them. The
+Every file is whole or not there; the weights are there before `newest.json` names them. The
 file before the newest one stays, for whoever is reading it.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from safetensors.torch import load, save
 
 from turnwise.errors import SyncError
+from turnwise.floor.files import write_whole
 from turnwise.protocols import PolicyMark, Weights
 from turnwise.sync.waiting import Bell
 
@@ -37,14 +37,14 @@ class CheckpointMailbox:
         # Cloned: tied weights share memory, which the format refuses.
         data = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()})
         file = self._folder / f"step-{mark.step:06d}.safetensors"
-        write_whole(file, data)
+        write_whole(file, data, error=SyncError)
         about = {
             "step": mark.step,
             "policy_version": mark.policy_version,
             "file": file.name,
             "sha256": hashlib.sha256(data).hexdigest(),
         }
-        write_whole(self._folder / "newest.json", json.dumps(about).encode())
+        write_whole(self._folder / "newest.json", json.dumps(about), error=SyncError)
         self._forget_old()
         self._bell.ring()
 
@@ -70,7 +70,7 @@ class CheckpointMailbox:
 
     def request(self, step: int) -> None:
         if self.requested() != step:
-            write_whole(self._folder / "request.json", json.dumps({"step": step}).encode())
+            write_whole(self._folder / "request.json", json.dumps({"step": step}), error=SyncError)
             self._bell.ring()
 
     def requested(self) -> int | None:
@@ -81,17 +81,6 @@ class CheckpointMailbox:
         by_age = sorted(self._folder.glob("step-*.safetensors"), key=lambda file: file.stat().st_mtime_ns)
         for file in by_age[:-_NUM_KEPT]:
             file.unlink(missing_ok=True)
-
-
-def write_whole(file: Path, data: bytes) -> None:
-    """A reader sees the old file or the new one, never half of one."""
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(file)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise SyncError(f"cannot write {file}: {error.strerror}. Check that its folder has space.") from error
 
 
 def read_record(file: Path) -> Mapping[str, Any] | None:

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from turnwise.errors import RunError
-from turnwise.sync.checkpoint import read_record, write_whole
+from turnwise.errors import RunError, SyncError
+from turnwise.floor.files import write_whole
+from turnwise.sync.checkpoint import read_record
 
 Role = Literal["explorer", "trainer"]
 _CLAIM_S = 2.0
@@ -71,7 +72,7 @@ class RolePlace:
         return RoleRecord() if found is None else RoleRecord(**found)
 
     def write(self, record: RoleRecord) -> None:
-        write_whole(self._record, json.dumps(asdict(record)).encode())
+        write_whole(self._record, json.dumps(asdict(record)), error=SyncError)
 
     def _try_lock(self, kind: int) -> IO[bytes] | None:
         file = self._lock.open("ab")

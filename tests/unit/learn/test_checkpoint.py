@@ -135,16 +135,20 @@ def test_a_checkpoint_replaces_an_older_one_and_leaves_nothing_else(tmp_path: Pa
     assert json.loads((folder / "state.json").read_text())["progress"] == PROGRESS
 
 
-def test_an_interrupted_save_leaves_no_checkpoint(
-    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), RuntimeError("No space left on device")])
+def test_a_save_that_fails_names_the_checkpoint_and_leaves_the_old_one(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     def fail(*_: object) -> None:
-        raise OSError("disk full")
+        raise failure
 
+    save_checkpoint(tmp_path / "step-000002", trained(1), tokenizer, PROGRESS)
     monkeypatch.setattr(torch, "save", fail)
-    with pytest.raises(OSError, match="disk full"):
-        save_checkpoint(tmp_path / "step-000002", trained(1), tokenizer, PROGRESS)
-    assert not (tmp_path / "step-000002").exists()
+    for name in ("step-000002", "step-000003"):
+        with pytest.raises(RunError, match=f"Cannot write .*{name}: no space left on device"):
+            save_checkpoint(tmp_path / name, trained(1), tokenizer, PROGRESS)
+    assert [folder.name for folder in tmp_path.iterdir()] == ["step-000002"]
+    assert load_checkpoint(tmp_path / "step-000002", trained(0)) == PROGRESS
 
 
 @pytest.mark.parametrize("file", ["state.json", "optimizer.pt", "critic.safetensors", "reference/model.safetensors"])

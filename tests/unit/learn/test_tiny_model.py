@@ -129,10 +129,9 @@ def test_every_word_of_the_default_recipe_is_one_token() -> None:
 
 def test_a_model_that_another_process_made_meanwhile_is_left_as_it_is(tmp_path: Path) -> None:
     def create(folder: Path) -> None:
-        folder.mkdir(parents=True)
         (folder / "config.json").write_text("ours")
-        theirs = tmp_path / folder.name.partition(".")[0]
-        theirs.mkdir(exist_ok=True)
+        theirs = tmp_path / folder.parent.name.split(".")[1]
+        theirs.mkdir()
         (theirs / "config.json").write_text("theirs")
 
     folder = find_or_make(tmp_path, "tiny", ["anything"], create)

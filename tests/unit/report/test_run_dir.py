@@ -7,7 +7,6 @@ import pytest
 
 from turnwise.errors import RunError
 from turnwise.report import run_dir as run_dir_module
-from turnwise.report.files import atomic_write
 from turnwise.report.manifest import Manifest
 from turnwise.report.run_dir import RunDirectory, new_run_path
 from turnwise.report.watch import Finding
@@ -142,7 +141,7 @@ def test_latest_checkpoint_is_the_highest_finished_step(run: RunDirectory) -> No
 
 
 def test_a_removed_checkpoint_is_gone_even_where_an_earlier_removal_was_cut_off(run: RunDirectory) -> None:
-    for name in ("step-000001", "step-000002", ".step-000002.removed"):
+    for name in ("step-000001", "step-000002", ".step-000003.0123abcd.unfinished"):
         (run.checkpoints / name / "policy").mkdir(parents=True)
     run.remove_checkpoint(2)
     assert run.checkpoint_steps() == [1]
@@ -173,18 +172,3 @@ def test_new_run_path_is_dated_and_unique(tmp_path: Path, monkeypatch: pytest.Mo
         path.mkdir()
         names.append(path.name)
     assert names == ["frozenlake-20260102-120000", "frozenlake-20260102-120000-2", "frozenlake-20260102-120000-3"]
-
-
-def test_atomic_write_replaces_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "file.txt"
-    atomic_write(path, "old")
-    atomic_write(path, b"n\xc3\xa9w")
-    assert [file.name for file in path.parent.iterdir()] == ["file.txt"]
-    assert path.read_text(encoding="utf-8") == "néw"
-
-
-def test_atomic_write_keeps_the_old_file_when_the_rename_fails(tmp_path: Path) -> None:
-    (tmp_path / "target").mkdir()
-    with pytest.raises(RunError, match="Cannot write"):
-        atomic_write(tmp_path / "target", "text")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["target"]
