@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from turnwise.report.trajectories import read_trajectories
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
@@ -84,5 +86,5 @@ def test_an_agent_with_nothing_but_the_openai_client_is_trained(tmp_path: Path):
     # Every call was a step, and what was trained is what was sampled.
     assert summary["tokens_sampled"] > 12
     assert summary["tokens_trained"] == 2 * summary["tokens_sampled"]
-    (first, *_) = (json.loads(line) for line in (run / "trajectories/step-000001.jsonl").read_text().splitlines())
-    assert len(first["segments"]) == len(first["turns"])
+    (first, *_) = read_trajectories(run / "trajectories/step-000001.jsonl")
+    assert len(first.segments) == len(first.turns)

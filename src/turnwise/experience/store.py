@@ -25,7 +25,7 @@ from turnwise.experience.codec import decode_group, encode_group
 from turnwise.experience.priorities import group_version
 from turnwise.types import Experience
 
-_FORMAT = 1
+_FORMAT = 2
 _BUSY_TIMEOUT_S = 60.0
 """Longest wait for another process's transaction; they take milliseconds."""
 _SCHEMA = f"""

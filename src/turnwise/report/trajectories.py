@@ -1,6 +1,7 @@
 """Trajectories come in and go out unchanged, token for token, as JSON lines in one file per step.
 
-Non-finite log-probs become null in the file and NaN when read. Refuses to know which trajectories are worth keeping:
+Texts are readable in the file; tokens are packed, because a conversation of many steps repeats its prompts many times
+over. Numbers of an environment that are not finite become null. Refuses to know which trajectories are worth keeping:
 the caller chooses.
 """
 
@@ -8,19 +9,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from turnwise.errors import RunError
 from turnwise.floor.files import read_text, write_whole
+from turnwise.floor.segments import decode_text, encode_text
 from turnwise.report.run_dir import step_name
-from turnwise.types import Segment, StopReason, Task, Trajectory, TrajectoryId, Turn
-
-EncodeSegment: TypeAlias = Callable[[Segment], dict[str, object]]
-DecodeSegment: TypeAlias = Callable[[dict[str, Any]], Segment]
+from turnwise.types import StopReason, Task, Trajectory, TrajectoryId, Turn
 
 
 class TrajectoryWriter:
@@ -35,24 +34,16 @@ class TrajectoryWriter:
         path = self._directory / f"{step_name(step)}.jsonl"
         lines = _lines(path) if path.exists() else []
         room = max(0, self._max_per_step - len(lines))
-        lines += [
-            json.dumps(encode_trajectory(trajectory, _encode_segment), allow_nan=False)
-            for trajectory in trajectories[:room]
-        ]
+        lines += [json.dumps(encode_trajectory(trajectory), allow_nan=False) for trajectory in trajectories[:room]]
         write_whole(path, "".join(f"{line}\n" for line in lines))
         return path
 
 
 def read_trajectories(path: Path) -> list[Trajectory]:
-    return read_lines(path, _decode_segment)
-
-
-def read_lines(path: Path, decode_segment: DecodeSegment) -> list[Trajectory]:
-    """The trajectories of a file whose segments were encoded in one way or another."""
     trajectories: list[Trajectory] = []
     for number, line in enumerate(_lines(path), start=1):
         try:
-            trajectories.append(_decode(json.loads(line), decode_segment))
+            trajectories.append(_decode(json.loads(line)))
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(
                 f"{path}, line {number}: expected a trajectory ({type(error).__name__}: {error})."
@@ -64,8 +55,8 @@ def _lines(path: Path) -> list[str]:
     return [line for line in read_text(path).split("\n") if line]
 
 
-def encode_trajectory(trajectory: Trajectory, encode_segment: EncodeSegment) -> dict[str, object]:
-    """What JSON can hold of it: all but its segments, and those as they are encoded."""
+def encode_trajectory(trajectory: Trajectory) -> dict[str, object]:
+    """What JSON can hold of it: all but its segments, and those as one packed block."""
     task = trajectory.task
     return {
         "id": str(trajectory.id),
@@ -75,7 +66,7 @@ def encode_trajectory(trajectory: Trajectory, encode_segment: EncodeSegment) -> 
         "final_observation": trajectory.final_observation,
         "failure": trajectory.failure,
         "turns": [_encode_turn(turn) for turn in trajectory.turns],
-        "segments": [encode_segment(segment) for segment in trajectory.segments],
+        "segments": encode_text(trajectory.segments),
     }
 
 
@@ -94,15 +85,6 @@ def _encode_turn(turn: Turn) -> dict[str, object]:
     }
 
 
-def _encode_segment(segment: Segment) -> dict[str, object]:
-    return {
-        "token_ids": segment.token_ids.tolist(),
-        "loss_mask": segment.loss_mask.astype(int).tolist(),
-        "behavior_logprobs": _plain(segment.behavior_logprobs),
-        "turn_ids": segment.turn_ids.tolist(),
-    }
-
-
 def _plain(value: object) -> object:
     """The same value in what JSON has. Environments may put anything into `info`; what is no data becomes its text."""
     if isinstance(value, np.ndarray | np.generic):
@@ -116,25 +98,16 @@ def _plain(value: object) -> object:
     return value if value is None or isinstance(value, str | bool | int) else str(value)
 
 
-def _decode(record: dict[str, Any], decode_segment: DecodeSegment) -> Trajectory:
+def _decode(record: dict[str, Any]) -> Trajectory:
     rollout, rest = record["id"].split("/", 1)
     task_id, sibling = rest.rsplit("/", 1)
     return Trajectory(
         id=TrajectoryId(int(rollout), task_id, int(sibling)),
         task=Task(**record["task"]),
-        segments=tuple(decode_segment(segment) for segment in record["segments"]),
+        segments=tuple(decode_text(record["segments"])),
         turns=tuple(Turn(**{**turn, "actions": tuple(turn["actions"])}) for turn in record["turns"]),
         stop_reason=StopReason(record["stop_reason"]),
         is_success=record["is_success"],
         final_observation=record["final_observation"],
         failure=record["failure"],
-    )
-
-
-def _decode_segment(record: dict[str, Any]) -> Segment:
-    return Segment(
-        token_ids=np.array(record["token_ids"], dtype=np.int32),
-        loss_mask=np.array(record["loss_mask"], dtype=np.bool_),
-        behavior_logprobs=np.array(record["behavior_logprobs"], dtype=np.float32),
-        turn_ids=np.array(record["turn_ids"], dtype=np.int32),
     )

@@ -45,7 +45,7 @@ def test_a_line_that_is_damaged_is_named(tmp_path: Path, make_trajectory) -> Non
     journal.append(make_trajectory(0))
     (file,) = tmp_path.iterdir()
     text = file.read_text()
-    begin = text.index('"token_ids": "') + len('"token_ids": "')
+    begin = text.index('"segments": "') + len('"segments": "')
     file.write_text(text[:begin] + "AAAA" + text[begin + 4 :])
     with pytest.raises(RunError, match=r"line 1: expected a trajectory .*cannot be unpacked"):
         journal.read()
