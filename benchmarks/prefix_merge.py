@@ -65,8 +65,7 @@ def _trainer(max_tokens: int) -> Trainer:
         max_position_embeddings=max_tokens,
         pad_token_id=0,
     )
-    settings = LearnSettings(loss=PpoClipParams())
-    return Trainer(LlamaForCausalLM(config), settings, PpoClip(PpoClipParams()), temperature=1.0, seed=0)
+    return Trainer(LlamaForCausalLM(config), LearnSettings(), PpoClip(PpoClipParams()), temperature=1.0, seed=0)
 
 
 def _play(rng: np.random.Generator, number: int, num_steps: int, prompt_tokens: int, reply_tokens: int) -> Experience:

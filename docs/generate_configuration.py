@@ -12,15 +12,14 @@ from __future__ import annotations
 import argparse
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from turnwise.config.load import load_settings
-from turnwise.config.registry import CREDITS, ENVS, LOSSES, PRIORITIES, Registry
+from turnwise.config.choices import CHOICES, Choice
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.mix import MixedEnv, MixSettings
 
@@ -36,9 +35,11 @@ Settings come from three places; later ones win: the defaults below, a recipe (a
 refers to another setting of the same file. Unknown keys, wrong types and contradictions are refused with the config
 path. The resolved settings of a run are in its `config.yaml`.
 
-`env`, `reward.judge`, `reward.filter`, `buffer.priority`, `credit`, `model.lora`, `learn.loss`, `learn.critic`,
-`learn.kl`, `learn.correction`, `learn.ptx` and `warm_start` are choices: `type` selects the class, and the other keys
-of the section are that class's own.
+A registered name, or a class of your own as `package.module:Class` (for a loop: a function), is chosen by {registered}.
+The chosen class's own settings, its `Params`, stand in the section beside those that the section always has; those of a
+workflow stand in `rollout.workflow_args`. Where another class is chosen, the settings of the one before are dropped.
+
+In {kinds} the key `type` chooses one of the kinds below, and the other keys of the section are that kind's own.
 
 Three switches stand for choices: `use_reward_model` for `reward.judge` (`model` or `none`), `use_reward_critic` for
 `learn.critic` (`model` or `none`), and `multi_turn: false` for `rollout.max_turns: 1`. Where only `multi_turn` is
@@ -49,27 +50,41 @@ Write this page anew with `python docs/generate_configuration.py`; `--check` onl
 
 _WORDS = {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "null", Any: "anything"}
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below", "min_length": "length at least"}
-_CHOICES = {
-    "env": ("environment", ENVS),
-    "buffer.priority": ("priority", PRIORITIES),
-    "credit": ("credit rule", CREDITS),
-    "learn.loss": ("policy loss", LOSSES),
-}
+_CHOICES = {choice.path: choice for choice in CHOICES}
 
 
 def write_page() -> str:
     """The whole page as Markdown."""
-    sections = [_INTRO, *_describe(TurnwiseSettings, "")]
+    registered = _listed(f"{choice.path}.{choice.key}" for choice in CHOICES)
+    intro = _INTRO.replace("{registered}", registered).replace("{kinds}", _listed(_kinds(TurnwiseSettings, "")))
+    sections = [intro, *_describe(TurnwiseSettings, "")]
     return "\n".join(sections).rstrip() + "\n"
+
+
+def _listed(paths: Iterable[str]) -> str:
+    *most, last = (f"`{path}`" for path in paths)
+    return f"{', '.join(most)} and {last}"
+
+
+def _kinds(model: type[BaseModel], path: str) -> Iterator[str]:
+    """Where one of several settings classes stands."""
+    for name, field in model.model_fields.items():
+        models = _models_in(field.annotation)
+        if len(models) > 1:
+            yield _join(path, name)
+        elif models:
+            yield from _kinds(models[0], _join(path, name))
 
 
 def _describe(model: type[BaseModel], path: str) -> Iterator[str]:
     """A table of the model's own settings, then every section inside it."""
-    leaves = {name: field for name, field in model.model_fields.items() if not _is_section(field, _join(path, name))}
+    leaves = {name: field for name, field in model.model_fields.items() if not _models_in(field.annotation)}
     if leaves:
         yield f"## `{path}`\n" if path else "## Top level\n"
         yield from _about(model)
         yield _table(leaves)
+    if path in _CHOICES:
+        yield from _describe_choice(_CHOICES[path])
     for name, field in model.model_fields.items():
         if name not in leaves:
             yield from _describe_section(field, _join(path, name))
@@ -81,11 +96,6 @@ def _describe_section(field: FieldInfo, path: str) -> Iterator[str]:
         yield "## `mix.TAG`\n"
         yield from _about(MixedEnv)
         yield _table(MixedEnv.model_fields)
-    elif path in _CHOICES:
-        own = [model for model in models if "type" in model.model_fields]
-        for model in own:
-            yield from _describe(model, path)
-        yield from _describe_choices(path, *_CHOICES[path])
     elif len(models) == 1:
         yield from _describe(models[0], path)
     else:
@@ -98,25 +108,22 @@ def _describe_section(field: FieldInfo, path: str) -> Iterator[str]:
             yield _table(model.model_fields)
 
 
-def _describe_choices(path: str, kind: str, registry: Registry) -> Iterator[str]:
-    default = _default_choice(path)
-    for name in registry:
-        target: Any = registry.get_target(name)
-        yield f"## `{path}` with `type: {name}` ({kind}{', default' if name == default else ''})\n"
-        yield _table(target.Params.model_fields)
-        for inner, field in target.Params.model_fields.items():
-            if _is_section(field, ""):
-                yield from _describe_section(field, f"{path}.{inner}")
-
-
-def _default_choice(path: str) -> str | None:
-    """What is chosen where a recipe says nothing; an environment must always be named."""
-    if path == "env":
-        return None
-    chosen: Any = load_settings({"env": {"type": next(iter(ENVS))}})
-    for part in path.split("."):
-        chosen = getattr(chosen, part)
-    return chosen.type
+def _describe_choice(choice: Choice) -> Iterator[str]:
+    """The names that are registered there, and the settings of those that have any."""
+    names = ", ".join(f"`{name}`" for name in choice.registry)
+    yield f"Registered for `{choice.key}`: {names}.\n"
+    if not choice.takes_params:
+        return
+    for name in choice.registry:
+        params: Any = choice.registry.get_params(name)
+        if params is None or not params.model_fields:
+            continue
+        default = ", default" if name == choice.field.default else ""
+        yield f"## `{choice.path}` with `{choice.key}: {name}` ({choice.registry.kind}{default})\n"
+        yield _table(params.model_fields)
+        for inner, field in params.model_fields.items():
+            if _models_in(field.annotation):
+                yield from _describe_section(field, f"{choice.path}.{inner}")
 
 
 def _about(model: type[BaseModel]) -> Iterator[str]:
@@ -177,10 +184,6 @@ def _default_words(field: FieldInfo) -> str:
     if isinstance(default, float):
         return f"`{default:.4g}`"
     return f"`{default}`" if default != "" else "empty"
-
-
-def _is_section(field: FieldInfo, path: str) -> bool:
-    return path in _CHOICES or bool(_models_in(field.annotation))
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 
-from turnwise.config.load import env_params, params_class
+from turnwise.config.choices import Choice, chosen_in
+from turnwise.config.load import env_params
 from turnwise.config.problems import describe_problems
-from turnwise.config.registry import CREDITS, ENGINES, ENVS, WORKFLOWS, Registry, import_reward_function
+from turnwise.config.registry import CREDITS, ENVS, import_reward_function
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.buffer import BufferSettings
 from turnwise.config.sections.context import ContextSettings
@@ -28,8 +29,7 @@ def check_settings(settings: TurnwiseSettings) -> None:
     problems = [
         *_credit_problems(settings),
         *_size_problems(settings),
-        *_name_problems("engine.type", ENGINES, settings.engine.type),
-        *_name_problems("rollout.workflow", WORKFLOWS, settings.rollout.workflow),
+        *_choice_problems(settings),
         *_env_problems(settings),
         *judge_problems(settings),
         *_sync_problems(settings),
@@ -42,7 +42,7 @@ def check_settings(settings: TurnwiseSettings) -> None:
 
 
 def _credit_problems(settings: TurnwiseSettings) -> list[str]:
-    name = _type_of(settings.credit)
+    name = settings.credit.type
     rule: Any = CREDITS.get_target(name)
     missing = [need for need in ("needs_values", "needs_groups", "needs_greedy") if not hasattr(rule, need)]
     if missing:
@@ -82,11 +82,11 @@ def _mode_problems(settings: TurnwiseSettings) -> list[str]:
         return [f"buffer.offline: a file given; run.mode '{mode}' does not learn from one. Set run.mode=train."]
     if mode not in ("explore", "train"):
         return []
-    needed = {"buffer.type": (settings.buffer.type, "sqlite"), "sync.method": (settings.sync.method, "checkpoint")}
+    choices = {"buffer.type": (settings.buffer.type, "sqlite"), "sync.method": (settings.sync.method, "checkpoint")}
     return [
         f"{path}: '{given}' given; run.mode '{mode}' shares it with another process. Set {path}={expected}."
-        for path, (given, expected) in needed.items()
-        if given != expected
+        for path, (given, expected) in choices.items()
+        if given == "memory"
     ]
 
 
@@ -123,12 +123,31 @@ def _groups_of_worlds(settings: TurnwiseSettings) -> list[tuple[str, int]]:
     return [("rollout.groups", settings.rollout.groups), *mixed]
 
 
-def _name_problems(path: str, registry: Registry, name: str) -> list[str]:
-    try:
-        registry.get_target(name)
-    except ConfigError as error:
-        return [f"{path}: {error}"]
-    return []
+def _choice_problems(settings: TurnwiseSettings) -> list[str]:
+    """A class of the user's own must have what the code will call; the registered ones are known to."""
+    problems = []
+    for path, choice, name in chosen_in(settings):
+        if name not in choice.registry:
+            try:
+                problems += _class_problems(path, choice, name, choice.registry.get_target(name))
+            except ConfigError as error:
+                problems.append(f"{path}: {error}")
+    return problems
+
+
+def _class_problems(path: str, choice: Choice, name: str, target: object) -> list[str]:
+    if not callable(target):
+        expected = "class" if choice.methods else "function"
+        return [f"{path}: '{name}' is {target!r}; expected a {expected}."]
+    if not isinstance(target, type):
+        # What a function returns is known when it is called.
+        return []
+    unwritten = getattr(target, "__abstractmethods__", frozenset[str]())
+    # Looked for in the class itself: every class can be called, its objects only where it says so.
+    defined = {attribute for cls in target.__mro__ for attribute in vars(cls)} - unwritten
+    if not (missing := [method for method in choice.methods if method not in defined]):
+        return []
+    return [f"{path}: '{name}' has no {', '.join(missing)}; expected a class with {', '.join(choice.methods)}."]
 
 
 def _env_problems(settings: TurnwiseSettings) -> list[str]:
@@ -140,7 +159,7 @@ def _env_problems(settings: TurnwiseSettings) -> list[str]:
 
 def _train_env_problems(path: str, env: EnvSettings) -> list[str]:
     """`env.train` holds the environment's own settings, so it must fit them as `env` does."""
-    params = params_class(ENVS, env.type, path)
+    params = cast("type[Settings]", ENVS.get_params(env.type) or Settings)
     try:
         params.model_validate(env_params(env, "train"))
     except ValidationError as error:
@@ -196,10 +215,10 @@ def _is_judged(env: EnvSettings) -> bool:
 def find_no_effect(settings: TurnwiseSettings) -> list[str]:
     """Settings that were chosen and change nothing in this combination."""
     notes = []
-    rule: Any = CREDITS.get_target(_type_of(settings.credit))
+    rule: Any = CREDITS.get_target(settings.credit.type)
     if not rule.needs_values and not isinstance(settings.learn.critic, NoCritic):
         notes.append(
-            f"learn.critic.type is '{settings.learn.critic.type}' and credit.type '{_type_of(settings.credit)}' uses "
+            f"learn.critic.type is '{settings.learn.critic.type}' and credit.type '{settings.credit.type}' uses "
             "no critic: it is trained and never asked."
         )
     if settings.context.window != "sliding" and settings.context.window_turns != ContextSettings().window_turns:
@@ -263,7 +282,3 @@ def _idle_buffer(buffer: BufferSettings) -> list[str]:
 
 def _default_of(section: Settings, key: str) -> Any:
     return type(section).model_fields[key].default
-
-
-def _type_of(choice: Any) -> str:
-    return choice.type

@@ -9,27 +9,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import ValidationError, create_model
+from pydantic import ValidationError
 
+from turnwise.config.choices import made_for, without_switched
 from turnwise.config.problems import describe_problems
-from turnwise.config.registry import CREDITS, ENVS, LOSSES, PRIORITIES, Registry
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.sections.buffer import BufferSettings
 from turnwise.config.sections.env import EnvSettings
-from turnwise.config.sections.learn import LearnSettings
-from turnwise.config.sections.mix import MixedEnv, MixSettings
-from turnwise.config.settings import Settings
 from turnwise.config.shorthands import expand_shorthands
 from turnwise.errors import ConfigError, did_you_mean
-
-_DEFAULT_TYPES = {"buffer.priority": "newest", "credit": "bi_level_gae", "learn.loss": "ppo_clip"}
-_SAME_KEYS = frozenset({"buffer"})
-"""Sections whose keys are the same for every `type`."""
 
 
 def recipe_folders() -> list[Path]:
@@ -137,7 +129,7 @@ def _one_line(error: BaseException) -> str:
 
 def _merge(base: DictConfig, new: DictConfig | dict[str, Any], source: str) -> DictConfig:
     try:
-        kept = _without_switched(_as_dict(base), _as_dict(OmegaConf.create(new)))
+        kept = without_switched(_as_dict(base), _as_dict(OmegaConf.create(new)))
         return cast(DictConfig, OmegaConf.merge(OmegaConf.create(kept), new))
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         raise ConfigError(f"{source} does not fit the settings it changes: {_one_line(error)}") from error
@@ -145,18 +137,6 @@ def _merge(base: DictConfig, new: DictConfig | dict[str, Any], source: str) -> D
 
 def _as_dict(config: object) -> dict[str, Any]:
     return cast(dict[str, Any], OmegaConf.to_container(cast(DictConfig, config), resolve=False))
-
-
-def _without_switched(base: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """The base without the keys of choices that `new` makes anew: another `type` has other keys."""
-    kept = dict(base)
-    for key in base.keys() & new.keys():
-        if not isinstance(base[key], dict) or not isinstance(new[key], dict):
-            continue
-        is_choice = "type" in new[key] and "type" in base[key] and key not in _SAME_KEYS
-        is_switched = is_choice and new[key]["type"] != base[key]["type"]
-        kept[key] = {} if is_switched else _without_switched(base[key], new[key])
-    return kept
 
 
 def _resolve(config: DictConfig) -> dict[str, Any]:
@@ -168,75 +148,11 @@ def _resolve(config: DictConfig) -> dict[str, Any]:
 
 def _validate(raw: dict[str, Any], name: str) -> TurnwiseSettings:
     raw = expand_shorthands({**raw, "recipe": raw.get("recipe") or name})
-    settings_class = _class_for(raw)
+    settings_class = made_for(raw)
     try:
         return settings_class.model_validate(raw)
     except ValidationError as error:
         raise ConfigError(describe_problems(error, settings_class)) from error
-
-
-def _class_for(raw: dict[str, Any]) -> type[TurnwiseSettings]:
-    """The settings class in which every choice has been replaced by the chosen class's own settings."""
-    learn = _section(raw, "learn")
-    loss = create_model("LearnSettings", __base__=LearnSettings, loss=_chosen(learn, "loss", LOSSES, "learn.loss"))
-    priority = _chosen(_section(raw, "buffer"), "priority", PRIORITIES, "buffer.priority")
-    return create_model(
-        "TurnwiseSettings",
-        __base__=TurnwiseSettings,
-        env=(_env_class(raw, "env"), ...),
-        mix=(_mix_class(raw), ...),
-        buffer=(create_model("BufferSettings", __base__=BufferSettings, priority=priority), ...),
-        credit=_chosen(raw, "credit", CREDITS, "credit"),
-        learn=(loss, ...),
-    )
-
-
-def _section(raw: dict[str, Any], key: str, path: str | None = None) -> dict[str, Any]:
-    section = raw.setdefault(key, {})
-    if not isinstance(section, dict):
-        raise ConfigError(f"{path or key}: {section!r} given; expected a section of settings.")
-    return section
-
-
-def _chosen(raw: dict[str, Any], key: str, registry: Registry, path: str) -> Any:
-    section = _section(raw, key)
-    chosen = section.setdefault("type", _DEFAULT_TYPES[path])
-    return (params_class(registry, chosen, path), ...)
-
-
-def _mix_class(raw: dict[str, Any]) -> type[MixSettings]:
-    """One field for each tag, typed by the environment chosen there."""
-    fields: dict[str, Any] = {}
-    for tag in _section(raw, "mix"):
-        env_class = _env_class(_section(raw["mix"], tag, f"mix.{tag}"), f"mix.{tag}.env")
-        fields[tag] = (create_model("MixedEnv", __base__=MixedEnv, env=(env_class, ...)), ...)
-    return create_model("MixSettings", __base__=MixSettings, **fields)
-
-
-def _env_class(raw: dict[str, Any], path: str) -> type[EnvSettings]:
-    section = _section(raw, "env", path)
-    if "type" not in section:
-        raise ConfigError(f"{path}.type is missing. Choose an environment: {', '.join(sorted(ENVS))}.")
-    params = params_class(ENVS, section["type"], path)
-    return create_model(
-        "EnvSettings",
-        __base__=EnvSettings if params is Settings else (params, EnvSettings),
-        type=(Literal[section["type"]], ...),  # pyright: ignore
-    )
-
-
-def params_class(registry: Registry, name: object, path: str) -> type[Settings]:
-    """The settings class of a choice."""
-    if not isinstance(name, str):
-        raise ConfigError(f"{path}.type: {name!r} given; expected a name such as '{next(iter(registry))}'.")
-    try:
-        target = registry.get_target(name)
-    except ConfigError as error:
-        raise ConfigError(f"{path}.type: {error}") from error
-    params = getattr(target, "Params", None)
-    if not (isinstance(params, type) and issubclass(params, Settings)):
-        raise ConfigError(f"{path}.type: '{name}' has no settings class 'Params' (a subclass of turnwise Settings).")
-    return params
 
 
 def env_params(env: EnvSettings, split: str) -> dict[str, Any]:

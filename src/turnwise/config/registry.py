@@ -20,10 +20,17 @@ class Registry(Mapping[str, str]):
     """Names to `module:attribute` targets, resolved on use."""
 
     def __init__(
-        self, kind: str, default_mapping: Mapping[str, str], adapters: Mapping[str, str] | None = None
+        self,
+        kind: str,
+        default_mapping: Mapping[str, str],
+        *,
+        params: Mapping[str, str | None] | None = None,
+        adapters: Mapping[str, str] | None = None,
     ) -> None:
         self.kind = kind
         self.default_mapping = dict(default_mapping)
+        self._params = dict(params or {})
+        """Where the settings of a name are, None where it has none: for targets that are slow to import."""
         self.adapters = dict(adapters or {})
         """Prefixes to functions that take the rest of a name, `gymnasium:REST`, and return the object."""
         self._added: dict[str, object] = {}
@@ -62,6 +69,13 @@ class Registry(Mapping[str, str]):
             f"there is no {self.kind} named '{name}'. {did_you_mean(name, self)} "
             f"Your own class can be given as 'package.module:Class'."
         )
+
+    def get_params(self, name: str) -> object:
+        """What is `Params` of the object behind a name; None where there is nothing."""
+        if name not in self._params:
+            return getattr(self.get_target(name), "Params", None)
+        where = self._params[name]
+        return None if where is None else import_target(where, self.kind)
 
 
 def import_target(target: str, kind: str) -> object:
@@ -137,6 +151,7 @@ ENGINES = Registry(
     {
         "local": "turnwise.engine.local:LocalEngine",
     },
+    params={"local": "turnwise.config.sections.engine:LocalEngineParams"},
 )
 WORKFLOWS = Registry(
     "workflow",
@@ -149,6 +164,13 @@ WORKFLOWS = Registry(
         "reflect_and_retry": "turnwise.rollout.reflection:ReflectAndRetryWorkflow",
         "agent": "turnwise.rollout.agents:AgentWorkflow",
         "openai_program": "turnwise.serve.openai_program:OpenAiProgramWorkflow",
+    },
+)
+BUFFERS = Registry(
+    "buffer",
+    {
+        "memory": "turnwise.experience.buffer:MemoryBuffer",
+        "sqlite": "turnwise.experience.store:ExperienceStore",
     },
 )
 PRIORITIES = Registry(
@@ -178,6 +200,13 @@ CREDITS = Registry(
         "remax": "turnwise.credit.remax:Remax",
     },
 )
+LEARNERS = Registry(
+    "learner",
+    {
+        "ppo": "turnwise.learn.trainer:Trainer",
+    },
+    params={"ppo": None},
+)
 LOSSES = Registry(
     "policy loss",
     {
@@ -189,4 +218,29 @@ LOSSES = Registry(
         "opmd": "turnwise.learn.losses:OpmdLoss",
         "sft": "turnwise.learn.losses:Sft",
     },
+    params={
+        "ppo_clip": "turnwise.config.sections.learn_loss:PpoClipParams",
+        "reinforce": None,
+        "gspo": "turnwise.config.sections.learn_loss:GspoParams",
+        "cispo": "turnwise.config.sections.learn_loss:CispoParams",
+        "sapo": "turnwise.config.sections.learn_loss:SapoParams",
+        "opmd": "turnwise.config.sections.learn_loss:OpmdLossParams",
+        "sft": None,
+    },
+)
+TRANSPORTS = Registry(
+    "weight transport",
+    {
+        "memory": "turnwise.sync.memory:MemoryMailbox",
+        "checkpoint": "turnwise.sync.checkpoint:CheckpointMailbox",
+    },
+    params={"memory": None, "checkpoint": None},
+)
+LOOPS = Registry(
+    "loop",
+    {
+        "serial": "turnwise.loop.serial:train_serial",
+        "pipelined": "turnwise.loop.pipelined:train_pipelined",
+    },
+    params={"serial": None, "pipelined": None},
 )

@@ -1,7 +1,7 @@
 """Every setting, in pipeline order. The strings under the fields are the reference.
 
-Sections whose keys depend on a choice (`env`, `buffer.priority`, `credit`, `learn.loss`) are typed here by their base;
-`config/load.py` puts the chosen class's own settings in their place before anything is validated.
+Sections with keys that depend on a choice are typed here by the keys that they always have; `config/choices.py` adds
+those of the chosen class before anything is validated.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pydantic import Field
 
 from turnwise.config.sections.buffer import BufferSettings
 from turnwise.config.sections.context import ContextSettings
+from turnwise.config.sections.credit import CreditSettings
 from turnwise.config.sections.engine import EngineSettings
 from turnwise.config.sections.env import EnvSettings
 from turnwise.config.sections.eval import EvalSettings
@@ -42,9 +43,9 @@ class TurnwiseSettings(Settings):
     engine: EngineSettings = EngineSettings()
     rollout: RolloutSettings = RolloutSettings()
     reward: RewardSettings = RewardSettings()
-    buffer: BufferSettings
-    credit: Settings
-    learn: LearnSettings
+    buffer: BufferSettings = BufferSettings()
+    credit: CreditSettings = CreditSettings()
+    learn: LearnSettings = LearnSettings()
     sync: SyncSettings = SyncSettings()
     loop: LoopSettings = LoopSettings()
     warm_start: NoWarmStart | OracleWarmStart = Field(default=NoWarmStart(), discriminator="type")

@@ -26,7 +26,6 @@ from turnwise.types import Annotations, Experience, Sample
 
 
 class BiLevelGaeParams(Settings):
-    type: Literal["bi_level_gae"] = "bi_level_gae"
     gamma: float = Field(default=1.0, ge=0, le=1)
     """Discount from token to token inside a turn."""
     lam: float = Field(default=1.0, ge=0, le=1)

@@ -41,7 +41,6 @@ def values_behind(played: PlayedTokens, values: Floats, truncation: Truncation) 
 
 
 class GaeParams(Settings):
-    type: Literal["gae"] = "gae"
     gamma: float = Field(default=1.0, ge=0, le=1)
     """Discount from one sampled token to the next."""
     lam: float = Field(default=1.0, ge=0, le=1)

@@ -7,7 +7,6 @@ are the same only inside one group: equal fingerprints of different tasks are ne
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,6 @@ from turnwise.types import Annotations, Experience, Sample
 
 
 class GigpoParams(Settings):
-    type: Literal["gigpo"] = "gigpo"
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount from turn to turn, for the rewards that turns of one state are compared by."""
     step_weight: float = Field(default=1.0, ge=0)

@@ -82,48 +82,36 @@ class _TrajectoryRule:
         return per_token
 
 
-class GrpoParams(Settings):
-    type: Literal["grpo"] = "grpo"
-
-
 class Grpo(_TrajectoryRule):
     """`credit: {type: grpo}`: the sum of rewards against the siblings', in units of their spread."""
 
-    Params = GrpoParams
+    Params = Settings
 
-    def __init__(self, params: GrpoParams) -> None:
+    def __init__(self, params: Settings) -> None:
         self.params = params
 
     def _estimate(self, scores: Floats, groups: Ints) -> Floats:
         return estimate_grpo(scores, groups, scale_by_std=True)
 
 
-class DrGrpoParams(Settings):
-    type: Literal["dr_grpo"] = "dr_grpo"
-
-
 class DrGrpo(_TrajectoryRule):
     """`credit: {type: dr_grpo}`: GRPO without the division by the spread (arXiv 2503.20783)."""
 
-    Params = DrGrpoParams
+    Params = Settings
 
-    def __init__(self, params: DrGrpoParams) -> None:
+    def __init__(self, params: Settings) -> None:
         self.params = params
 
     def _estimate(self, scores: Floats, groups: Ints) -> Floats:
         return estimate_grpo(scores, groups, scale_by_std=False)
 
 
-class RlooParams(Settings):
-    type: Literal["rloo"] = "rloo"
-
-
 class Rloo(_TrajectoryRule):
     """`credit: {type: rloo}`: the sum of rewards against the mean of the other siblings."""
 
-    Params = RlooParams
+    Params = Settings
 
-    def __init__(self, params: RlooParams) -> None:
+    def __init__(self, params: Settings) -> None:
         self.params = params
 
     def _estimate(self, scores: Floats, groups: Ints) -> Floats:
@@ -131,7 +119,6 @@ class Rloo(_TrajectoryRule):
 
 
 class OpmdParams(Settings):
-    type: Literal["opmd"] = "opmd"
     baseline: OpmdBaseline = "mean"
     """The group's mean, or its soft maximum at temperature `tau`."""
     tau: PositiveFloat = 1.0
@@ -150,16 +137,12 @@ class Opmd(_TrajectoryRule):
         return estimate_opmd(scores, groups, baseline=self.params.baseline, tau=self.params.tau)
 
 
-class ReinforcePpBaselineParams(Settings):
-    type: Literal["reinforce_pp_baseline"] = "reinforce_pp_baseline"
-
-
 class ReinforcePpBaseline(_TrajectoryRule):
     """`credit: {type: reinforce_pp_baseline}`: minus the group's mean, then whitened over the batch's tokens."""
 
-    Params = ReinforcePpBaselineParams
+    Params = Settings
 
-    def __init__(self, params: ReinforcePpBaselineParams) -> None:
+    def __init__(self, params: Settings) -> None:
         self.params = params
 
     def _estimate(self, scores: Floats, groups: Ints) -> Floats:

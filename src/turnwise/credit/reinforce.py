@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from pydantic import Field
 
@@ -36,7 +35,6 @@ class _ReturnRule:
 
 
 class ReinforceParams(Settings):
-    type: Literal["reinforce"] = "reinforce"
     gamma: float = Field(default=1.0, ge=0, le=1)
     """Discount from one sampled token to the next."""
 
@@ -51,7 +49,6 @@ class Reinforce(_ReturnRule):
 
 
 class ReinforcePpParams(Settings):
-    type: Literal["reinforce_pp"] = "reinforce_pp"
     gamma: float = Field(default=1.0, ge=0, le=1)
     """Discount from one sampled token to the next."""
 

@@ -7,7 +7,6 @@ baseline and nothing else; how it was played is not known here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 
@@ -24,19 +23,15 @@ def estimate_remax(layout: TurnLayout, returns: Floats, greedy_returns: Floats) 
     return np.where(np.isnan(baseline), 0.0, returns - baseline)
 
 
-class RemaxParams(Settings):
-    type: Literal["remax"] = "remax"
-
-
 class Remax:
     """`credit: {type: remax}`"""
 
-    Params = RemaxParams
+    Params = Settings
     needs_values = False
     needs_groups = False
     needs_greedy = True
 
-    def __init__(self, params: RemaxParams) -> None:
+    def __init__(self, params: Settings) -> None:
         self.params = params
 
     def __call__(self, experiences: Sequence[Experience], annotations: Annotations) -> list[Sample]:

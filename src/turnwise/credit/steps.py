@@ -41,7 +41,6 @@ def estimate_multi_step_grpo(
 
 
 class MultiStepGrpoParams(Settings):
-    type: Literal["multi_step_grpo"] = "multi_step_grpo"
     step_norm: bool = False
     """Divide a run's advantage by its number of steps, so that long runs do not weigh more."""
     std_level: StdLevel = "group"
@@ -73,7 +72,6 @@ class MultiStepGrpo:
 
 
 class StepReturnParams(Settings):
-    type: Literal["step_return"] = "step_return"
     gamma: float = Field(default=1.0, ge=0, le=1)
     """Discount from step to step."""
     scale_by_std: bool = True

@@ -6,7 +6,6 @@ The critic speaks for a turn with its value before the first token, so it need n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from pydantic import Field
 
@@ -27,7 +26,6 @@ def estimate_turn_gae(
 
 
 class TurnGaeParams(Settings):
-    type: Literal["turn_gae"] = "turn_gae"
     gamma: float = Field(default=0.95, ge=0, le=1)
     """Discount from turn to turn."""
     lam: float = Field(default=1.0, ge=0, le=1)

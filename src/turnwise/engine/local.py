@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from turnwise.config.sections.engine import LocalEngineParams
 from turnwise.engine.kv_pool import SlotPool
 from turnwise.engine.llama_pass import LlamaPass, fits
 from turnwise.engine.sampling import draw_uniforms, sample_tokens
@@ -61,6 +62,8 @@ class LocalEngine:
     Consumes: requests appended by `generate`. Produces: resolved futures. Waits for: nothing but the event loop, which
     it yields to before each forward pass so that every runnable workflow can hand in its next request first.
     """
+
+    Params = LocalEngineParams
 
     def __init__(self, model: PreTrainedModel, *, stop_ids: frozenset[int], max_rows: int = 512) -> None:
         self._model = model.eval()

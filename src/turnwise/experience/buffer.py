@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from turnwise.config.sections.buffer import BufferUnit
-from turnwise.experience.priorities import Newest, NewestParams, group_version, priority_seed
+from turnwise.experience.priorities import Newest, group_version, priority_seed
 from turnwise.protocols import GroupPriority
 from turnwise.types import Experience
 
@@ -24,7 +24,7 @@ class BufferRules:
     unit: BufferUnit = "experiences"
     capacity: int | None = None
     reuse_cooldown: int | None = None
-    priority: GroupPriority = field(default_factory=lambda: Newest(NewestParams()))
+    priority: GroupPriority = field(default_factory=lambda: Newest(Newest.Params()))
 
     def rank(self, group_id: str, policy_version: int, use_count: int) -> float | None:
         """The priority of a group; None where it will never be taken again."""

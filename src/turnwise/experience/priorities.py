@@ -7,7 +7,6 @@ numbers: first in, first out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -17,16 +16,12 @@ from turnwise.floor.seeds import fingerprint
 from turnwise.types import Experience
 
 
-class NewestParams(Settings):
-    type: Literal["newest"] = "newest"
-
-
 class Newest:
     """`buffer.priority: {type: newest}`: the newest policy's groups first, however often they were used."""
 
-    Params = NewestParams
+    Params = Settings
 
-    def __init__(self, params: NewestParams) -> None:
+    def __init__(self, params: Settings) -> None:
         self.params = params
 
     def __call__(self, policy_version: int, use_count: int, seed: int) -> float | None:
@@ -34,7 +29,6 @@ class Newest:
 
 
 class LinearDecayParams(Settings):
-    type: Literal["linear_decay"] = "linear_decay"
     decay: float = Field(default=2.0, ge=0)
     """Versions that a group falls behind with each use."""
 
@@ -52,7 +46,6 @@ class LinearDecay:
 
 
 class DecayLimitRandomizationParams(Settings):
-    type: Literal["decay_limit_randomization"] = "decay_limit_randomization"
     decay: float = Field(default=2.0, ge=0)
     """Versions that a group falls behind with each use."""
     use_count_limit: int = Field(default=3, ge=0)

@@ -5,24 +5,12 @@ They neither average nor know of batches; the trainer weighs tokens over the who
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
-from pydantic import Field, PositiveFloat
 from torch import Tensor
 
 from turnwise.config.sections.learn import KlEstimator
+from turnwise.config.sections.learn_loss import CispoParams, GspoParams, OpmdLossParams, PpoClipParams, SapoParams
 from turnwise.config.settings import Settings
-
-
-class PpoClipParams(Settings):
-    type: Literal["ppo_clip"] = "ppo_clip"
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
-    """The ratio may fall to 1 - clip_low."""
-    clip_high: float = Field(default=0.2, gt=0)
-    """The ratio may rise to 1 + clip_high; larger than clip_low is clip-higher (DAPO, arXiv 2503.14476)."""
-    dual_clip: float | None = Field(default=3.0, gt=1)
-    """With a negative advantage the loss is at most this many times it (arXiv 1912.09729); null switches it off."""
 
 
 class PpoClip:
@@ -46,30 +34,18 @@ class PpoClip:
         return loss, {"clip_fraction": (clipped_loss > unclipped_loss).float(), "ratio": ratio.detach()}
 
 
-class ReinforceLossParams(Settings):
-    type: Literal["reinforce"] = "reinforce"
-
-
 class ReinforceLoss:
     """`learn.loss: {type: reinforce}`: the plain policy gradient, for one pass over fresh data."""
 
-    Params = ReinforceLossParams
+    Params = Settings
 
-    def __init__(self, params: ReinforceLossParams) -> None:
+    def __init__(self, params: Settings) -> None:
         self.params = params
 
     def __call__(
         self, policy_logprobs: Tensor, behavior_logprobs: Tensor, advantages: Tensor, turns: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         return -advantages * policy_logprobs, {"ratio": _ratio(policy_logprobs.detach(), behavior_logprobs)}
-
-
-class GspoParams(Settings):
-    type: Literal["gspo"] = "gspo"
-    clip_low: float = Field(default=3e-4, gt=0, lt=1)
-    """The turn's ratio may fall to 1 - clip_low."""
-    clip_high: float = Field(default=4e-4, gt=0)
-    """The turn's ratio may rise to 1 + clip_high."""
 
 
 class Gspo:
@@ -97,14 +73,6 @@ class Gspo:
         }
 
 
-class CispoParams(Settings):
-    type: Literal["cispo"] = "cispo"
-    clip_low: float = Field(default=1.0, gt=0)
-    """The weight may fall to 1 - clip_low."""
-    clip_high: float = Field(default=0.28, gt=0)
-    """The weight may rise to 1 + clip_high."""
-
-
 class Cispo:
     """`learn.loss: {type: cispo}`: a policy gradient whose weights are clipped, and no token's gradient is lost."""
 
@@ -119,14 +87,6 @@ class Cispo:
         ratio = _ratio(policy_logprobs.detach(), behavior_logprobs)
         weight = ratio.clamp(1 - self.params.clip_low, 1 + self.params.clip_high)
         return -advantages * weight * policy_logprobs, {"clip_fraction": (weight != ratio).float(), "ratio": ratio}
-
-
-class SapoParams(Settings):
-    type: Literal["sapo"] = "sapo"
-    tau_positive: PositiveFloat = 1.0
-    """How sharply the gate closes for good tokens."""
-    tau_negative: PositiveFloat = 1.05
-    """How sharply the gate closes for bad tokens."""
 
 
 class Sapo:
@@ -150,12 +110,6 @@ class Sapo:
         return -advantages * gate, {"ratio": ratio.detach()}
 
 
-class OpmdLossParams(Settings):
-    type: Literal["opmd"] = "opmd"
-    tau: float = Field(default=0.0, ge=0)
-    """Strength of the pull to the sampling policy; divides the gradient by 1 + tau."""
-
-
 class OpmdLoss:
     """`learn.loss: {type: opmd}`: no ratio at all, which tolerates stale samples."""
 
@@ -171,16 +125,12 @@ class OpmdLoss:
         return loss, {"ratio": _ratio(policy_logprobs.detach(), behavior_logprobs)}
 
 
-class SftParams(Settings):
-    type: Literal["sft"] = "sft"
-
-
 class Sft:
     """`learn.loss: {type: sft}`: the likelihood of what was sampled, whatever it earned."""
 
-    Params = SftParams
+    Params = Settings
 
-    def __init__(self, params: SftParams) -> None:
+    def __init__(self, params: Settings) -> None:
         self.params = params
 
     def __call__(

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from turnwise.config.checks import judge_problems
 from turnwise.config.registry import CREDITS, ENGINES, LOSSES, PRIORITIES, WORKFLOWS, import_reward_function
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.config.sections.engine import LocalEngineParams
 from turnwise.config.sections.reward import FunctionJudgeSettings, ModelJudgeSettings, NoJudge
 from turnwise.context.manager import ContextManager
 from turnwise.context.template import LearnedTemplate
@@ -120,7 +121,7 @@ def build_engine(settings: TurnwiseSettings, path: str) -> tuple[PreTrainedToken
         raise ConfigError(f"context.system_prompt is set and the chat template of '{path}' has no system role.")
     engine_class = cast(Callable[..., LocalEngine], ENGINES.get_target(settings.engine.type))
     model = load_model(path, torch_dtype(settings.model.dtype))
-    engine = engine_class(model, stop_ids=template.stop_ids, max_rows=settings.engine.max_rows)
+    engine = engine_class(model, stop_ids=template.stop_ids, max_rows=cast(LocalEngineParams, settings.engine).max_rows)
     return cast(PreTrainedTokenizerBase, tokenizer), template, engine
 
 

@@ -34,7 +34,6 @@ def test_a_valid_combination_passes_without_notes() -> None:
             ["tasks.num_tasks=8", "rollout.groups=4", "reward.filter={type: top_k, max_rounds: 3}"],
             r"at least 12",
         ),
-        (["engine.type=nope"], r"engine.type: there is no engine named 'nope'"),
         (["rollout.workflow=nope"], r"rollout.workflow: there is no workflow named 'nope'"),
         (["env.train={sise: 3}"], r"env.train.*sise"),
         (["env.train={size: many}"], r"env.train.*size"),

@@ -159,6 +159,12 @@ def test_env_train_applies_to_the_training_split_alone() -> None:
         ("env.type=frozen_lak", ["env.type: there is no environment named 'frozen_lak'", "Did you mean 'frozen_lake'"]),
         ("env.type=3", ["env.type: 3 given", "expected a name"]),
         ("credit.type=gea", ["credit.type: there is no credit rule named 'gea'", "Did you mean"]),
+        ("engine.type=locl", ["engine.type: there is no engine named 'locl'", "Did you mean 'local'?"]),
+        ("buffer.type=sqlit", ["buffer.type: there is no buffer named 'sqlit'", "Did you mean 'sqlite'?"]),
+        ("buffer.priority.type=new", ["buffer.priority.type: there is no priority named 'new'", "'newest'"]),
+        ("learn.type=pp", ["learn.type: there is no learner named 'pp'", "'ppo'"]),
+        ("sync.method=memry", ["sync.method: there is no weight transport named 'memry'", "Did you mean 'memory'?"]),
+        ("loop.type=seriel", ["loop.type: there is no loop named 'seriel'", "Did you mean 'serial'?"]),
         ("learn.loss.type=ppo", ["learn.loss.type: there is no policy loss named 'ppo'", "package.module:Class"]),
         ("learn.critic.type=actor", ["learn.critic.type: 'actor' given", "'value_head'"]),
         ("learn.critic.coef=1", ["learn.critic", "type"]),
@@ -279,7 +285,6 @@ def test_what_is_dumped_loads_again_as_the_same(recipe: Any, write: Any) -> None
 # --- plug-ins --------------------------------------------------------------------------------------------------------
 
 PLUGIN = """
-from typing import Literal
 from turnwise.config.settings import Settings
 from turnwise.credit.group import Grpo
 from turnwise.envs.base import BaseEnv
@@ -295,14 +300,10 @@ class Coin(BaseEnv):
         return "done", 1.0, True, {"success": True}
 
 class HalfParams(Settings):
-    type: Literal["coin_plugin:Half"] = "coin_plugin:Half"
     share: float = 0.5
 
 class Half(Grpo):
     Params = HalfParams
-
-class NoParams:
-    pass
 """
 
 
@@ -328,7 +329,6 @@ def test_an_environment_and_a_credit_rule_of_ones_own() -> None:
     [
         ("coin_plugin:Dice", "module 'coin_plugin' has no 'Dice'"),
         ("no_such_module:Coin", "module 'no_such_module' cannot be imported"),
-        ("coin_plugin:NoParams", "has no settings class 'Params'"),
     ],
 )
 def test_plug_ins_that_do_not_work_are_explained(name: str, words: str) -> None:

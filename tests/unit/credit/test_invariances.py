@@ -13,18 +13,14 @@ from turnwise.credit.gae import Gae, GaeParams
 from turnwise.credit.gigpo import Gigpo, GigpoParams
 from turnwise.credit.group import (
     DrGrpo,
-    DrGrpoParams,
     Grpo,
-    GrpoParams,
     Opmd,
     OpmdParams,
     ReinforcePpBaseline,
-    ReinforcePpBaselineParams,
     Rloo,
-    RlooParams,
 )
 from turnwise.credit.reinforce import Reinforce, ReinforceParams, ReinforcePp, ReinforcePpParams
-from turnwise.credit.remax import Remax, RemaxParams
+from turnwise.credit.remax import Remax
 from turnwise.credit.steps import MultiStepGrpo, MultiStepGrpoParams, StepReturn, StepReturnParams
 from turnwise.credit.turn import TurnGae, TurnGaeParams
 from turnwise.types import Annotations
@@ -36,17 +32,17 @@ RULES = {
     "bi_level_first": BiLevelGae(BiLevelGaeParams(gamma=0.9, lam=0.8, high_level_lam=0.7, turn_value_at="first")),
     "bi_level_last": BiLevelGae(BiLevelGaeParams(gamma=0.9, lam=0.8, high_level_lam=0.7)),
     "turn_gae": TurnGae(TurnGaeParams(lam=0.8)),
-    "grpo": Grpo(GrpoParams()),
-    "dr_grpo": DrGrpo(DrGrpoParams()),
-    "rloo": Rloo(RlooParams()),
+    "grpo": Grpo(Grpo.Params()),
+    "dr_grpo": DrGrpo(DrGrpo.Params()),
+    "rloo": Rloo(Rloo.Params()),
     "opmd": Opmd(OpmdParams(baseline="logavgexp", tau=0.5)),
     "reinforce": Reinforce(ReinforceParams(gamma=0.9)),
     "reinforce_pp": ReinforcePp(ReinforcePpParams(gamma=0.9)),
-    "reinforce_pp_baseline": ReinforcePpBaseline(ReinforcePpBaselineParams()),
+    "reinforce_pp_baseline": ReinforcePpBaseline(ReinforcePpBaseline.Params()),
     "multi_step_grpo": MultiStepGrpo(MultiStepGrpoParams(step_norm=True, std_level="batch", std_threshold=0.1)),
     "step_return": StepReturn(StepReturnParams(gamma=0.9)),
     "gigpo": Gigpo(GigpoParams(scale_by_std=True)),
-    "remax": Remax(RemaxParams()),
+    "remax": Remax(Remax.Params()),
 }
 
 
@@ -121,7 +117,7 @@ def test_group_statistics_count_trajectories_and_not_rows() -> None:
     batch = [Play([0, 0, 0, 1.0], [[0.0]] * 4, sibling=0)]
     batch += [Play([0, 0, 0, 0.0], [[0.0]] * 4, sibling=n) for n in (1, 2, 3)]
     rows = make_rows(batch[0], cuts=(1, 2, 3))[0] + make_batch(batch[1:])[0]
-    samples = DrGrpo(DrGrpoParams())(rows, Annotations())
+    samples = DrGrpo(DrGrpo.Params())(rows, Annotations())
     for sample, expected in zip(samples, [0.75] * 4 + [-0.25] * 3, strict=True):
         mask = sample.experience.segment.loss_mask
         np.testing.assert_allclose(sample.advantages[mask], expected, atol=1e-6)
@@ -129,12 +125,12 @@ def test_group_statistics_count_trajectories_and_not_rows() -> None:
 
 def test_long_trajectories_do_not_weigh_more_in_a_group() -> None:
     long, short = Play([0.0, 1.0], [[0.0] * 4] * 2, sibling=0), Play([0.0], [[0.0]], sibling=1)
-    first, second = sampled(Grpo(GrpoParams()), [long, short])
+    first, second = sampled(Grpo(Grpo.Params()), [long, short])
     np.testing.assert_allclose(first, 0.70710578, atol=1e-6)
     np.testing.assert_allclose(second, -0.70710578, atol=1e-6)
 
 
 def test_groups_of_different_rollouts_are_not_compared() -> None:
     rows = [row for n in (0, 1) for row in make_rows(Play([float(n)], [[0.0]]), rollout=n)[0]]
-    samples = DrGrpo(DrGrpoParams())(rows, Annotations())
+    samples = DrGrpo(DrGrpo.Params())(rows, Annotations())
     assert [float(s.advantages.sum()) for s in samples] == [0.0, 1.0]  # alone in its group, a score stays as it is

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.config.sections.reward import NormaliseGrouping, NormaliseMethod
-from turnwise.credit.group import DrGrpo, DrGrpoParams
-from turnwise.credit.remax import Remax, RemaxParams
+from turnwise.credit.group import DrGrpo
+from turnwise.credit.remax import Remax
 from turnwise.credit.shaping import normalise_rewards
 from turnwise.types import Experience
 
@@ -121,7 +121,7 @@ def test_nothing_in_nothing_out(method: NormaliseMethod) -> None:
 
 def test_the_mean_alone_is_the_baseline_of_dr_grpo() -> None:
     rows, annotations = make_batch(make_plays(1, 0, 0, 4))
-    rule = DrGrpo(DrGrpoParams())
+    rule = DrGrpo(DrGrpo.Params())
     normal = normalise_rewards(rows, grouping="state", method="mean")
     for plain, again, row in zip(rule(rows, annotations), rule(normal, annotations), normal, strict=True):
         np.testing.assert_allclose(again.advantages, plain.advantages, atol=1e-6)
@@ -136,7 +136,7 @@ def test_a_greedy_return_stays_comparable_with_the_rewards_beside_it(method: Nor
     unit = 1 / (stdev([3.0, 0.5]) + 1e-6) if method == "mean_std" else 1.0
     annotations = make_batch(plays + make_plays(1, 0, group="lake/train/2"))[1]
     normal = normalise_rewards(rows, grouping="state", method=method)
-    rule = Remax(RemaxParams())
+    rule = Remax(Remax.Params())
     for plain, again in zip(rule(rows, annotations), rule(normal, annotations), strict=True):
         np.testing.assert_allclose(again.advantages, plain.advantages * unit, atol=1e-5)
     assert [row.greedy_return is None for row in normal] == [False, False, True, True]

@@ -106,7 +106,7 @@ def make_trainer(model: Any = None, *, temperature: float = 1.0, seed: int = 0, 
     model_settings = ModelSettings.model_validate(learn.pop("model_settings", {}))
     optim = OptimSettings.model_validate({"lr": 1e-2, "grad_clip": 1e9} | learn.pop("optim", {}))
     loss = learn.pop("loss", PpoClipParams())
-    settings = LearnSettings.model_validate({"loss": loss, "optim": optim, "steps": 10} | learn)
+    settings = LearnSettings.model_validate({"optim": optim, "steps": 10} | learn)
     return Trainer(
         model if model is not None else make_model(),
         settings,

@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM, GPT2Config
 
 from turnwise.config.sections.learn import LearnSettings
 from turnwise.config.sections.model import ModelSettings, TinySettings
-from turnwise.learn.losses import PpoClipParams
 from turnwise.learn.memory import MemoryReport, describe_in_one_line, read_config, report_memory, size_words
 from turnwise.learn.policy import PolicyModel
 from turnwise.learn.tiny_model import tiny_config
@@ -25,7 +24,7 @@ HALF = {"dtype": "bfloat16"}
 
 def report(config: Any = None, *, model_settings: Any = None, judge_path: str | None = None, **learn: Any) -> Any:
     config = make_model().config if config is None else config
-    settings = LearnSettings.model_validate({"loss": PpoClipParams(), **learn})
+    settings = LearnSettings.model_validate(learn)
     return report_memory(config, ModelSettings.model_validate(model_settings or {}), settings, judge_path=judge_path)
 
 
@@ -122,7 +121,7 @@ def test_shapes_are_read_without_weights_and_the_unknown_is_unknown(tmp_path: Pa
     assert read_config("no/where") is None
     (tmp_path / "config.json").write_text("{")
     assert read_config(str(tmp_path)) is None
-    unknown = report_memory(None, ModelSettings(), LearnSettings(loss=PpoClipParams()))
+    unknown = report_memory(None, ModelSettings(), LearnSettings())
     assert {model.total_bytes for model in unknown.models} == {None}
     assert (unknown.loaded_bytes, unknown.saved_bytes) == (None, None)
     assert "actor unknown size" in describe_in_one_line(unknown)

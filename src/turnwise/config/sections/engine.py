@@ -10,5 +10,8 @@ from turnwise.config.settings import Settings
 class EngineSettings(Settings):
     type: str = "local"
     """A registered engine or 'package.module:Class'."""
+
+
+class LocalEngineParams(Settings):
     max_rows: PositiveInt = 512
     """Most sequences in one forward pass."""

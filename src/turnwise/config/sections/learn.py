@@ -132,7 +132,14 @@ class OptimSettings(Settings):
 Aggregation = Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean"]
 
 
+class LossSettings(Settings):
+    type: str = "ppo_clip"
+    """A registered policy loss or 'package.module:Class'."""
+
+
 class LearnSettings(Settings):
+    type: str = "ppo"
+    """A registered learner or 'package.module:Class'."""
     steps: int = Field(default=100, ge=0)
     """Updates of the policy; each is one rollout and `epochs` passes over it."""
     epochs: PositiveInt = 1
@@ -141,7 +148,7 @@ class LearnSettings(Settings):
     """Optimizer steps per epoch."""
     micro_batch_tokens: PositiveInt = 8192
     """Padded tokens per forward pass: memory against speed, never the result."""
-    loss: Settings
+    loss: LossSettings = LossSettings()
     """The policy loss, by `type`."""
     aggregation: Aggregation = "token_mean"
     """Every token weighs the same; or every trajectory does, with the sum or the mean of its tokens."""

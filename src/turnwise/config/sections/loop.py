@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from turnwise.config.settings import Settings
 
 
 class LoopSettings(Settings):
-    type: Literal["serial", "pipelined"] = "serial"
-    """Explore and learn in turns, or at the same time."""
+    type: str = "serial"
+    """Explore and learn in turns, or with `pipelined` at the same time; or a function, 'package.module:function'."""

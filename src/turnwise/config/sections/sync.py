@@ -24,5 +24,6 @@ class SyncSettings(Settings):
     """Rollouts that the explorer is ahead in the style 'fixed'. Null: as many as `max_staleness` allows."""
     timeout_s: PositiveFloat = 1800.0
     """Longest wait of explorer and trainer for each other."""
-    method: Literal["memory", "checkpoint"] = "memory"
-    """How weights travel: inside the process, or as files in the run directory, for processes of their own."""
+    method: str = "memory"
+    """How weights travel: inside the process, or with `checkpoint` as files in the run directory, for processes of
+    their own; or 'package.module:Class'."""
