@@ -1,8 +1,13 @@
-"""Settings that contradict each other are refused; settings that do nothing are named. Nothing is rewritten."""
+"""Settings that contradict each other are refused; settings that do nothing are named. Nothing is rewritten.
+
+In: the settings of a run. Out: a ConfigError that lists what the rules say against them, or notes. Each rule stands in
+the table RULES; what does nothing is told by the settings themselves (`Settings.idle_settings`).
+"""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from typing import TypeAlias, cast
 
 from pydantic import ValidationError
 
@@ -11,160 +16,136 @@ from turnwise.config.load import env_params
 from turnwise.config.problems import describe_problems
 from turnwise.config.registry import CREDITS, ENVS, import_reward_function
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.sections.buffer import BufferSettings
 from turnwise.config.sections.context import ContextSettings
 from turnwise.config.sections.env import EnvSettings
-from turnwise.config.sections.learn import NoCritic, NoKl
-from turnwise.config.sections.model import TinySettings
+from turnwise.config.sections.learn import NoCritic
 from turnwise.config.sections.reward import FunctionJudgeSettings, ModelJudgeSettings, NoFilter, NoJudge
-from turnwise.config.sections.sync import SyncSettings
-from turnwise.config.sections.tasks import TaskSettings
-from turnwise.config.sections.watch import WatchSettings
 from turnwise.config.settings import Settings
 from turnwise.errors import ConfigError
+
+Rule: TypeAlias = Callable[[TurnwiseSettings], Iterator[str]]
+"""Yields what is wrong: the config path, what was given, what was expected, what to do."""
 
 
 def check_settings(settings: TurnwiseSettings) -> None:
     """Raise a ConfigError that lists every contradiction."""
-    problems = [
-        *_credit_problems(settings),
-        *_size_problems(settings),
-        *_choice_problems(settings),
-        *_env_problems(settings),
-        *judge_problems(settings),
-        *_sync_problems(settings),
-        *_mode_problems(settings),
-    ]
+    problems = [problem for rule in RULES for problem in rule(settings)]
     if problems:
         raise ConfigError(
             "\n  ".join(["the settings contradict each other:", *problems]) if problems[1:] else problems[0]
         )
 
 
-def _credit_problems(settings: TurnwiseSettings) -> list[str]:
-    name = settings.credit.type
-    rule: Any = CREDITS.get_target(name)
-    missing = [need for need in ("needs_values", "needs_groups", "needs_greedy") if not hasattr(rule, need)]
-    if missing:
-        return [
-            f"credit.type '{name}' does not say what it needs; set {', '.join(missing)} = True or False on the class."
-        ]
-    problems = []
-    if rule.needs_values and isinstance(settings.learn.critic, NoCritic):
-        problems.append(
-            f"credit.type '{name}' needs a critic and learn.critic.type is 'none'. Set learn.critic.type to "
-            "'value_head' or 'model', or choose a rule without a critic, such as 'grpo'."
-        )
-    if rule.needs_groups and settings.rollout.group_size < 2:
-        problems.append(
-            f"rollout.group_size: {settings.rollout.group_size} given; credit.type '{name}' compares siblings and "
-            "needs at least 2."
-        )
-    return problems
+def find_no_effect(settings: TurnwiseSettings) -> list[str]:
+    """Settings that were chosen and change nothing in this combination."""
+    return list(_notes(settings, "", settings))
 
 
-def _sync_problems(settings: TurnwiseSettings) -> list[str]:
-    sync = settings.sync
-    if settings.loop.type != "pipelined" or sync.style != "fixed" or sync.max_staleness is None:
-        return []
-    needed = sync.interval - 1 + (sync.offset or 0)
-    if sync.max_staleness >= needed:
-        return []
-    causes = f"sync.interval = {sync.interval} and sync.offset = {sync.offset or 0}"
-    given = f"sync.max_staleness: {sync.max_staleness} given; {causes} let weights be {needed} updates behind."
-    return [f"{given} Raise it, or lower those."]
+def _notes(section: Settings, path: str, run: TurnwiseSettings) -> Iterator[str]:
+    made = type(section)
+    # A section in which a class is chosen speaks for itself and for the chosen class.
+    speakers = (made,) if "idle_settings" in vars(made) else made.__bases__
+    for speaker in cast("tuple[type[Settings], ...]", speakers):
+        yield from (f"{path}.{name} {words}." for name, words in speaker.idle_settings(section, path, run).items())
+    for name in made.model_fields:
+        if isinstance(inner := getattr(section, name), Settings):
+            yield from _notes(inner, f"{path}.{name}" if path else name, run)
 
 
-def _mode_problems(settings: TurnwiseSettings) -> list[str]:
-    """Processes of their own meet in the run directory, so what they share must lie there."""
-    mode = settings.run.mode
-    if settings.buffer.offline is not None and mode != "train":
-        return [f"buffer.offline: a file given; run.mode '{mode}' does not learn from one. Set run.mode=train."]
-    if mode not in ("explore", "train"):
-        return []
-    choices = {"buffer.type": (settings.buffer.type, "sqlite"), "sync.method": (settings.sync.method, "checkpoint")}
-    return [
-        f"{path}: '{given}' given; run.mode '{mode}' shares it with another process. Set {path}={expected}."
-        for path, (given, expected) in choices.items()
-        if given == "memory"
-    ]
-
-
-def _size_problems(settings: TurnwiseSettings) -> list[str]:
-    problems = []
-    context, buffer, group_size = settings.context, settings.buffer, settings.rollout.group_size
-    if context.max_response_tokens >= context.max_tokens:
-        problems.append(
-            f"context.max_response_tokens: {context.max_response_tokens} given; it must be below context.max_tokens = "
-            f"{context.max_tokens}, which holds prompt and reply."
-        )
-    sizes = {"buffer.capacity": buffer.capacity}
-    if buffer.unit == "experiences":
-        sizes["buffer.train_batch_size"] = buffer.train_batch_size
-    problems += [
-        f"rollout.group_size: {group_size} given; a group does not fit into {path} = {size}, and groups stay whole."
-        for path, size in sizes.items()
-        if size is not None and size < group_size
-    ]
-    num_tasks = settings.tasks.num_tasks
-    chosen = settings.reward.filter
-    rounds = 1 if isinstance(chosen, NoFilter) else chosen.max_rounds
-    for path, groups in _groups_of_worlds(settings):
-        if num_tasks is not None and num_tasks < groups * rounds:
-            problems.append(
-                f"tasks.num_tasks: {num_tasks} given; one exploration plays up to {path} = {groups} different tasks in "
-                f"each of {rounds} rounds, so it must be at least {groups * rounds}."
-            )
-    return problems
-
-
-def _groups_of_worlds(settings: TurnwiseSettings) -> list[tuple[str, int]]:
-    mixed = [(f"mix.{tag}.groups", other.groups) for tag, other in settings.mix.by_tag().items()]
-    return [("rollout.groups", settings.rollout.groups), *mixed]
-
-
-def _choice_problems(settings: TurnwiseSettings) -> list[str]:
+def chosen_classes_have_their_methods(settings: TurnwiseSettings) -> Iterator[str]:
     """A class of the user's own must have what the code will call; the registered ones are known to."""
-    problems = []
     for path, choice, name in chosen_in(settings):
         if name not in choice.registry:
             try:
-                problems += _class_problems(path, choice, name, choice.registry.get_target(name))
+                yield from _class_problems(path, choice, name, choice.registry.get_target(name))
             except ConfigError as error:
-                problems.append(f"{path}: {error}")
-    return problems
+                yield f"{path}: {error}"
 
 
-def _class_problems(path: str, choice: Choice, name: str, target: object) -> list[str]:
+def _class_problems(path: str, choice: Choice, name: str, target: object) -> Iterator[str]:
     if not callable(target):
-        expected = "class" if choice.methods else "function"
-        return [f"{path}: '{name}' is {target!r}; expected a {expected}."]
+        yield f"{path}: '{name}' is {target!r}; expected a {'class' if choice.methods else 'function'}."
+    # What a function returns is known when it is called.
     if not isinstance(target, type):
-        # What a function returns is known when it is called.
-        return []
+        return
     unwritten = getattr(target, "__abstractmethods__", frozenset[str]())
     # Looked for in the class itself: every class can be called, its objects only where it says so.
     defined = {attribute for cls in target.__mro__ for attribute in vars(cls)} - unwritten
-    if not (missing := [method for method in choice.methods if method not in defined]):
-        return []
-    return [f"{path}: '{name}' has no {', '.join(missing)}; expected a class with {', '.join(choice.methods)}."]
+    if missing := [method for method in choice.methods if method not in defined]:
+        yield f"{path}: '{name}' has no {', '.join(missing)}; expected a class with {', '.join(choice.methods)}."
 
 
-def _env_problems(settings: TurnwiseSettings) -> list[str]:
-    problems = [problem for path, env, _ in _worlds(settings) for problem in _train_env_problems(path, env)]
-    if settings.env.type in settings.mix.by_tag():
-        problems.append(f"mix.{settings.env.type}: a tag must differ from env.type; give it another name.")
-    return problems
+def credit_says_what_it_needs(settings: TurnwiseSettings) -> Iterator[str]:
+    name = settings.credit.type
+    rule = CREDITS.get_target(name)
+    if missing := [need for need in ("needs_values", "needs_groups", "needs_greedy") if not hasattr(rule, need)]:
+        yield f"credit.type '{name}' does not say what it needs; set {', '.join(missing)} = True or False on the class."
 
 
-def _train_env_problems(path: str, env: EnvSettings) -> list[str]:
+def credit_has_its_critic(settings: TurnwiseSettings) -> Iterator[str]:
+    name = settings.credit.type
+    if getattr(CREDITS.get_target(name), "needs_values", False) and isinstance(settings.learn.critic, NoCritic):
+        yield (
+            f"credit.type '{name}' needs a critic and learn.critic.type is 'none'. Set learn.critic.type to "
+            "'value_head' or 'model', or choose a rule without a critic, such as 'grpo'."
+        )
+
+
+def credit_has_its_siblings(settings: TurnwiseSettings) -> Iterator[str]:
+    name, group_size = settings.credit.type, settings.rollout.group_size
+    if getattr(CREDITS.get_target(name), "needs_groups", False) and group_size < 2:
+        yield (f"rollout.group_size: {group_size} given; credit.type '{name}' compares siblings and needs at least 2.")
+
+
+def a_reply_leaves_room_for_its_prompt(settings: TurnwiseSettings) -> Iterator[str]:
+    context = settings.context
+    if context.max_response_tokens >= context.max_tokens:
+        yield (
+            f"context.max_response_tokens: {context.max_response_tokens} given; it must be below context.max_tokens = "
+            f"{context.max_tokens}, which holds prompt and reply."
+        )
+
+
+def a_group_fits_into_the_buffer(settings: TurnwiseSettings) -> Iterator[str]:
+    buffer, group_size = settings.buffer, settings.rollout.group_size
+    sizes = {"buffer.capacity": buffer.capacity}
+    if buffer.unit == "experiences":
+        sizes["buffer.train_batch_size"] = buffer.train_batch_size
+    for path, size in sizes.items():
+        if size is not None and size < group_size:
+            yield (
+                f"rollout.group_size: {group_size} given; a group does not fit into {path} = {size}, and groups stay "
+                "whole."
+            )
+
+
+def tasks_suffice_for_an_exploration(settings: TurnwiseSettings) -> Iterator[str]:
+    num_tasks, chosen = settings.tasks.num_tasks, settings.reward.filter
+    if num_tasks is None:
+        return
+    rounds = 1 if isinstance(chosen, NoFilter) else chosen.max_rounds
+    mixed = {f"mix.{tag}.groups": other.groups for tag, other in settings.mix.by_tag().items()}
+    for path, groups in {"rollout.groups": settings.rollout.groups, **mixed}.items():
+        if num_tasks < groups * rounds:
+            yield (
+                f"tasks.num_tasks: {num_tasks} given; one exploration plays up to {path} = {groups} different tasks in "
+                f"each of {rounds} rounds, so it must be at least {groups * rounds}."
+            )
+
+
+def settings_of_training_fit_the_environment(settings: TurnwiseSettings) -> Iterator[str]:
     """`env.train` holds the environment's own settings, so it must fit them as `env` does."""
-    params = cast("type[Settings]", ENVS.get_params(env.type) or Settings)
-    try:
-        params.model_validate(env_params(env, "train"))
-    except ValidationError as error:
-        return [f"{path}.train: {describe_problems(error, params)}"]
-    return []
+    for path, env, _ in _worlds(settings):
+        params = cast("type[Settings]", ENVS.get_params(env.type) or Settings)
+        try:
+            params.model_validate(env_params(env, "train"))
+        except ValidationError as error:
+            yield f"{path}.train: {describe_problems(error, params)}"
+
+
+def tags_differ(settings: TurnwiseSettings) -> Iterator[str]:
+    if settings.env.type in settings.mix.by_tag():
+        yield f"mix.{settings.env.type}: a tag must differ from env.type; give it another name."
 
 
 _JUDGE_CHOICES = (
@@ -174,32 +155,37 @@ _JUDGE_CHOICES = (
 )
 
 
-def judge_problems(settings: TurnwiseSettings) -> list[str]:
+def rewards_have_one_source(settings: TurnwiseSettings) -> Iterator[str]:
     """Rewards come from the environment or from a judge, never from both and never from nowhere."""
     judge = settings.reward.judge
     judged = {path: (env.type, context) for path, env, context in _worlds(settings) if _is_judged(env)}
     if isinstance(judge, NoJudge):
-        if not judged:
-            return []
-        path, (name, _) = next(iter(judged.items()))
-        return [f"{path}.type '{name}' gives no rewards of its own and reward.judge.type is 'none'. {_JUDGE_CHOICES}"]
+        for path, (name, _) in list(judged.items())[:1]:
+            yield f"{path}.type '{name}' gives no rewards of its own and reward.judge.type is 'none'. {_JUDGE_CHOICES}"
+        return
     if not judged:
-        wrong = f"reward.judge.type: '{judge.type}' given; env.type '{settings.env.type}' gives rewards of its own."
-        return [f"{wrong} Set reward.judge.type to 'none', or env.type to one without rewards, such as 'prompts'."]
-    problems = [
-        f"{path.removesuffix('env')}context.answer.type: '{context.answer.type}' given; {path}.type '{name}' takes the "
-        "whole reply, which the judge reads. Set it to 'plain'."
-        for path, (name, context) in judged.items()
-        if context.answer.type != "plain"
-    ]
-    if isinstance(judge, ModelJudgeSettings) and not judge.path:
-        problems.append(f"reward.judge.path: nothing given; expected a reward model. {_JUDGE_CHOICES}")
+        yield (
+            f"reward.judge.type: '{judge.type}' given; env.type '{settings.env.type}' gives rewards of its own. "
+            "Set reward.judge.type to 'none', or env.type to one without rewards, such as 'prompts'."
+        )
+        return
+    for path, (name, context) in judged.items():
+        if context.answer.type != "plain":
+            yield (
+                f"{path.removesuffix('env')}context.answer.type: '{context.answer.type}' given; {path}.type '{name}' "
+                "takes the whole reply, which the judge reads. Set it to 'plain'."
+            )
+    yield from _judge_problems(judge)
+
+
+def _judge_problems(judge: FunctionJudgeSettings | ModelJudgeSettings) -> Iterator[str]:
     if isinstance(judge, FunctionJudgeSettings):
         try:
             import_reward_function(judge.target)
         except ConfigError as error:
-            problems.append(str(error))
-    return problems
+            yield str(error)
+    elif not judge.path:
+        yield f"reward.judge.path: nothing given; expected a reward model. {_JUDGE_CHOICES}"
 
 
 def _worlds(settings: TurnwiseSettings) -> list[tuple[str, EnvSettings, ContextSettings]]:
@@ -212,73 +198,45 @@ def _is_judged(env: EnvSettings) -> bool:
     return bool(getattr(ENVS.get_target(env.type), "is_judged", False))
 
 
-def find_no_effect(settings: TurnwiseSettings) -> list[str]:
-    """Settings that were chosen and change nothing in this combination."""
-    notes = []
-    rule: Any = CREDITS.get_target(settings.credit.type)
-    if not rule.needs_values and not isinstance(settings.learn.critic, NoCritic):
-        notes.append(
-            f"learn.critic.type is '{settings.learn.critic.type}' and credit.type '{settings.credit.type}' uses "
-            "no critic: it is trained and never asked."
+def weights_may_be_as_old_as_they_get(settings: TurnwiseSettings) -> Iterator[str]:
+    sync = settings.sync
+    if settings.loop.type != "pipelined" or sync.style != "fixed" or sync.max_staleness is None:
+        return
+    needed = sync.interval - 1 + (sync.offset or 0)
+    if sync.max_staleness < needed:
+        yield (
+            f"sync.max_staleness: {sync.max_staleness} given; sync.interval = {sync.interval} and sync.offset = "
+            f"{sync.offset or 0} let weights be {needed} updates behind. Raise it, or lower those."
         )
-    if settings.context.window != "sliding" and settings.context.window_turns != ContextSettings().window_turns:
-        notes.append(f"context.window_turns has no effect with context.window '{settings.context.window}'.")
-    if settings.learn.optim.schedule == "constant" and settings.learn.optim.final_lr_share > 0:
-        notes.append("learn.optim.final_lr_share has no effect with learn.optim.schedule 'constant'.")
-    if settings.model.path != "tiny" and settings.model.tiny != TinySettings():
-        notes.append("model.tiny has no effect when model.path is not 'tiny'.")
-    if settings.rollout.group_size == 1 and settings.watch.min_spread_share != WatchSettings().min_spread_share:
-        notes.append("watch.min_spread_share has no effect with rollout.group_size 1: nobody has siblings.")
-    if isinstance(settings.learn.kl, NoKl) and settings.watch.max_reference_kl != WatchSettings().max_reference_kl:
-        notes.append("watch.max_reference_kl has no effect with learn.kl.type 'none': there is no reference.")
-    if settings.rollout.workflow == "environment" and settings.rollout.workflow_args:
-        notes.append("rollout.workflow_args has no effect with rollout.workflow 'environment'.")
-    for path, env, _ in _worlds(settings):
-        notes += [f"{path}.{name} has no effect while {path}.{why}." for name, why in env.idle_settings().items()]
-    notes += [*_sync_notes(settings), *_idle_tasks(settings.tasks), *_idle_buffer(settings.buffer)]
-    judge = settings.reward.judge
-    if isinstance(judge, ModelJudgeSettings) and judge.path == "tiny" and getattr(settings.env, "path", None):
-        notes.append(
-            "reward.judge.path 'tiny' has learnt from the built-in prompts alone: its scores for the prompts of "
-            "env.path mean nothing."
-        )
-    return notes
 
 
-def _sync_notes(settings: TurnwiseSettings) -> list[str]:
-    sync, plain = settings.sync, SyncSettings()
-    if settings.run.mode != "both":
-        return []
-    if settings.loop.type == "serial":
-        changed = [
-            name
-            for name in ("style", "max_staleness", "offset", "timeout_s", "method")
-            if getattr(sync, name) != getattr(plain, name)
-        ]
-        return [f"sync.{name} has no effect with loop.type 'serial'." for name in changed]
-    if sync.style != "fixed" and sync.offset is not None:
-        return [f"sync.offset has no effect with sync.style '{sync.style}'."]
-    return []
+def a_file_is_only_learnt_from(settings: TurnwiseSettings) -> Iterator[str]:
+    mode = settings.run.mode
+    if settings.buffer.offline is not None and mode != "train":
+        yield f"buffer.offline: a file given; run.mode '{mode}' does not learn from one. Set run.mode=train."
 
 
-def _idle_tasks(tasks: TaskSettings) -> list[str]:
-    notes = []
-    if tasks.num_tasks is None and tasks.selector != "sequential":
-        notes.append(f"tasks.selector '{tasks.selector}' has no effect without tasks.num_tasks: no task comes twice.")
-    if tasks.selector != "difficulty" and tasks.target_success != TaskSettings().target_success:
-        notes.append(f"tasks.target_success has no effect with tasks.selector '{tasks.selector}'.")
-    return notes
+def processes_meet_in_the_run_directory(settings: TurnwiseSettings) -> Iterator[str]:
+    """Explorer and trainer are processes of their own, so what they share must not be in memory."""
+    mode = settings.run.mode
+    shared = {"buffer.type": (settings.buffer.type, "sqlite"), "sync.method": (settings.sync.method, "checkpoint")}
+    for path, (given, expected) in shared.items():
+        if mode in ("explore", "train") and given == "memory":
+            yield f"{path}: '{given}' given; run.mode '{mode}' shares it with another process. Set {path}={expected}."
 
 
-def _idle_buffer(buffer: BufferSettings) -> list[str]:
-    notes = []
-    if buffer.train_batch_size is None and buffer.unit != "experiences":
-        notes.append(f"buffer.unit '{buffer.unit}' has no effect without buffer.train_batch_size.")
-    for key in sorted({"decay", "use_count_limit"} & buffer.priority.model_fields_set):
-        if buffer.reuse_cooldown is None and getattr(buffer.priority, key) != _default_of(buffer.priority, key):
-            notes.append(f"buffer.priority.{key} has no effect without buffer.reuse_cooldown: no group is used twice.")
-    return notes
-
-
-def _default_of(section: Settings, key: str) -> Any:
-    return type(section).model_fields[key].default
+RULES: tuple[Rule, ...] = (
+    credit_says_what_it_needs,
+    credit_has_its_critic,
+    credit_has_its_siblings,
+    a_reply_leaves_room_for_its_prompt,
+    a_group_fits_into_the_buffer,
+    tasks_suffice_for_an_exploration,
+    chosen_classes_have_their_methods,
+    settings_of_training_fit_the_environment,
+    tags_differ,
+    rewards_have_one_source,
+    weights_may_be_as_old_as_they_get,
+    a_file_is_only_learnt_from,
+    processes_meet_in_the_run_directory,
+)

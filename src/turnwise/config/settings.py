@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, TypeAlias
+
 from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from turnwise.config.schema import TurnwiseSettings
+
+WholeSettings: TypeAlias = "TurnwiseSettings"
+"""All settings of a run, for those who speak of another section than their own."""
 
 
 class Settings(BaseModel):
@@ -10,9 +18,17 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
-    def idle_settings(self) -> dict[str, str]:
-        """Settings that were changed and do nothing in this combination, each with the reason: `path is set`."""
+    def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
+        """Settings that were changed and do nothing in this combination, each with the rest of the sentence about it.
+
+        `path` is where these settings stand, `run` are all of the run: `idle("window_turns", "with context.window
+        'full'")` becomes the note `context.window_turns has no effect with context.window 'full'.`
+        """
         return {}
+
+    def idle(self, *names: str, why: str) -> dict[str, str]:
+        """Those of them that were changed, for `idle_settings`."""
+        return dict.fromkeys(self.changed(*names), f"has no effect {why}")
 
     def changed(self, *names: str) -> list[str]:
         """Those that differ from their defaults: a default that was written down was not chosen."""

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from pydantic import PositiveFloat
 
-from turnwise.config.settings import Settings
+from turnwise.config.settings import Settings, WholeSettings
 from turnwise.credit.layout import Floats, Ints, play_back, whiten
 from turnwise.credit.samples import make_samples
 from turnwise.types import Annotations, Experience, Sample
@@ -122,7 +122,10 @@ class OpmdParams(Settings):
     baseline: OpmdBaseline = "mean"
     """The group's mean, or its soft maximum at temperature `tau`."""
     tau: PositiveFloat = 1.0
-    """Temperature of the soft maximum; has no effect with the mean."""
+    """Temperature of the soft maximum."""
+
+    def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
+        return self.idle("tau", why=f"with {path}.baseline 'mean'") if self.baseline == "mean" else {}
 
 
 class Opmd(_TrajectoryRule):

@@ -11,9 +11,15 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import Field
 
-from turnwise.config.settings import Settings
+from turnwise.config.settings import Settings, WholeSettings
 from turnwise.floor.seeds import fingerprint
 from turnwise.types import Experience
+
+
+def _idle_without_reuse(params: Settings, run: WholeSettings, *names: str) -> dict[str, str]:
+    if run.buffer.reuse_cooldown is not None:
+        return {}
+    return params.idle(*names, why="without buffer.reuse_cooldown: no group is used twice")
 
 
 class Newest:
@@ -31,6 +37,9 @@ class Newest:
 class LinearDecayParams(Settings):
     decay: float = Field(default=2.0, ge=0)
     """Versions that a group falls behind with each use."""
+
+    def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
+        return _idle_without_reuse(self, run, "decay")
 
 
 class LinearDecay:
@@ -52,6 +61,9 @@ class DecayLimitRandomizationParams(Settings):
     """Most uses of a group; 0: no limit."""
     sigma: float = Field(default=0.0, ge=0)
     """Spread of the noise that is added, so that neighbours change places."""
+
+    def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
+        return _idle_without_reuse(self, run, "decay", "use_count_limit")
 
 
 class DecayLimitRandomization:

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
-from turnwise.config.checks import judge_problems
+from turnwise.config.checks import rewards_have_one_source
 from turnwise.config.registry import CREDITS, ENGINES, LOSSES, PRIORITIES, WORKFLOWS, import_reward_function
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.engine import LocalEngineParams
@@ -279,7 +279,7 @@ def _terms_of(world: World, settings: TurnwiseSettings) -> Terms:
 
 def build_judging(settings: TurnwiseSettings) -> Judging | None:
     """The judge of the run's environment; a reward model is loaded, and the built-in one trained, only here."""
-    if problems := judge_problems(settings):
+    if problems := list(rewards_have_one_source(settings)):
         raise ConfigError(problems[0])
     chosen = settings.reward.judge
     if isinstance(chosen, NoJudge):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.config.checks import check_settings, find_no_effect
+from turnwise.config.checks import RULES, Rule, check_settings, credit_says_what_it_needs, find_no_effect
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.errors import ConfigError
 from turnwise.loop.worlds import main_world
@@ -20,7 +20,7 @@ def test_a_valid_combination_passes_without_notes() -> None:
     assert find_no_effect(settings) == []
 
 
-@pytest.mark.parametrize(
+CONTRADICTIONS = pytest.mark.parametrize(
     ("overrides", "words"),
     [
         (["learn.critic.type=none"], r"credit.type 'bi_level_gae' needs a critic.*learn.critic.type is 'none'"),
@@ -37,12 +37,39 @@ def test_a_valid_combination_passes_without_notes() -> None:
         (["rollout.workflow=nope"], r"rollout.workflow: there is no workflow named 'nope'"),
         (["env.train={sise: 3}"], r"env.train.*sise"),
         (["env.train={size: many}"], r"env.train.*size"),
+        (["mix.frozen_lake.env.type=bandit"], r"mix.frozen_lake: a tag must differ from env.type"),
+        (["reward.judge={type: model, path: tiny}"], r"reward.judge.type: 'model' given; env.type 'frozen_lake' gives"),
+        (
+            ["loop.type=pipelined", "sync.max_staleness=0", "sync.interval=2"],
+            r"sync.max_staleness: 0 given; sync.interval = 2 and sync.offset = 0 let weights be 1 updates behind",
+        ),
+        (["buffer.offline=x.jsonl"], r"buffer.offline: a file given; run.mode 'both' does not learn from one"),
+        (["run.mode=explore", "sync.method=checkpoint"], r"buffer.type: 'memory' given; .* Set buffer.type=sqlite"),
+        (["run.mode=train", "buffer.type=sqlite"], r"sync.method: 'memory' given; .* Set sync.method=checkpoint"),
     ],
 )
+
+
+@CONTRADICTIONS
 def test_contradictions_are_refused(overrides: list[str], words: str) -> None:
     settings = load_settings(VALID, overrides)
     with pytest.raises(ConfigError, match=words):
         check_settings(settings)
+
+
+@pytest.mark.parametrize(
+    "rule", [rule for rule in RULES if rule is not credit_says_what_it_needs], ids=lambda rule: rule.__name__
+)
+def test_every_rule_stands_behind_a_contradiction_above(rule: Rule) -> None:
+    """But the one that needs a class of the user's own, below."""
+    assert any(list(rule(load_settings(VALID, overrides))) for overrides, _ in CONTRADICTIONS.args[1])
+
+
+def test_a_rule_must_say_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "silent_rule.py").write_text("class Silent:\n    needs_values = False\n    def __call__(self): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"^credit.type 'silent_rule:Silent' does not say .* needs_groups, needs_gre"):
+        check_settings(load_settings(VALID, ["credit.type=silent_rule:Silent"]))
 
 
 @pytest.mark.parametrize(
@@ -109,12 +136,42 @@ def test_several_contradictions_come_in_one_message() -> None:
             ["rollout.workflow_args.max_env_steps=3"],
             ["rollout.workflow_args.max_env_steps=3", "rollout.workflow=step_wise_environment"],
         ),
+        (
+            "buffer.priority.use_count_limit",
+            ["buffer.priority={type: decay_limit_randomization, use_count_limit: 1}"],
+            ["buffer.priority={type: decay_limit_randomization, use_count_limit: 1}", "buffer.reuse_cooldown=1"],
+        ),
         ("model.tiny", ["model.tiny.num_layers=1", "model.path=/some/folder"], ["model.tiny.num_layers=1"]),
+        (
+            "mix.other.context.window_turns",
+            ["mix.other={env: {type: bandit}, context: {window_turns: 2}}"],
+            ["mix.other={env: {type: bandit}, context: {window_turns: 2, window: sliding}}"],
+        ),
+        (
+            "context.answer.max_actions_per_turn",
+            ["context.answer={type: plain, max_actions_per_turn: 2}"],
+            ["context.answer={type: think_answer, max_actions_per_turn: 2}"],
+        ),
+        (
+            "reward.normalisation.grouping",
+            ["reward.normalisation.grouping=batch"],
+            ["reward.normalisation={grouping: batch, method: mean}"],
+        ),
+        (
+            "credit.tau",
+            ["credit={type: opmd, tau: 0.5}", "learn.critic.type=none"],
+            ["credit={type: opmd, tau: 0.5, baseline: logavgexp}", "learn.critic.type=none"],
+        ),
+        (
+            "learn.kl.horizon",
+            ["learn.kl={type: reward, horizon: 99}"],
+            ["learn.kl={type: reward, horizon: 99, target: 0.1}"],
+        ),
     ],
 )
 def test_a_setting_without_effect_is_named(key: str, with_note: list[str], without: list[str]) -> None:
     (note,) = find_no_effect(load_settings(VALID, with_note))
-    assert key in note
+    assert note.startswith(f"{key} ")
     assert find_no_effect(load_settings(VALID, without)) == []
 
 
@@ -155,6 +212,25 @@ def test_settings_of_an_environment_without_effect_are_named(env: dict[str, obje
     assert find_no_effect(load_settings({**VALID, "env": {key: env[key] for key in env if key != name}})) == []
     in_mix = load_settings({**VALID, "mix": {"other": {"env": env}}})
     assert find_no_effect(in_mix) == [note.replace("env.", "mix.other.env.")]
+
+
+def test_a_class_of_ones_own_names_its_idle_settings_beside_those_of_the_section(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "idle_buffer.py").write_text(
+        "from turnwise.config.settings import Settings\n"
+        "class Own:\n"
+        "    class Params(Settings):\n"
+        "        own_number: int = 2\n"
+        "        def idle_settings(self, path, run):\n"
+        "            return self.idle('own_number', why=f'with {path}.capacity {self.capacity}: {run.recipe}')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = load_settings(VALID, ["buffer={type: 'idle_buffer:Own', own_number: 3, unit: tokens}"])
+    assert find_no_effect(settings) == [
+        "buffer.own_number has no effect with buffer.capacity None: custom.",
+        "buffer.unit 'tokens' has no effect without buffer.train_batch_size.",
+    ]
 
 
 def test_a_file_beside_the_settings_of_drawn_tasks_is_played(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
-from turnwise.config.settings import Settings
+from turnwise.config.settings import Settings, WholeSettings
 
 BufferUnit = Literal["experiences", "groups", "tokens"]
 
@@ -32,3 +32,8 @@ class BufferSettings(Settings):
     """Updates until a group may be learnt from again; 1: in the next. Null: never again."""
     offline: str | None = None
     """A file that `turnwise export` wrote, to learn from without exploring; null: learn from what is explored."""
+
+    def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
+        if self.train_batch_size is not None or self.unit == "experiences":
+            return {}
+        return {"unit": f"'{self.unit}' has no effect without {path}.train_batch_size"}

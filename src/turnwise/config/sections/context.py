@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt
 
-from turnwise.config.settings import Settings
+from turnwise.config.settings import Settings, WholeSettings
 
 
 class AnswerFormat(Settings):
@@ -20,6 +20,11 @@ class AnswerFormat(Settings):
     """Refuse an answer with text before or after the tags; otherwise such text is ignored."""
     forced_prefix: str = ""
     """Text put at the start of each reply for the model, never trained."""
+
+    def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
+        if self.type != "plain":
+            return {}
+        return self.idle("separator", "max_actions_per_turn", "is_strict", why=f"with {path}.type 'plain'")
 
 
 class ContextSettings(Settings):
@@ -37,3 +42,8 @@ class ContextSettings(Settings):
     """Longest segment, reply included; an episode that would outgrow it is truncated."""
     max_response_tokens: PositiveInt = 64
     """Longest reply in one turn."""
+
+    def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
+        if self.window == "sliding":
+            return {}
+        return self.idle("window_turns", why=f"with {path}.window '{self.window}'")

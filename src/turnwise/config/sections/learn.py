@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from turnwise.config.settings import Settings
+from turnwise.config.registry import CREDITS
+from turnwise.config.settings import Settings, WholeSettings
 
 
 class NoCritic(Settings):
@@ -64,6 +65,9 @@ class KlReward(Settings):
     """Mean distance per token that an adaptive price holds the policy at; null keeps the price."""
     horizon: PositiveInt = 10_000
     """Episodes over which an adaptive price may change by a fifth."""
+
+    def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
+        return self.idle("horizon", why=f"without {path}.target") if self.target is None else {}
 
 
 class NoCorrection(Settings):
@@ -128,6 +132,11 @@ class OptimSettings(Settings):
     grad_clip: PositiveFloat = 1.0
     """Largest norm of the gradient in one optimizer step."""
 
+    def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
+        if self.schedule != "constant":
+            return {}
+        return self.idle("final_lr_share", why=f"with {path}.schedule 'constant'")
+
 
 Aggregation = Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean"]
 
@@ -161,3 +170,10 @@ class LearnSettings(Settings):
     optim: OptimSettings = OptimSettings()
     num_threads: PositiveInt | None = None
     """CPU threads of torch; null leaves its own choice."""
+
+    def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
+        rule: Any = CREDITS.get_target(run.credit.type)
+        if isinstance(self.critic, NoCritic) or rule.needs_values:
+            return {}
+        unasked = f"credit.type '{run.credit.type}' uses no critic: it is trained and never asked"
+        return {"critic.type": f"is '{self.critic.type}' and {unasked}"}

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
-from turnwise.config.settings import Settings
+from turnwise.config.settings import Settings, WholeSettings
 
 
 class TinySettings(Settings):
@@ -62,3 +62,6 @@ class ModelSettings(Settings):
     """With bfloat16 the learner keeps float32 weights and computes in bfloat16; engine and reference are held in it."""
     gradient_checkpointing: bool = False
     """Keep only the inputs of each layer for the backward pass and compute the rest again: less memory, more time."""
+
+    def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
+        return {} if self.path == "tiny" else self.idle("tiny", why=f"when {path}.path is not 'tiny'")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt
 
-from turnwise.config.settings import Settings
+from turnwise.config.settings import Settings, WholeSettings
 
 NormaliseMethod = Literal["identity", "mean", "mean_std", "asym_clip"]
 
@@ -20,6 +20,9 @@ class NormalisationSettings(Settings):
     to -1 and 3."""
     grouping: NormaliseGrouping = "state"
     """Whose mean and spread: the siblings' of the same task, the same environment's, or the whole batch's."""
+
+    def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
+        return self.idle("grouping", why=f"with {path}.method 'identity'") if self.method == "identity" else {}
 
 
 FilterScore = Literal["reward_std", "reward_mean", "length"]
@@ -87,6 +90,12 @@ class ModelJudgeSettings(Settings):
     """Longest conversation it reads, or the model's own limit; of a longer one the beginning is cut."""
     success_above: float = 0.0
     """An episode whose score is above this counts as a success."""
+
+    def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
+        if self.path != "tiny" or not getattr(run.env, "path", None):
+            return {}
+        learnt = "has learnt from the built-in prompts alone: its scores for the prompts of env.path mean nothing"
+        return {"path": f"'tiny' {learnt}"}
 
 
 class RewardSettings(Settings):

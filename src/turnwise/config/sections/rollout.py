@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from turnwise.config.settings import Settings
+from turnwise.config.settings import Settings, WholeSettings
 
 
 class NoIsolation(Settings):
@@ -49,3 +49,8 @@ class RolloutSettings(Settings):
     first_seed: int = Field(default=10_000, ge=0)
     """Task seeds count up from here, shifted by run.seed."""
     isolation: NoIsolation | ProcessIsolation = Field(default=NoIsolation(), discriminator="type")
+
+    def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
+        if self.workflow != "environment":
+            return {}
+        return self.idle("workflow_args", why=f"with {path}.workflow 'environment'")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from turnwise.config.settings import Settings
+from turnwise.config.settings import Settings, WholeSettings
 
 SyncStyle = Literal["fixed", "dynamic_by_explorer", "dynamic_by_trainer"]
 
@@ -27,3 +27,11 @@ class SyncSettings(Settings):
     method: str = "memory"
     """How weights travel: inside the process, or with `checkpoint` as files in the run directory, for processes of
     their own; or 'package.module:Class'."""
+
+    def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
+        if run.run.mode != "both":
+            return {}
+        if run.loop.type == "serial":
+            names = ("style", "max_staleness", "offset", "timeout_s", "method")
+            return self.idle(*names, why="with loop.type 'serial'")
+        return {} if self.style == "fixed" else self.idle("offset", why=f"with {path}.style '{self.style}'")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt
 
-from turnwise.config.settings import Settings
+from turnwise.config.settings import Settings, WholeSettings
 
 
 class TaskSettings(Settings):
@@ -17,3 +17,11 @@ class TaskSettings(Settings):
     `target_success`."""
     target_success: float = Field(default=0.5, ge=0, le=1)
     """Of the selector `difficulty`: the share of successes that teaches most."""
+
+    def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
+        idle = {}
+        if self.num_tasks is None and self.selector != "sequential":
+            idle["selector"] = f"'{self.selector}' has no effect without {path}.num_tasks: no task comes twice"
+        if self.selector != "difficulty":
+            idle |= self.idle("target_success", why=f"with {path}.selector '{self.selector}'")
+        return idle

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from turnwise.config.settings import Settings
+from turnwise.config.settings import Settings, WholeSettings
 
 
 class WatchSettings(Settings):
@@ -28,3 +28,11 @@ class WatchSettings(Settings):
     """Largest distance, per token, between the policy that sampled and the one that is trained."""
     max_reference_kl: PositiveFloat = 5.0
     """Largest distance, per token, between the policy and its frozen reference."""
+
+    def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
+        idle = {}
+        if run.rollout.group_size == 1:
+            idle |= self.idle("min_spread_share", why="with rollout.group_size 1: nobody has siblings")
+        if run.learn.kl.type == "none":
+            idle |= self.idle("max_reference_kl", why="with learn.kl.type 'none': there is no reference")
+        return idle

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from turnwise.config.settings import Settings
+from turnwise.config.settings import Settings, WholeSettings
 from turnwise.envs.alfworld.household import TASK_TYPES, TaskType
 from turnwise.envs.alfworld.rooms import MAX_RECEPTACLES
 
@@ -47,7 +47,7 @@ class AlfWorldParams(Settings):
             raise ValueError("backend 'textworld' plays game files only; give game_file or games.")
         return self
 
-    def idle_settings(self) -> dict[str, str]:
+    def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
         if self.game_file is not None:
-            return dict.fromkeys(self.changed(*_ONLY_GENERATED, "eval_share"), "game_file is set")
-        return dict.fromkeys(self.changed(*_ONLY_GENERATED), "games is set") if self.games is not None else {}
+            return self.idle(*_ONLY_GENERATED, "eval_share", why=f"while {path}.game_file is set")
+        return {} if self.games is None else self.idle(*_ONLY_GENERATED, why=f"while {path}.games is set")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator, model_validator
 
-from turnwise.config.settings import Settings
+from turnwise.config.settings import Settings, WholeSettings
 
 MAX_NUMBERS = 6
 """The solver looks at every way to combine them, and there are very many beyond this."""
@@ -52,5 +52,5 @@ class CountdownParams(Settings):
                 raise ValueError(f"{upper} {getattr(self, upper)} is below {lower} {getattr(self, lower)}.")
         return self
 
-    def idle_settings(self) -> dict[str, str]:
-        return dict.fromkeys(self.changed(*_OF_DRAWN_PUZZLES), "path is set") if self.path is not None else {}
+    def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
+        return {} if self.path is None else self.idle(*_OF_DRAWN_PUZZLES, why=f"while {path}.path is set")

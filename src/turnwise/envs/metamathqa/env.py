@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field, PositiveInt, model_validator
 
-from turnwise.config.settings import Settings
+from turnwise.config.settings import Settings, WholeSettings
 from turnwise.envs.base import BaseEnv, check_split
 from turnwise.envs.metamathqa.exact import is_same_answer
 from turnwise.envs.metamathqa.files import Fields, load_problems
@@ -67,16 +67,16 @@ class MetaMathQAParams(Settings):
             raise ValueError("eval_path is given and path is not; expected both, or path alone.")
         return self
 
-    def idle_settings(self) -> dict[str, str]:
+    def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
         idle = {}
         if self.path is None:
-            idle.update(dict.fromkeys(self.changed("question_field", "answer_field"), "path is null"))
+            idle |= self.idle("question_field", "answer_field", why=f"while {path}.path is null")
         else:
-            idle.update(dict.fromkeys(self.changed(*_OF_BUILT_IN_PROBLEMS), "path is set"))
+            idle |= self.idle(*_OF_BUILT_IN_PROBLEMS, why=f"while {path}.path is set")
         if self.eval_path is not None:
-            idle.update(dict.fromkeys(self.changed("eval_share"), "eval_path is set"))
+            idle |= self.idle("eval_share", why=f"while {path}.eval_path is set")
         if self.max_attempts == 1:
-            idle.update(dict.fromkeys(self.changed("decay", "should_repeat_question"), "max_attempts is 1"))
+            idle |= self.idle("decay", "should_repeat_question", why=f"while {path}.max_attempts is 1")
         return idle
 
 

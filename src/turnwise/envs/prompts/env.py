@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 
 from pydantic import Field
 
-from turnwise.config.settings import Settings
+from turnwise.config.settings import Settings, WholeSettings
 from turnwise.envs.base import BaseEnv, check_split
 from turnwise.envs.prompts.files import Fields, load_prompts
 from turnwise.envs.prompts.letters import EVAL_SHARE, letter_prompts
@@ -32,10 +32,10 @@ class PromptsParams(Settings):
     eval_share: float = Field(default=EVAL_SHARE, gt=0, lt=1)
     """Share of the prompts that is held out for evaluation, chosen by a hash of each prompt."""
 
-    def idle_settings(self) -> dict[str, str]:
-        return (
-            dict.fromkeys(self.changed("prompt_field", "response_field"), "path is null") if self.path is None else {}
-        )
+    def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
+        if self.path is not None:
+            return {}
+        return self.idle("prompt_field", "response_field", why=f"while {path}.path is null")
 
 
 class Prompts(BaseEnv):

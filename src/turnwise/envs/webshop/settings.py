@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from turnwise.config.settings import Settings
+from turnwise.config.settings import Settings, WholeSettings
 
 
 class WebShopParams(Settings):
@@ -51,5 +51,5 @@ class WebShopParams(Settings):
             raise ValueError("goal and goals both say what is asked for; leave one of them out.")
         return self
 
-    def idle_settings(self) -> dict[str, str]:
-        return dict.fromkeys(self.changed("eval_share", "split_by"), "goal is set") if self.goal is not None else {}
+    def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
+        return {} if self.goal is None else self.idle("eval_share", "split_by", why=f"while {path}.goal is set")
