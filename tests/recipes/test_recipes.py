@@ -9,10 +9,11 @@ import pytest
 from turnwise.app.run import train
 from turnwise.config.checks import check_settings, find_no_effect
 from turnwise.config.load import dump_settings, load_settings
+from turnwise.config.recipes import SHIPPED
 
 from ..small_run import SMALL, without_plots
 
-FILES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+FILES = sorted(SHIPPED.glob("*.yaml"))
 every_recipe = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 
 

@@ -18,7 +18,8 @@ from turnwise.app.play import play_in_terminal
 from turnwise.app.run import evaluate, resume, train
 from turnwise.app.serving import serve
 from turnwise.config.checks import check_settings, find_no_effect
-from turnwise.config.load import dump_settings, find_recipe, list_recipes, load_settings, parse_params
+from turnwise.config.load import dump_settings, load_settings, parse_params
+from turnwise.config.recipes import find_recipe, list_recipes
 from turnwise.config.registry import ENVS
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.check import check_env

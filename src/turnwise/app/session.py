@@ -21,7 +21,7 @@ from turnwise.app.keeper import CollapsedError, Keeper
 from turnwise.app.models import resolve_model
 from turnwise.app.plan import judge_path
 from turnwise.config.checks import find_no_effect
-from turnwise.config.load import list_recipes
+from turnwise.config.recipes import list_recipes
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.warm_start import OracleWarmStart
 from turnwise.errors import SyncError

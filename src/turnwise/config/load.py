@@ -6,7 +6,7 @@ that is wrong, each with its config path. No OmegaConf object leaves this file.
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -18,35 +18,13 @@ from pydantic import ValidationError
 
 from turnwise.config.choices import made_for, without_switched
 from turnwise.config.problems import describe_problems
+from turnwise.config.recipes import describe_namesake, find_base, find_recipe
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.env import EnvSettings
 from turnwise.config.shorthands import expand_shorthands
-from turnwise.errors import ConfigError, did_you_mean
+from turnwise.errors import ConfigError
 
-
-def recipe_folders() -> list[Path]:
-    """Where recipes are looked for: here, in the source tree, and where an installed package keeps them."""
-    source_tree = Path(__file__).resolve().parents[3] / "recipes"
-    installed = Path(sys.prefix) / "share" / "turnwise" / "recipes"
-    return [Path("recipes"), source_tree, installed]
-
-
-def list_recipes() -> list[str]:
-    return sorted({file.stem for folder in recipe_folders() for file in folder.glob("*.yaml")})
-
-
-def find_recipe(name: str) -> Path:
-    """The file behind a recipe name or a path."""
-    path = Path(name)
-    if path.suffix in (".yaml", ".yml") or path.exists():
-        if path.is_file():
-            return path
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise ConfigError(f"config file '{name}' {what}. Give a YAML file or one of: {', '.join(list_recipes())}.")
-    for folder in recipe_folders():
-        if (file := folder / f"{name}.yaml").is_file():
-            return file
-    raise ConfigError(f"there is no recipe named '{name}'. {did_you_mean(name, list_recipes())}")
+_log = logging.getLogger("turnwise.config")
 
 
 def load_settings(
@@ -57,6 +35,7 @@ def load_settings(
         merged, name = _merge(OmegaConf.create({}), dict(recipe), "the given mapping"), "custom"
     else:
         path = find_recipe(str(recipe))
+        _tell(describe_namesake(str(recipe)))
         merged, name = _read_with_bases(path, ()), path.stem
     for words, item in _override_items(overrides):
         merged = _merge(merged, item, f"override '{words}'")
@@ -83,9 +62,14 @@ def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> DictConfig:
     base_name = config.pop("extends", None)
     if base_name is None:
         return config
-    beside = path.parent / f"{base_name}.yaml"
-    base = _read_with_bases(beside if beside.is_file() else find_recipe(str(base_name)), (*seen, path.resolve()))
+    _tell(describe_namesake(str(base_name), beside=path.parent))
+    base = _read_with_bases(find_base(str(base_name), of=path), (*seen, path.resolve()))
     return _merge(base, config, str(path))
+
+
+def _tell(notice: str | None) -> None:
+    if notice:
+        _log.warning(notice)
 
 
 def _read_yaml(path: Path) -> DictConfig:

@@ -12,7 +12,8 @@ import pytest
 
 from turnwise.config.checks import check_settings
 from turnwise.config.choices import CHOICES, Choice
-from turnwise.config.load import dump_settings, list_recipes, load_settings
+from turnwise.config.load import dump_settings, load_settings
+from turnwise.config.recipes import list_recipes
 from turnwise.config.settings import Settings
 from turnwise.errors import ConfigError
 

@@ -10,11 +10,8 @@ import pytest
 from turnwise.config.load import (
     dump_settings,
     env_params,
-    find_recipe,
-    list_recipes,
     load_settings,
     parse_params,
-    recipe_folders,
 )
 from turnwise.errors import ConfigError
 
@@ -230,24 +227,6 @@ def test_broken_files_are_refused(write: Any, text: str, words: str) -> None:
 def test_a_file_of_bytes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_bytes(b"\xff\xfe\x00bad")
     assert "a.yaml' is not valid YAML" in problem(str(tmp_path / "a.yaml"))
-
-
-def test_unknown_recipes_are_refused_with_what_there_is(tmp_path: Path) -> None:
-    assert "Did you mean 'frozenlake'?" in problem("frozen_lake_x")
-    assert "does not exist" in problem(str(tmp_path / "none.yaml"))
-    assert "is a folder" in problem(str(tmp_path))
-
-
-def test_recipes_are_found_beside_the_user_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_recipe("frozenlake").is_file()
-    assert "frozenlake" in list_recipes()
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "recipes").mkdir()
-    (tmp_path / "recipes" / "frozenlake.yaml").write_text("env: {type: bandit}\n")
-    (tmp_path / "recipes" / "own.yaml").write_text("env: {type: bandit}\n")
-    assert load_settings("frozenlake").env.type == "bandit"
-    assert "own" in list_recipes()
-    assert recipe_folders()[0] == Path("recipes")
 
 
 # --- choices ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,50 @@
+"""Which file a recipe's name means: a shipped one, or one beside the user.
+
+In: a name or a path. Out: a file. A shipped name always means the shipped recipe; a file of the user's own that has
+such a name is chosen by its path. It does not know what is in a recipe.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from turnwise.errors import ConfigError, did_you_mean
+
+SHIPPED = Path(str(files("turnwise") / "recipes"))
+OWN = Path("recipes")
+"""In the folder where the user works."""
+_SUFFIXES = (".yaml", ".yml")
+
+
+def list_recipes() -> list[str]:
+    return sorted({file.stem for folder in (SHIPPED, OWN) for file in folder.glob("*.yaml")})
+
+
+def find_recipe(name: str, *, beside: Path = OWN) -> Path:
+    """The file behind a recipe's name or a path; `beside` is where files of the user's own are looked for by name."""
+    path = Path(name)
+    is_path = path.suffix in _SUFFIXES or len(path.parts) > 1
+    for file in () if is_path else (SHIPPED / f"{name}.yaml", beside / f"{name}.yaml", OWN / f"{name}.yaml"):
+        if file.is_file():
+            return file
+    if path.is_file():
+        return path
+    if is_path or path.exists():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise ConfigError(f"config file '{name}' {what}. Give a YAML file or one of: {', '.join(list_recipes())}.")
+    raise ConfigError(f"there is no recipe named '{name}'. {did_you_mean(name, list_recipes())}")
+
+
+def find_base(name: str, *, of: Path) -> Path:
+    """The file that `extends: NAME` in the file `of` means; a path is read from that file's folder."""
+    file = of.parent / name
+    return file if file.suffix in _SUFFIXES and file.is_file() else find_recipe(name, beside=of.parent)
+
+
+def describe_namesake(name: str, *, beside: Path = OWN) -> str | None:
+    """What to say where a file of the user's own has the name of a shipped recipe; None where none has."""
+    shipped, own = SHIPPED / f"{name}.yaml", beside / f"{name}.yaml"
+    if not shipped.is_file() or not own.is_file() or own.samefile(shipped):
+        return None
+    return f"'{name}' is the shipped recipe {shipped}; {own} is another. Give its path to choose it: {own}"
