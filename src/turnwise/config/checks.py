@@ -68,10 +68,9 @@ def _class_problems(path: str, choice: Choice, name: str, target: object) -> Ite
     # What a function returns is known when it is called.
     if not isinstance(target, type):
         return
-    unwritten = getattr(target, "__abstractmethods__", frozenset[str]())
-    # Looked for in the class itself: every class can be called, its objects only where it says so.
-    defined = {attribute for cls in target.__mro__ for attribute in vars(cls)} - unwritten
-    if missing := [method for method in choice.methods if method not in defined]:
+    # Not hasattr: every class can be called, its objects only where it says so.
+    written = set(dir(target)) - getattr(target, "__abstractmethods__", frozenset[str]())
+    if missing := [method for method in choice.methods if method not in written]:
         yield f"{path}: '{name}' has no {', '.join(missing)}; expected a class with {', '.join(choice.methods)}."
 
 

@@ -22,14 +22,15 @@ WITH_PARAMS = [choice for choice in CHOICES if choice.takes_params]
 WITH_METHODS = [choice for choice in CHOICES if choice.methods]
 
 PLUGIN = """
+from typing import Literal
 from turnwise.config.settings import Settings
 
 class OwnParams(Settings):
     own_number: int = 2
 
 class NamedParams(Settings):
-    type: str = "another"
-    method: str = "another"
+    type: Literal["another"] = "another"
+    method: Literal["another"] = "another"
     own_number: int = 2
 
 class Own:
