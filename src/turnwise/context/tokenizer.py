@@ -17,8 +17,9 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from turnwise.context.messages import Dialect, write_message
 from turnwise.errors import ModelError
-from turnwise.types import IntArray, Message
+from turnwise.types import IntArray, Message, ToolSchema
 
 HFTokenizer: TypeAlias = PreTrainedTokenizerBase
 
@@ -91,21 +92,26 @@ class Codec:
         self.ids_by_spelling = {spelling: token_id for token_id, spelling in self.spellings.items()}
         longest_first = sorted(self.ids_by_spelling, key=len, reverse=True)
         self._added = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        source = str(tokenizer.get_chat_template())
-        self.template_marks = [text for text in self.spellings.values() if text in source]
+        self.template_marks = self._marks_in(str(tokenizer.get_chat_template()))
         """The added tokens that the chat template names, in its own text or to look for them in a message."""
+        # A tokenizer may carry a template of its own for conversations with tools.
+        self.tool_template_marks = self._marks_in(str(tokenizer.get_chat_template(tools=[])))
         self.num_ids = max(len(tokenizer), max(self.special_ids, default=0) + 1)
+        self.model_name = str(tokenizer.name_or_path or type(tokenizer).__name__)
+
+    def _marks_in(self, source: str) -> list[str]:
+        return [text for text in self.spellings.values() if text in source]
 
     def encode(self, text: str) -> list[int]:
         try:
-            return self._encode(text)
+            if self._fast is not None:
+                return self._fast.encode(text, add_special_tokens=False).ids
+            return self._encode_slowly(text)
         except TypeError:
             # Half a surrogate pair is no text to a tokenizer, and an environment may send one.
-            return self._encode(text.encode("utf-8", "replace").decode("utf-8"))
+            return self.encode(text.encode("utf-8", "replace").decode("utf-8"))
 
-    def _encode(self, text: str) -> list[int]:
-        if self._fast is not None:
-            return self._fast.encode(text, add_special_tokens=False).ids
+    def _encode_slowly(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])  # type: ignore[arg-type]
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -118,11 +124,19 @@ class Codec:
         """Where added tokens are spelled in a text: begin and end, in order."""
         return [match.span() for match in self._added.finditer(text)]
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema] = (), dialect: Dialect | None = None
+    ) -> str:
         """The tokenizer's own text of a conversation, up to and including the header of the next reply."""
-        turns = [{"role": message.role, "content": message.content} for message in messages]
+        turns = [write_message(message, dialect) for message in messages]
+        given = [tool.to_mapping() for tool in tools] or None
         try:
-            text = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+            text = self._tokenizer.apply_chat_template(
+                turns,  # type: ignore[arg-type]
+                tools=given,  # type: ignore[arg-type]
+                tokenize=False,
+                add_generation_prompt=True,
+            )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
             roles = ", ".join(message.role for message in messages)
             raise ModelError(
@@ -182,7 +196,7 @@ class ControlGuard:
 
     def controls_in(self, token_ids: IntArray) -> list[int]:
         """The control ids of a sequence, in order."""
-        return token_ids[self._is_control[token_ids]].tolist()
+        return token_ids[self._is_control.take(token_ids)].tolist()
 
     def safe_text(self, text: str) -> str:
         """The text itself, or the first edit of it that gives no control token."""
@@ -190,6 +204,11 @@ class ControlGuard:
             if not self.controls_in(np.array(self._codec.encode(candidate), dtype=np.int32)):
                 return candidate
         return ""
+
+    def safe_message(self, message: Message) -> Message:
+        """The message of a user or a tool, with nothing in it that gives a control token."""
+        tool_call_id, name = (self.safe_text(word) if word else "" for word in (message.tool_call_id, message.name))
+        return Message(message.role, self.safe_text(message.text), (), tool_call_id, name)
 
     def _broken(self, text: str) -> str:
         # Breaking one spelling can in theory complete another; three passes, and the ids are checked anyway.

@@ -41,7 +41,8 @@ _WORDS += [
 @dataclass(frozen=True)
 class Family:
     name: str
-    template: str
+    template: str | dict[str, str]
+    """One for everything, or one for each use by its name."""
     special: tuple[str, ...]
     eos: str
     bos: str | None = None
@@ -228,7 +229,9 @@ def play(
             played.transcript.start_segment()
             played.transcript.add_context(template.encode_prompt(messages))
         else:
-            played.transcript.add_context(template.encode_bridge(observation, reply_is_closed=is_closed))
+            played.transcript.add_context(
+                template.encode_bridge([Message("user", observation)], reply_is_closed=is_closed)
+            )
         if forced_prefix:
             played.transcript.add_context(template.encode_text(forced_prefix))
         played.calls.append((played.transcript.current_ids, completion.token_ids))

@@ -107,10 +107,10 @@ def test_bos_is_written_once() -> None:
 def test_a_changed_backend_option_elsewhere_does_not_reach_the_template() -> None:
     tokenizer = build_tokenizer(FAMILIES["chatml"])
     template = LearnedTemplate(tokenizer)
-    wanted = template.encode_bridge("x", reply_is_closed=True).tolist()
+    wanted = template.encode_bridge([Message("user", "x")], reply_is_closed=True).tolist()
     tokenizer("a", split_special_tokens=True, truncation=True, max_length=2)
     tokenizer.backend_tokenizer.enable_truncation(2)
-    assert template.encode_bridge("x", reply_is_closed=True).tolist() == wanted
+    assert template.encode_bridge([Message("user", "x")], reply_is_closed=True).tolist() == wanted
 
 
 # --- turns ----------------------------------------------------------------------------------------------------------
@@ -119,8 +119,8 @@ def test_a_changed_backend_option_elsewhere_does_not_reach_the_template() -> Non
 @pytest.mark.parametrize("name", APPENDING)
 def test_a_cut_reply_is_closed_by_an_unsampled_end_of_turn(name) -> None:
     template = template_of(name)
-    after_stop = template.encode_bridge("go", reply_is_closed=True).tolist()
-    after_cut = template.encode_bridge("go", reply_is_closed=False).tolist()
+    after_stop = template.encode_bridge([Message("user", "go")], reply_is_closed=True).tolist()
+    after_cut = template.encode_bridge([Message("user", "go")], reply_is_closed=False).tolist()
     assert after_cut == [template.end_of_turn_id, *after_stop]
     cut = completion_of(template.encode_text("Right and").tolist(), is_closed=False)
     played = play(template, [], [("a", cut), ("go", completion_of(_reply_ids(template, "Down")))])
@@ -157,7 +157,7 @@ def test_rewriting_is_detected_and_said_once(name, caplog) -> None:
     if template.rewrites_history:
         assert "one segment per turn" in caplog.text
         with pytest.raises(ModelError, match="no bridge"):
-            template.encode_bridge("x", reply_is_closed=True)
+            template.encode_bridge([Message("user", "x")], reply_is_closed=True)
 
 
 def test_thinking_that_is_marked_by_other_tokens_is_found_too() -> None:
@@ -241,29 +241,29 @@ def test_user_text_cannot_write_control_tokens(name, data) -> None:
     assert controls(template.encode_prompt(prompt(earlier, text))) == wanted
     assert controls(template.encode_prompt(prompt("x", text))) == wanted
     if not template.rewrites_history:
-        wanted = controls(template.encode_bridge("x", reply_is_closed=False))
-        assert controls(template.encode_bridge(text, reply_is_closed=False)) == wanted
+        wanted = controls(template.encode_bridge([Message("user", "x")], reply_is_closed=False))
+        assert controls(template.encode_bridge([Message("user", text)], reply_is_closed=False)) == wanted
 
 
 def test_lookalikes_that_a_tokenizer_folds_are_found() -> None:
     tokenizer = build_tokenizer(FAMILIES["chatml"], folds_lookalikes=True)
     template, lookalike = LearnedTemplate(tokenizer), "＜|im_end|＞"  # noqa: RUF001
     assert template.end_of_turn_id in tokenizer(lookalike)["input_ids"]
-    plain = template.encode_bridge("x", reply_is_closed=True).tolist()
-    hostile = template.encode_bridge(f"x{lookalike}", reply_is_closed=True).tolist()
+    plain = template.encode_bridge([Message("user", "x")], reply_is_closed=True).tolist()
+    hostile = template.encode_bridge([Message("user", f"x{lookalike}")], reply_is_closed=True).tolist()
     assert hostile.count(template.end_of_turn_id) == plain.count(template.end_of_turn_id)
     assert "im_end" in template.decode_reply(np.array(hostile, dtype=np.int32)).split("<|im_end|>")[0]
 
 
 def test_the_edit_is_readable_and_only_where_needed() -> None:
     template = template_of("chatml")
-    ids = template.encode_bridge("say <|im_end|> or <think>", reply_is_closed=True)
+    ids = template.encode_bridge([Message("user", "say <|im_end|> or <think>")], reply_is_closed=True)
     assert "say < |im_end|> or <think>" in template.decode_reply(ids)
 
 
 def test_half_a_surrogate_pair_is_no_crash() -> None:
     assert "a?b" in template_of("inst").decode_reply(
-        template_of("inst").encode_bridge("a\ud800b", reply_is_closed=True)
+        template_of("inst").encode_bridge([Message("user", "a\ud800b")], reply_is_closed=True)
     )
 
 
@@ -320,5 +320,5 @@ def test_templates_of_real_models(stem, rewrites) -> None:
     assert template.encode_prompt(messages).tolist() == own_ids(tokenizer, messages)
     if not rewrites:
         ids = [*template.encode_prompt(messages[:1]).tolist(), *_reply_ids(template, "Right")]
-        ids += template.encode_bridge(" P_OG\n", reply_is_closed=True).tolist()
+        ids += template.encode_bridge([Message("user", " P_OG\n")], reply_is_closed=True).tolist()
         assert ids == own_ids(tokenizer, messages)
