@@ -33,16 +33,31 @@ class EnvDescription:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryEntry(Record):
-    """One turn as the environment saw it. The last entry of a running episode has a state and no answer yet."""
+class TurnFacts:
+    """What is worth keeping of a turn beside its tokens."""
 
-    state: str
-    actions_left: int
+    state: str | None = None
+    """What the world said before it; None: the last message that the model was given."""
+    reward: float = 0.0
+    """Raw."""
+    penalty: float = 0.0
+    """Shaping, zero or negative."""
     actions: tuple[str, ...] = ()
     """The actions that were executed."""
-    reward: float = 0.0
-    penalty: float = 0.0
+    is_valid: bool = True
+    is_effective: bool = True
+    metrics: Metrics = field(default_factory=dict)
+    """Numbers of the environment's own."""
     info: Info = field(default_factory=dict)
+    """Whatever else there is to say, for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryEntry(TurnFacts, Record):
+    """One turn as the environment saw it. The last entry of a running episode has a state and no answer yet."""
+
+    state: str = ""
+    actions_left: int
     llm_response: str = ""
 
 
@@ -78,7 +93,7 @@ class LmInput(Record):
     prompt_ids: IntArray
     max_new_tokens: int
     cache_key: str
-    """Prompts of one unbroken token sequence share a key."""
+    """The prompts of one episode share a key: an engine may keep what it has computed for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -10,21 +10,24 @@ equal length, checked on construction. The running example is a two-turn episode
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+# What is said has a file of its own, and its nouns are found here like the others.
+from turnwise.conversation import ImagePart, Message, Part, TextPart, ToolCall, ToolSchema  # noqa: F401
 from turnwise.ids import ExperienceId, TrajectoryId
+from turnwise.trace import UpdateTrace
 
 IntArray: TypeAlias = NDArray[np.int32]
 FloatArray: TypeAlias = NDArray[np.float32]
 BoolArray: TypeAlias = NDArray[np.bool_]
 Metrics: TypeAlias = Mapping[str, float]
 Info: TypeAlias = Mapping[str, object]
-"""What an environment says beside the reward; for metrics and people, read only at the rollout boundary."""
+"""What an environment says beside the reward, for people; what the house acts on has a type of its own."""
 
 
 # --- 1. tasks and worlds --------------------------------------------------------------------------------------------
@@ -51,13 +54,22 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """The world's answer to one action, normalised: `terminated` by the world, `truncated` by its own time limit."""
+    """The world's answer to one action, normalised: `terminated` by the world, `truncated` by its own time limit.
+
+    An action is valid if it means something here, and effective if it changed anything.
+    """
 
     text: str
     reward: float
     terminated: bool
     truncated: bool
-    info: Info
+    is_valid: bool = True
+    is_effective: bool = True
+    is_success: bool | None = None
+    """Whether the task is solved now; None: the world does not say."""
+    metrics: Metrics = field(default_factory=dict)
+    """Numbers of the environment's own."""
+    info: Info = field(default_factory=dict)
 
     @property
     def done(self) -> bool:
@@ -65,14 +77,6 @@ class StepResult:
 
 
 # --- 2. tokens ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One utterance of a conversation, as chat templates know it."""
-
-    role: str
-    content: str
 
 
 def _check_equal_lengths(owner: object, **arrays: NDArray[np.generic]) -> None:
@@ -223,9 +227,13 @@ class Turn:
     penalty: float
     """Shaping added to the raw reward (zero or negative)."""
     policy_version: int
-    info: Info
-    step: int | None = None
-    """The step of a workflow that made this call; None: every turn is a step of its own."""
+    step: int
+    """The step of the workflow that made this call; where one step calls once, the same as `index`."""
+    is_valid: bool = True
+    """Whether the reply was well formed, and its actions mean something there."""
+    is_effective: bool = True
+    metrics: Metrics = field(default_factory=dict)
+    info: Info = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,3 +394,5 @@ class StepReport:
 
     policy_version: int
     metrics: Metrics
+    trace: UpdateTrace | None = None
+    """Of every token; None where a learner does not tell."""

@@ -39,7 +39,7 @@ class Transcript:
 
         transcript.add_context(template.encode_prompt(messages))
         transcript.add_sampled(completion, turn_index=0)
-        transcript.add_context(template.encode_bridge("_POG", reply_is_closed=True))
+        transcript.add_context(template.encode_bridge([Message("user", "_POG")], reply_is_closed=True))
         transcript.add_sampled(completion, turn_index=1)
         (segment,) = transcript.segments()
     """

@@ -17,7 +17,7 @@ import numpy as np
 
 from turnwise.errors import EnvError, RewardError, TaskError
 from turnwise.exchange import EnvDescription
-from turnwise.types import Info, StepResult
+from turnwise.types import Info, Metrics, StepResult
 
 if TYPE_CHECKING:
     from turnwise.envs.base import BaseEnv
@@ -61,13 +61,17 @@ def step_env(env: BaseEnv | Env, action: str) -> StepResult:
         terminated, truncated = _checked_flag(answer[2], env), _checked_flag(answer[3], env)
     else:
         done = _checked_flag(answer[2], env)
-        truncated = done and bool(info.get("truncated", False))
+        truncated = done and _said_flag(info, "truncated", env, default=False)
         terminated = done and not truncated
     return StepResult(
         text=_checked_text(answer[0], env, "step"),
         reward=_checked_reward(answer[1], env),
         terminated=terminated,
         truncated=truncated,
+        is_valid=_said_flag(info, "action_is_valid", env, default=True),
+        is_effective=_said_flag(info, "action_is_effective", env, default=True),
+        is_success=_said_flag(info, "success", env, default=False) if "success" in info else None,
+        metrics=_numbers_in(info),
         info=info,
     )
 
@@ -116,6 +120,34 @@ def _checked_info(info: object, env: object) -> Info:
     if not isinstance(info, Mapping):
         raise EnvError(f"{_name(env)}.step returned a {type(info).__name__} as info; expected a mapping.")
     return info
+
+
+def _said_flag(info: Info, key: str, env: object, *, default: bool) -> bool:
+    """What an environment says under a name that the house acts on: anything but a truth value would be guessed at."""
+    flag = info.get(key, default)
+    if not isinstance(flag, (bool, np.bool_)):
+        raise EnvError(f"{_name(env)}.step returned info[{key!r}] = {reprlib.repr(flag)}; expected True or False.")
+    return bool(flag)
+
+
+def _numbers_in(info: Info) -> Metrics:
+    """The finite numbers that an environment reports, from `info` itself and from `info["metrics"]`."""
+    own = info.get("metrics")
+    told = {**info, **own} if isinstance(own, Mapping) else info
+    return {
+        str(name): float(value)
+        for name, value in told.items()
+        if isinstance(value, (int, float, np.integer, np.floating))
+        and not isinstance(value, bool)
+        and _is_finite(value)
+    }
+
+
+def _is_finite(value: float | np.generic) -> bool:
+    try:
+        return math.isfinite(value)  # type: ignore[arg-type]
+    except OverflowError:
+        return False
 
 
 def _name(env: object) -> str:

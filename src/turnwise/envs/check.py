@@ -152,7 +152,7 @@ def _check_actions(subject: Subject) -> tuple[bool, str]:
             action = rng.choice(actions)
             result = step_env(env, action)
             num_actions += 1
-            if not result.info.get("action_is_valid", True):
+            if not result.is_valid:
                 return False, f"'{action}' is offered and not valid; let admissible_actions() leave it out"
             if result.done:
                 break
@@ -250,7 +250,7 @@ def _check_oracle(subject: Subject) -> tuple[bool, str]:
         trace, last = play_oracle(subject.make(), seed, seed)
         is_stochastic = is_stochastic or trace != play_oracle(subject.make(), seed, seed + 1)[0]
         num_endless += last is None
-        num_successes += last is not None and bool(last.info.get("success"))
+        num_successes += last is not None and bool(last.is_success)
     kind = "stochastic" if is_stochastic else "deterministic"
     detail = f"succeeds in {num_successes} of {subject.num_episodes} ({kind})"
     if num_endless:

@@ -24,6 +24,8 @@ from turnwise.errors import ConfigError, EnvError, TaskError, TurnwiseError
 
 _START_LIMIT_S = 60.0
 """A process may import a large package before its first answer."""
+_DEATH_LIMIT_S = 10.0
+"""A process that has hung up may take a moment to be gone."""
 _MAX_ANSWER_BYTES = 64 << 20
 _PASSED_ON = {error.__name__: error for error in (ConfigError, TaskError)}
 """Mistakes of the user, which stay what they are; every other exception is the environment's failure."""
@@ -125,7 +127,7 @@ class IsolatedEnv(BaseEnv):
     def _died(self, method: str) -> EnvError:
         """What is left to say of a process that went away while it was asked something."""
         assert self._process is not None
-        self._process.join(1.0)
+        self._process.join(_DEATH_LIMIT_S)
         code = self._process.exitcode
         self._end()
         cause = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"

@@ -1,53 +1,238 @@
 """Runs many episodes at once over one engine, without a turn barrier: whoever is ahead goes on.
 
-In: tasks. Out: Groups of Trajectories. Consumes: the plays of one front, a workflow per sibling. Waits for: the last of
-them. The engine puts whatever requests are there into one batch; a judge, where there is one, scores all episodes
-together in the end.
+In: tasks. Out: Groups of Trajectories. Consumes: a workflow per sibling, each with a model handle of its own. Waits
+for: the last of them. The engine puts whatever requests are there into one batch; a judge, where there is one, scores
+all episodes together in the end. Whatever a workflow raises becomes data on its trajectory, with the place where it was
+raised; one that takes too long is cancelled and hears of it at its next model call.
 """
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import logging
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
 from types import MappingProxyType
+from typing import Any
 
+from turnwise.config.sections.context import ContextSettings
+from turnwise.context.trajectory import make_trajectory
+from turnwise.errors import ContextOverflow, EngineError, EnvError
+from turnwise.protocols import ChatTemplate, Engine
+from turnwise.rollout.env_manager import EnvStateManager, dynamics_seed
 from turnwise.rollout.judges import Judging
-from turnwise.rollout.runner import Front, RunnerLimits, run_plays
-from turnwise.types import Group, Task, Trajectory, TrajectoryId
+from turnwise.rollout.limits import RunnerLimits
+from turnwise.rollout.model_handle import ModelHandle
+from turnwise.rollout.workflow import Workflow, WorkflowTask
+from turnwise.types import Group, Sampling, StopReason, Task, Trajectory, TrajectoryId
+
+_MAX_THREADS = 256
+"""Programs of plain code that run at the same time; further ones wait for their turn."""
+_CLOSE_S = 30.0
+"""Longest time that a workflow may take to let go of what it holds."""
+_scopes = count()
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayRules:
+    """How episodes are played, whatever the tasks are."""
+
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int = 0
+    """With the episode and the call it chooses the random numbers of each request."""
+    workflow_args: Mapping[str, Any] = field(default_factory=dict)
+    limits: RunnerLimits = field(default_factory=RunnerLimits)
 
 
 class AgentProxy:
-    """The one scheduler: every front (environments, agents, user workflows) runs through it."""
+    """The one scheduler: every workflow (environments, agents, programs) runs through it."""
 
-    def __init__(self, front: Front, *, limits: RunnerLimits | None = None, judging: Judging | None = None) -> None:
-        self.front = front
-        self._limits = limits or RunnerLimits()
+    def __init__(
+        self,
+        workflow: Callable[..., Workflow],
+        states: EnvStateManager,
+        contexts: Mapping[str, ContextSettings],
+        engine: Engine,
+        template: ChatTemplate,
+        *,
+        rules: PlayRules = PlayRules(),  # noqa: B008 - frozen
+        judging: Judging | None = None,
+    ) -> None:
+        """`states` holds the environments; `contexts` say for each tag how the model is talked to."""
+        self.states = states
+        self.rules = rules
+        self._contexts = contexts
+        self._workflow = workflow
+        self._engine = engine
+        self._template = template
         self._judging = judging
+        self._scope = next(_scopes)
+        """Keeps apart what an engine keeps for episodes of one name: a task may be sampled and played greedily."""
+        self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="workflow")
+
+    @property
+    def env_seconds(self) -> float:
+        """Time spent inside environments so far."""
+        return self.states.env_seconds
 
     async def collect(
         self,
         tasks: Sequence[Task],
         *,
         rollout: int,
-        round_number: int = 0,
         on_done: Callable[[Trajectory], None] | None = None,
         known: Mapping[TrajectoryId, Trajectory] = MappingProxyType({}),
     ) -> list[Group]:
         """Play `group_size` siblings of every task; `rollout` numbers the trajectories and chooses the dice.
 
-        Further rounds of one rollout, with other tasks, throw dice of their own. `on_done` hears of each episode as it
-        ends, before any judge does. What is `known` from an attempt that was cut short is taken as it is.
+        `on_done` hears of each episode as it ends, before any judge does. What is `known` from an attempt that was cut
+        short is taken as it is.
         """
-        size = self.front.group_size
-        ids = [TrajectoryId(rollout, task.id, sibling) for task in tasks for sibling in range(size)]
-        plays = self.front.begin(tasks, rollout=rollout, round_number=round_number)
-        missing = [number for number, name in enumerate(ids) if name not in known]
-        ended = dict(
-            zip(missing, await run_plays([plays[number] for number in missing], self._limits, on_done), strict=True)
-        )
-        played = [ended[number] if number in ended else known[name] for number, name in enumerate(ids)]
+        size, limit = self.states.group_size, self.rules.limits.max_concurrent
+        gate = nullcontext() if limit is None else asyncio.Semaphore(limit)
+        names = [(task, TrajectoryId(rollout, task.id, sibling)) for task in tasks for sibling in range(size)]
+        running = [
+            asyncio.ensure_future(self._play(task, name, gate, on_done)) for task, name in names if name not in known
+        ]
+        try:
+            ended = iter(await asyncio.gather(*running))
+        finally:
+            # Where one breaks, its siblings must not go on behind the caller's back.
+            for unfinished in running:
+                unfinished.cancel()
+        played = [known[name] if name in known else next(ended) for _, name in names]
         if self._judging is not None:
             played = self._judging.apply(played)
         return [
             Group(task=task, trajectories=tuple(played[number * size : (number + 1) * size]))
             for number, task in enumerate(tasks)
         ]
+
+    # --- one episode ---------------------------------------------------------------------------------------------
+
+    async def _play(
+        self,
+        task: Task,
+        name: TrajectoryId,
+        gate: AbstractAsyncContextManager[object],
+        on_done: Callable[[Trajectory], None] | None,
+    ) -> Trajectory:
+        """Until it works, or has failed as often as it may."""
+        async with gate:
+            trajectory = await self._attempt(task, name, 0)
+            for attempt in range(1, self.rules.limits.max_retries + 1):
+                if not trajectory.stop_reason.is_error:
+                    break
+                trajectory = await self._attempt(task, name, attempt)
+        if on_done is not None:
+            on_done(trajectory)
+        return trajectory
+
+    async def _attempt(self, task: Task, name: TrajectoryId, attempt: int) -> Trajectory:
+        """The boundary: whatever goes wrong in a workflow becomes data."""
+        model, workflow = self._open_model(task, name, attempt), None
+        deadline = asyncio.timeout(self.rules.limits.timeout_s)
+        try:
+            async with deadline:
+                workflow = await self._open_workflow(task, name, attempt, model)
+                return await workflow.run()
+        except Exception as error:  # noqa: BLE001 - a user's program may raise whatever it likes
+            reason, failure = self._tell(error, is_late=deadline.expired())
+            model.cancel(failure)
+            return self._cut_short(task, name, model, workflow, reason, failure)
+        finally:
+            model.release()
+            if workflow is not None:
+                await self._close(workflow)
+
+    def _open_model(self, task: Task, name: TrajectoryId, attempt: int) -> ModelHandle:
+        context = self._contexts[task.tag]
+        called = f"{name}~{attempt}" if attempt else str(name)
+        return ModelHandle(
+            self._engine,
+            self._template,
+            sampling=replace(self.rules.sampling, max_new_tokens=context.max_response_tokens),
+            max_tokens=context.max_tokens,
+            seed=self.rules.seed,
+            name=called,
+            cache_key=f"{self._scope}:{called}",
+        )
+
+    async def _open_workflow(self, task: Task, name: TrajectoryId, attempt: int, model: ModelHandle) -> Workflow:
+        given = WorkflowTask(
+            id=name,
+            task=task,
+            workflow_args=self.rules.workflow_args,
+            limits=self.states.limits_of(task.tag),
+            invalid_penalty=self.states.invalid_penalty,
+            context=self._contexts[task.tag],
+            dynamics_seed=dynamics_seed(name, attempt),
+            make_env=partial(self.states.make_env, task.tag, task.split),
+            open_episode=partial(self.states.open, task, name, attempt=attempt),
+            threads=self._threads,
+        )
+        build = partial(self._workflow, task=given, model=model)
+        if not _is_plain(self._workflow):
+            return build()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, build)
+
+    async def _close(self, workflow: Workflow) -> None:
+        """Nobody waits for plain code: what hangs in a step may hang in `close` as well."""
+        if inspect.iscoroutinefunction(workflow.close):
+            try:
+                async with asyncio.timeout(_CLOSE_S):
+                    await workflow.close()
+            except Exception:
+                # What it earned stays: closing comes after the episode.
+                log.warning("%s failed while it was closed", type(workflow).__name__, exc_info=True)
+        elif type(workflow).close is not Workflow.close:
+            with suppress(RuntimeError):  # the threads are gone where the run itself is ending
+                self._threads.submit(workflow.close)
+
+    @staticmethod
+    def _cut_short(
+        task: Task, name: TrajectoryId, model: ModelHandle, workflow: Workflow | None, reason: StopReason, failure: str
+    ) -> Trajectory:
+        """What was sampled and noted until then."""
+        if workflow is not None:
+            return workflow.finish(stop_reason=reason, failure=failure)
+        return make_trajectory(
+            name, task, model.calls, {}, is_cut_at_calls=True, stop_reason=reason, is_success=False, failure=failure
+        )
+
+    def _tell(self, error: Exception, *, is_late: bool) -> tuple[StopReason, str]:
+        if is_late:
+            limit = self.rules.limits.timeout_s
+            return (
+                StopReason.TIMEOUT,
+                f"the episode took longer than rollout.episode_timeout_s = {limit:g} and was ended.",
+            )
+        reasons = {
+            ContextOverflow: StopReason.CONTEXT_OVERFLOW,
+            EngineError: StopReason.ENGINE_ERROR,
+            EnvError: StopReason.ENV_ERROR,
+        }
+        for kind, reason in reasons.items():
+            if isinstance(error, kind):
+                return reason, str(error)
+        return StopReason.WORKFLOW_ERROR, _describe(error)
+
+
+def _is_plain(workflow: object) -> bool:
+    """Whether a workflow is written without coroutines, so that what it does may block, its making included."""
+    step = getattr(workflow, "step", None)
+    return step is not None and not inspect.iscoroutinefunction(step)
+
+
+def _describe(error: Exception) -> str:
+    """What was raised, and the innermost line of whoever raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"

@@ -13,12 +13,14 @@ from typing import Any, cast
 
 from turnwise.config.registry import import_target
 from turnwise.context.answer import parse_answer
-from turnwise.context.manager import write_preamble
+from turnwise.context.recorder import Response
+from turnwise.context.window import write_preamble
 from turnwise.envs.boundary import describe_env, reset_env, step_env
 from turnwise.errors import ConfigError, WorkflowError
-from turnwise.rollout.agent_proxy import AgentProxy
-from turnwise.rollout.model_handle import ChatMessage, ModelHandle, Response
-from turnwise.rollout.step_wise import StepFacts, StepWiseRewardWorkflow, WorkflowTask
+from turnwise.protocols import Collector
+from turnwise.rollout.model_handle import ChatMessage, ModelHandle
+from turnwise.rollout.step_wise import StepWiseRewardWorkflow
+from turnwise.rollout.workflow import WorkflowTask
 from turnwise.types import Experience, Group, Message, StepResult, StopReason, Task
 
 
@@ -59,13 +61,15 @@ class EnvironmentAgent(BaseAgent):
         super().__init__(task)
         self.env = task.make_env()
         self.history: list[Message] = []
+        self._state = ""
+        """What the world said last."""
 
     def reset(self) -> StepResult:
         given = self.task
-        text = reset_env(self.env, seed=given.seed, split=given.task.split, dynamics_seed=given.dynamics_seed)
+        self._state = reset_env(self.env, seed=given.seed, split=given.task.split, dynamics_seed=given.dynamics_seed)
         self.history = []
         preamble = write_preamble(describe_env(self.env), given.context)
-        return StepResult(text=preamble + text, reward=0.0, terminated=False, truncated=False, info={})
+        return StepResult(text=preamble + self._state, reward=0.0, terminated=False, truncated=False)
 
     def get_llm_prompts(self, env_out: StepResult) -> Sequence[ChatMessage]:
         self.history.append(Message("user", env_out.text))
@@ -75,9 +79,12 @@ class EnvironmentAgent(BaseAgent):
         self.history.append(Message("assistant", llm_response))
         actions = parse_answer(llm_response, self.task.context.answer).actions
         if not actions:
-            info = {"success": False, "action_is_valid": False, "action_is_effective": False}
-            return StepResult(text=self.env.render(), reward=0.0, terminated=False, truncated=False, info=info)
-        return step_env(self.env, actions[0])
+            return StepResult(
+                text=self._state, reward=0.0, terminated=False, truncated=False, is_valid=False, is_effective=False
+            )
+        result = step_env(self.env, actions[0])
+        self._state = result.text
+        return result
 
     def close(self) -> None:
         self.env.close()
@@ -95,14 +102,18 @@ class AgentWorkflow(StepWiseRewardWorkflow):
         super().__init__(task=task, model=model)
         self._agent = find_agent_class(task.workflow_args.get("agent_cls"))(task)
         self._now: StepResult | None = None
-        self._facts: dict[int, StepFacts] = {}
 
     def step(self, step_num: int) -> bool:
         before = self._now or _checked(self._agent.reset(), "reset")
         (reply,) = self.model.chat(self._agent.get_llm_prompts(before))
         after = self._now = _checked(self._agent.get_env_outputs(reply.response_text), "get_env_outputs")
-        is_invalid = not after.info.get("action_is_valid", True)
-        self._facts[step_num] = StepFacts(penalty=self.task.invalid_penalty if is_invalid else 0.0, info=after.info)
+        self.note(
+            penalty=0.0 if after.is_valid else self.task.invalid_penalty,
+            is_valid=after.is_valid,
+            is_effective=after.is_effective,
+            metrics=after.metrics,
+            info=after.info,
+        )
         if after.truncated and not after.terminated:
             self.stop_reason = StopReason.ENV_TRUNCATED
         return not after.done
@@ -110,13 +121,10 @@ class AgentWorkflow(StepWiseRewardWorkflow):
     def reward(self, exps: list[Response], step_num: int) -> float:
         return self._now.reward if self._now is not None else 0.0
 
-    def facts(self) -> dict[int, StepFacts]:
-        return self._facts
-
     def is_success(self, total_reward: float) -> bool:
         """What the agent says of its last turn; an agent that says nothing succeeds by earning something."""
-        said = self._now.info.get("success") if self._now is not None else None
-        return total_reward > 0 if said is None else bool(said)
+        said = self._now.is_success if self._now is not None else None
+        return total_reward > 0 if said is None else said
 
     def close(self) -> None:
         self._agent.close()
@@ -146,7 +154,7 @@ class SyncMultiTurnRollout:
 
     def __init__(
         self,
-        proxy: AgentProxy,
+        proxy: Collector,
         next_tasks: Callable[[], list[Task]],
         build: Callable[[Sequence[Group]], list[Experience]],
     ) -> None:

@@ -65,7 +65,7 @@ class FunctionJudge:
         return [self._score_one(conversation) for conversation in conversations]
 
     def _score_one(self, conversation: Sequence[Message]) -> float | RewardError:
-        prompt, response = conversation[0].content, conversation[-1].content
+        prompt, response = conversation[0].text, conversation[-1].text
         name = getattr(self._function, "__name__", repr(self._function))
         try:
             score: object = self._function(prompt, response)

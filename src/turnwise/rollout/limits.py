@@ -14,7 +14,7 @@ with `context_overflow`. All but the first two are truncations: the last state s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from turnwise.types import StepResult, StopReason
 
@@ -24,6 +24,10 @@ class Limits:
     max_turns: int
     max_actions: int | None = None
     max_actions_per_turn: int = 1
+
+    def shortened(self, max_turns: int) -> Limits:
+        """The same with at most so many turns."""
+        return replace(self, max_turns=min(self.max_turns, max_turns))
 
     def actions_left(self, num_actions: int, num_turns: int) -> int:
         """How many actions the rest of the episode can hold."""
@@ -41,3 +45,15 @@ class Limits:
         if num_turns >= self.max_turns:
             return StopReason.MAX_TURNS
         return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerLimits:
+    """What bounds the episodes of a rollout from outside."""
+
+    max_concurrent: int | None = None
+    """Episodes that run at the same time."""
+    timeout_s: float | None = None
+    """Longest episode, counted from its own start."""
+    max_retries: int = 0
+    """How often an episode that failed is played again, in a fresh environment."""

@@ -7,65 +7,47 @@ too. The reward of an attempt is what the world gave in it, so that a run is wor
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from turnwise.rollout.env_steps import EnvironmentPlayer
-from turnwise.rollout.model_handle import ModelHandle
-from turnwise.rollout.step_wise import StepFacts, Workflow, WorkflowTask, read_count
-from turnwise.types import Message, StopReason, Trajectory
+from turnwise.context.window import show_history
+from turnwise.rollout.environment import EnvironmentWorkflow
+from turnwise.rollout.workflow import read_count
+from turnwise.types import Message, Trajectory
 
 _ASK = "You did not succeed. Say in one sentence what you will do differently."
 
 
-class ReflectAndRetryWorkflow(Workflow):
+class ReflectAndRetryWorkflow(EnvironmentWorkflow):
     """See the module's text. Turns and reflections are steps, counted through all attempts."""
 
     arg_names = frozenset({"max_attempts"})
+    is_cut_at_calls = True
 
     @classmethod
     def check_args(cls, workflow_args: Mapping[str, Any]) -> None:
         super().check_args(workflow_args)
         _max_attempts(workflow_args)
 
-    def __init__(self, *, task: WorkflowTask, model: ModelHandle) -> None:
-        super().__init__(task=task, model=model)
-        self._max_attempts = _max_attempts(task.workflow_args)
-        self._player = EnvironmentPlayer(task, model)
-        self._facts: dict[int, StepFacts] = {}
-
     async def run(self) -> Trajectory:
-        rewards: dict[int, float] = {}
         notes = ""
-        for attempt in range(self._max_attempts):
-            rewards = await self._play(notes)
-            if self._player.is_success or attempt == self._max_attempts - 1:
-                break
+        for _ in range(_max_attempts(self.task.workflow_args) - 1):
+            await self.play_episode(notes)
+            if self.episode.is_success or self.episode.failure:
+                return self.end()
+            # Only the last attempt is paid for.
+            self.facts = {step: replace(known, reward=0.0) for step, known in self.facts.items()}
             notes = await self._reflect()
-        stop_reason = self._player.stop_reason or StopReason.TERMINATED
-        return self.finish(rewards, stop_reason=stop_reason, facts=self._facts)
-
-    async def _play(self, notes: str) -> dict[int, float]:
-        """One attempt; what its steps earned."""
-        await self._player.reset()
-        rewards: dict[int, float] = {}
-        while self._player.stop_reason is None:
-            rewards[self.model.step] = await self._player.play_turn(notes=notes)
-            self._facts[self.model.step] = self._player.facts[-1]
-            self.model.step += 1
-        return rewards
+        await self.play_episode(notes)
+        return self.end()
 
     async def _reflect(self) -> str:
-        conversation = self._player.messages()
-        conversation[-1] = Message("user", f"{conversation[-1].content}\n{_ASK}")
+        episode = self.episode
+        conversation = show_history(episode.about, episode.history, self.task.context)
+        conversation[-1] = Message("user", f"{conversation[-1].text}\n{_ASK}")
         (reply,) = await self.model.chat_async(conversation)
         self.model.step += 1
         return f"Earlier you failed and said: {reply.response_text}\n"
-
-    def is_success(self, total_reward: float) -> bool:
-        return self._player.is_success
-
-    def close(self) -> None:
-        self._player.env.close()
 
 
 def _max_attempts(workflow_args: Mapping[str, Any]) -> int:

@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import reset_env, step_env
 from turnwise.errors import EnvError
 from turnwise.floor.seeds import derive_seed
-from turnwise.types import Task
+from turnwise.types import StepResult, Task
 
-Rule: TypeAlias = Callable[[BaseEnv], str]
+Rule: TypeAlias = Callable[[BaseEnv, str], str]
+"""What to do in an environment that has just said this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One action of a rule, and what the world answered."""
+
+    observation: str
+    """What the world had said before."""
+    action: str
+    result: StepResult
+
+
+def play_rule(
+    env: BaseEnv, rule: Rule, task: Task, *, max_actions: int, dynamics_seed: int | None = None
+) -> Iterator[Move]:
+    """One episode, move by move, until the world or the budget ends it."""
+    observation = reset_env(env, seed=task.seed, split=task.split, dynamics_seed=dynamics_seed)
+    for _ in range(max_actions):
+        action = rule(env, observation)
+        result = step_env(env, action)
+        yield Move(observation=observation, action=action, result=result)
+        if result.done:
+            return
+        observation = result.text
 
 
 def rules_of(env: BaseEnv) -> dict[str, Rule]:
@@ -21,17 +46,25 @@ def rules_of(env: BaseEnv) -> dict[str, Rule]:
     rules: dict[str, Rule] = {}
     if env.admissible_actions():
         rules["random"] = random_rule(0)
-    rules.update(env.baselines)
+    rules |= {name: _rule_of(baseline) for name, baseline in env.baselines.items()}
     if env.has_oracle:
-        rules["oracle"] = lambda playing: playing.oracle()
+        rules["oracle"] = oracle_rule
     return rules
+
+
+def _rule_of(baseline: Callable[[BaseEnv], str]) -> Rule:
+    return lambda env, _: baseline(env)
+
+
+def oracle_rule(env: BaseEnv, _observation: str) -> str:
+    return env.oracle()
 
 
 def random_rule(seed: int) -> Rule:
     """Any of the actions that are valid now, with dice of its own."""
     rng = random.Random(seed)
 
-    def choose(env: BaseEnv) -> str:
+    def choose(env: BaseEnv, _observation: str) -> str:
         actions = env.admissible_actions()
         if not actions:
             raise EnvError(
@@ -45,19 +78,18 @@ def random_rule(seed: int) -> Rule:
 
 def measure_rule(env: BaseEnv, rule: Rule, tasks: Sequence[Task], max_actions: int) -> tuple[float, float]:
     """Mean success and mean return of a rule over tasks, at most `max_actions` actions each."""
-    outcomes = [_play(env, rule, task, max_actions) for task in tasks]
+    outcomes = [_outcome(env, rule, task, max_actions) for task in tasks]
     successes, returns = zip(*outcomes, strict=True)
     return sum(successes) / len(tasks), sum(returns) / len(tasks)
 
 
-def _play(env: BaseEnv, rule: Rule, task: Task, max_actions: int) -> tuple[bool, float]:
+def _outcome(env: BaseEnv, rule: Rule, task: Task, max_actions: int) -> tuple[bool, float]:
     """An episode that fails has what it earned until then, and no success, as in a rollout."""
-    total = 0.0
-    with suppress(EnvError):
-        reset_env(env, seed=task.seed, split=task.split, dynamics_seed=derive_seed("rule", task.id))
-        for _ in range(max_actions):
-            result = step_env(env, rule(env))
-            total += result.reward
-            if result.done:
-                return bool(result.info.get("success", False)), total
-    return False, total
+    total, is_success = 0.0, False
+    try:
+        for move in play_rule(env, rule, task, max_actions=max_actions, dynamics_seed=derive_seed("rule", task.id)):
+            total += move.result.reward
+            is_success = move.result.done and bool(move.result.is_success)
+    except EnvError:
+        return False, total
+    return is_success, total

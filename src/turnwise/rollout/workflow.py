@@ -1,154 +1,147 @@
-"""One play of a task in a managed environment: prompt, reply, actions, until the episode is over.
+"""A workflow is one play of a task by a program: it asks the model, acts in the world, and ends with a reward.
 
-Every rollout is a workflow that runs as a task of its own and never waits for its siblings. A failure inside becomes
-data on the Trajectory.
+Every rollout is a workflow that runs as a task of its own and never waits for its siblings. The tokens come from the
+model handle's record. An exception here is the scheduler's business: it becomes data on the Trajectory, with all that
+was sampled and noted until then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+import asyncio
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-from turnwise.context.manager import ContextManager
-from turnwise.errors import ContextOverflow, EngineError
-from turnwise.exchange import EnvOutput, LmInput, LmOutput
-from turnwise.floor.seeds import derive_seed
-from turnwise.protocols import Engine, Workflow
-from turnwise.rollout.env_manager import EnvStateManager
-from turnwise.rollout.runner import Play
-from turnwise.types import GenerateRequest, Sampling, StopReason, Task, Trajectory
+from turnwise.config.sections.context import ContextSettings
+from turnwise.context.trajectory import make_trajectory
+from turnwise.envs.base import BaseEnv
+from turnwise.errors import ConfigError, WorkflowError, did_you_mean
+from turnwise.exchange import TurnFacts
+from turnwise.rollout.episode import EnvEpisode
+from turnwise.rollout.limits import Limits
+from turnwise.rollout.model_handle import ModelHandle
+from turnwise.types import StopReason, Task, Trajectory, TrajectoryId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkflowParts:
-    """What a workflow plays with; shared by all workflows of a rollout."""
+class WorkflowTask:
+    """What one run of a workflow is about."""
 
-    states: EnvStateManager
-    context: ContextManager
-    engine: Engine
-    sampling: Sampling
-    seed: int
-    """With the episode and the turn it chooses the random numbers of each request."""
-    rollout: int
-
-    def formulate(self, env_id: int) -> Trajectory:
-        """The finished episode with its tokens."""
-        (trajectory,) = self.context.formulate_rollouts(self.states.get_rollout_states([env_id]))
-        return trajectory
-
-
-class EnvironmentWorkflow:
-    """The built-in workflow: the model plays an environment turn by turn."""
-
-    def __init__(self, parts: WorkflowParts, first: EnvOutput) -> None:
-        self._parts = parts
-        self._first = first
-        self._cache_key = ""
-
-    async def run(self) -> Trajectory:
-        parts, env_id = self._parts, self._first.env_id
-        output: EnvOutput | None = self._first
-        while output is not None:
-            try:
-                (lm_input,) = parts.context.get_lm_inputs([output])
-                if lm_input.cache_key != self._cache_key:
-                    self.release()
-                    self._cache_key = lm_input.cache_key
-                completion = await parts.engine.generate(self._request(lm_input, turn=len(output.history)))
-                if len(completion.token_ids) == 0:
-                    raise EngineError("the engine returned a reply without a token; a reply has at least its end.")
-            except ContextOverflow as error:
-                parts.states.stop(env_id, StopReason.CONTEXT_OVERFLOW, str(error))
-                break
-            except EngineError as error:
-                parts.states.stop(env_id, StopReason.ENGINE_ERROR, str(error))
-                break
-            (env_input,) = parts.context.get_env_inputs([LmOutput(env_id=env_id, completion=completion)])
-            output = await parts.states.step_one(env_input)
-        self.release()
-        return parts.formulate(env_id)
-
-    def release(self) -> None:
-        """The engine may let go of what it keeps for this episode."""
-        if self._cache_key:
-            self._parts.engine.release(self._cache_key)
-            self._cache_key = ""
-
-    def _request(self, lm_input: LmInput, turn: int) -> GenerateRequest:
-        sampling = self._parts.sampling
-        return GenerateRequest(
-            prompt_ids=lm_input.prompt_ids,
-            sampling=Sampling(
-                temperature=sampling.temperature,
-                top_k=sampling.top_k,
-                top_p=sampling.top_p,
-                max_new_tokens=lm_input.max_new_tokens,
-            ),
-            seed=derive_seed(self._parts.seed, self._parts.rollout, lm_input.env_id, turn),
-            cache_key=lm_input.cache_key,
-        )
-
-
-WorkflowFactory: TypeAlias = Callable[[WorkflowParts, EnvOutput], Workflow]
-
-
-class EnvironmentFront:
-    """Plays in environments that an `EnvStateManager` holds, talked to by a `ContextManager`."""
-
-    def __init__(
-        self,
-        states: EnvStateManager,
-        context: ContextManager,
-        engine: Engine,
-        workflow: WorkflowFactory,
-        *,
-        sampling: Sampling,
-        seed: int,
-    ) -> None:
-        self.states = states
-        self.group_size = states.group_size
-        self._context = context
-        self._engine = engine
-        self._workflow = workflow
-        self._sampling = sampling
-        self._seed = seed
+    id: TrajectoryId
+    task: Task
+    """The environment's tag, the seed and the split."""
+    workflow_args: Mapping[str, Any]
+    """`rollout.workflow_args` of the settings."""
+    limits: Limits
+    """The budget of an episode: `rollout.max_turns` and `rollout.max_actions`."""
+    invalid_penalty: float
+    """`rollout.invalid_penalty`."""
+    context: ContextSettings
+    """How the model is talked to in this environment."""
+    dynamics_seed: int
+    """For the chances taken while playing; siblings have different ones."""
+    make_env: Callable[[], BaseEnv]
+    """A fresh environment as the settings describe it."""
+    open_episode: Callable[..., EnvEpisode]
+    """The task in such an environment, to be played turn by turn; `max_turns` shortens its budget."""
+    threads: ThreadPoolExecutor
+    """Where plain code runs."""
 
     @property
-    def env_seconds(self) -> float:
-        return self.states.env_seconds
+    def seed(self) -> int:
+        return self.task.seed
 
-    def begin(self, tasks: Sequence[Task], *, rollout: int, round_number: int) -> list[Play]:
-        parts = WorkflowParts(
-            states=self.states,
-            context=self._context,
-            engine=self._engine,
-            sampling=self._sampling,
-            seed=derive_seed(self._seed, "round", round_number) if round_number else self._seed,
-            rollout=rollout,
+    @property
+    def split(self) -> str:
+        return self.task.split
+
+    @property
+    def is_eval(self) -> bool:
+        return self.task.split != "train"
+
+
+class Workflow(ABC):
+    """One play of a task by a program of your own. Write `run`, call the model, and return `self.finish(reward)`."""
+
+    arg_names: ClassVar[frozenset[str] | None] = None
+    """What `rollout.workflow_args` may hold; None: anything."""
+    is_cut_at_calls: ClassVar[bool] = True
+    """Whether each call of the model is a record of its own; otherwise calls that extend each other are one."""
+
+    def __init__(self, *, task: WorkflowTask, model: ModelHandle) -> None:
+        if not isinstance(getattr(model, "calls", None), list):
+            raise WorkflowError(
+                f"{type(self).__name__} was given {type(model).__name__} as its model, which keeps no record of its "
+                "calls; expected a ModelHandle."
+            )
+        self.task = task
+        self.model = model
+        self.facts: dict[int, TurnFacts] = {}
+        """What is worth keeping of each step beside its tokens: its reward, its actions, what the world said."""
+
+    @classmethod
+    def check_args(cls, workflow_args: Mapping[str, Any]) -> None:
+        """Raise ConfigError for `rollout.workflow_args` that cannot work; called before anything is played."""
+        for name in workflow_args:
+            if cls.arg_names is not None and name not in cls.arg_names:
+                raise ConfigError(
+                    f"rollout.workflow_args.{name}: {cls.__name__} takes no such argument. "
+                    f"{did_you_mean(name, cls.arg_names)}"
+                )
+
+    @abstractmethod
+    async def run(self) -> Trajectory:
+        """Play the task from the start to the end."""
+
+    def close(self) -> Any:
+        """Let go of whatever the workflow holds; called once, however the run ended. May be a coroutine."""
+        return
+
+    def is_success(self, total_reward: float) -> bool:
+        """Whether the run counts as a success in reports; by default, whether it earned something."""
+        return total_reward > 0
+
+    def finish(
+        self,
+        reward: float | Mapping[int, float] = 0.0,
+        *,
+        stop_reason: StopReason = StopReason.TERMINATED,
+        final_observation: str = "",
+        failure: str = "",
+    ) -> Trajectory:
+        """The run as a trajectory: `reward` is for its end, or by step, beside those of `facts`."""
+        calls = self.model.calls
+        last = calls[-1].step if calls else 0
+        facts = dict(self.facts)
+        for step, earned in (reward if isinstance(reward, Mapping) else {last: reward}).items():
+            known = facts.get(step, TurnFacts())
+            facts[step] = replace(known, reward=known.reward + earned)
+        total = sum(known.reward for known in facts.values())
+        return make_trajectory(
+            self.task.id,
+            self.task.task,
+            calls,
+            facts,
+            is_cut_at_calls=self.is_cut_at_calls,
+            stop_reason=stop_reason,
+            is_success=not stop_reason.is_error and self.is_success(total),
+            final_observation=final_observation,
+            failure=failure,
         )
-        self.states.place(tasks, rollout=rollout)
-        return [_EnvironmentPlay(parts, self._workflow, env_id) for env_id in range(len(tasks) * self.group_size)]
+
+    async def _call(self, method: Callable[..., Any], *args: object) -> Any:
+        """Call what the user wrote: a coroutine here, plain code in a thread."""
+        if inspect.iscoroutinefunction(method):
+            return await method(*args)
+        return await asyncio.get_running_loop().run_in_executor(self.task.threads, method, *args)
 
 
-class _EnvironmentPlay:
-    def __init__(self, parts: WorkflowParts, workflow: WorkflowFactory, env_id: int) -> None:
-        self._parts = parts
-        self._factory = workflow
-        self._env_id = env_id
-        self._running: Workflow | None = None
-
-    async def run(self, attempt: int) -> Trajectory:
-        states = self._parts.states
-        first = await (states.restart(self._env_id, attempt) if attempt else states.start_one(self._env_id))
-        if first is None:
-            # An environment that failed in reset has nothing to play; its trajectory is empty and says why.
-            return self._parts.formulate(self._env_id)
-        self._running = self._factory(self._parts, first)
-        return await self._running.run()
-
-    def give_up(self, reason: StopReason, failure: str) -> Trajectory:
-        self._parts.states.abandon(self._env_id, reason, failure)
-        if isinstance(self._running, EnvironmentWorkflow):
-            self._running.release()
-        return self._parts.formulate(self._env_id)
+def read_count(workflow_args: Mapping[str, Any], name: str, default: int) -> int:
+    """An argument that is a whole number above 0."""
+    given = workflow_args.get(name, default)
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        raise ConfigError(f"rollout.workflow_args.{name}: {given!r} given; expected a whole number above 0.")
+    return given

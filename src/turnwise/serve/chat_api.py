@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
+from turnwise.context.recorder import Response
 from turnwise.errors import ServeError
-from turnwise.rollout.model_handle import Response
 from turnwise.types import IntArray, Message
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {

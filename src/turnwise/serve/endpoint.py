@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any, Protocol, SupportsFloat
 
+from turnwise.context.recorder import Response
 from turnwise.errors import ContextOverflow, EngineError, RewardError, ServeError, TurnwiseError
-from turnwise.rollout.model_handle import ModelHandle, Response
+from turnwise.rollout.model_handle import ModelHandle
 from turnwise.serve.chat_api import ChatCall, ChatReply, read_chat, read_object
 from turnwise.serve.http import HttpLimits, HttpReply, HttpRequest, HttpServer, json_reply
 from turnwise.types import StopReason

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from turnwise.config.registry import import_target
 from turnwise.errors import ConfigError, EngineError, ServeError
-from turnwise.rollout.step_wise import Workflow
+from turnwise.rollout.workflow import Workflow
 from turnwise.serve.endpoint import ChatEndpoint, Episode
 from turnwise.types import StopReason, Trajectory
 

@@ -8,15 +8,17 @@ episode of which nothing is heard any more becomes a failed trajectory, so that 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Protocol
 
 from turnwise.config.sections.context import ContextSettings
+from turnwise.context.recorder import Response
+from turnwise.context.trajectory import make_trajectory
 from turnwise.errors import RewardError, ServeError
+from turnwise.exchange import TurnFacts
 from turnwise.rollout.model_handle import ModelHandle
-from turnwise.rollout.step_wise import rewards_of_calls, segments_of_calls, turns_of_calls
 from turnwise.serve.endpoint import Episode
 from turnwise.types import Group, StopReason, Task, Trajectory, TrajectoryId
 
@@ -130,7 +132,7 @@ class EpisodeRecorder:
                 "each call, after at least one call."
             )
         try:
-            rewards = rewards_of_calls(found.episode.read_reward(given), calls)
+            rewards = _by_step(found.episode.read_reward(given), calls)
         except RewardError as error:
             raise ServeError(str(error)) from error
         is_saved = self._end(name, found, rewards, found.episode.stop_reason)
@@ -139,7 +141,7 @@ class EpisodeRecorder:
     def close(self) -> None:
         """What has ended is saved, also where siblings have not."""
         for name, found in list(self._episodes.items()):
-            self._end(name, found, None, StopReason.TIMEOUT, "the server was ended before the episode.")
+            self._end(name, found, {}, StopReason.TIMEOUT, "the server was ended before the episode.")
         for group in list(self._groups):
             self._finish(group)
 
@@ -173,18 +175,18 @@ class EpisodeRecorder:
         self._episodes[name] = _OpenEpisode(episode, trajectory, group, self._clock())
 
     def _end(
-        self, name: str, found: _OpenEpisode, rewards: list[float] | None, reason: StopReason, failure: str = ""
+        self, name: str, found: _OpenEpisode, rewards: Mapping[int, float], reason: StopReason, failure: str = ""
     ) -> bool:
         """Says whether the group was saved with it."""
         calls, group = list(found.episode.model.calls), found.group
-        rewards = rewards or [0.0] * len(calls)
-        trajectory = group.ended[found.id.sibling] = Trajectory(
-            id=found.id,
-            task=group.task,
-            segments=segments_of_calls(calls),
-            turns=turns_of_calls(calls, rewards, {}),
+        trajectory = group.ended[found.id.sibling] = make_trajectory(
+            found.id,
+            group.task,
+            calls,
+            {step: TurnFacts(reward=reward) for step, reward in rewards.items()},
+            is_cut_at_calls=True,
             stop_reason=reason,
-            is_success=sum(rewards) > 0,
+            is_success=sum(rewards.values()) > 0,
             failure=failure,
         )
         is_complete = len(group.ended) == group.size
@@ -210,7 +212,7 @@ class EpisodeRecorder:
         known = self._episodes.get(DEFAULT)
         if known is not None and known.episode.is_full:
             why = f"{_MAX_CALLS} calls without a reward."
-            self._end(DEFAULT, known, None, StopReason.WORKFLOW_ERROR, why)
+            self._end(DEFAULT, known, {}, StopReason.WORKFLOW_ERROR, why)
         if DEFAULT not in self._episodes:
             self._begin(DEFAULT, self._open_group(None, 1))
 
@@ -219,7 +221,7 @@ class EpisodeRecorder:
         for name, found in list(self._episodes.items()):
             if found.heard_at_s < oldest_s:
                 why = f"nothing was heard of the episode for {self._max_idle_s:g} s."
-                self._end(name, found, None, StopReason.TIMEOUT, why)
+                self._end(name, found, {}, StopReason.TIMEOUT, why)
 
     def _get(self, name: str) -> _OpenEpisode:
         if name not in self._episodes:
@@ -227,3 +229,8 @@ class EpisodeRecorder:
                 f"episode '{name}' is over, or was never begun.", status=HTTPStatus.NOT_FOUND, code="not_found"
             )
         return self._episodes[name]
+
+
+def _by_step(reward: float | Mapping[int, float], calls: Sequence[Response]) -> Mapping[int, float]:
+    """One reward for all is that of the last step."""
+    return reward if isinstance(reward, Mapping) else {calls[-1].step: reward}

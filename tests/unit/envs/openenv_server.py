@@ -1,8 +1,8 @@
-"""A small world on a real OpenEnv server, for the tests of its client; run as a program, with the port to listen on."""
+"""A small world on a real OpenEnv server, for the tests of its client; run as a program, it prints its port."""
 
 from __future__ import annotations
 
-import sys
+import socket
 from typing import Any
 from uuid import uuid4
 
@@ -55,4 +55,6 @@ class Numbers(Environment):
 
 if __name__ == "__main__":
     app = create_fastapi_app(Numbers, Guess, Hint, max_concurrent_envs=4)
-    uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="warning")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        print(listening.getsockname()[1], flush=True)  # noqa: T201
+        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listening])

@@ -140,6 +140,7 @@ def test_an_object_in_two_receptacles_need_not_be_brought_back() -> None:
     play_out(game, plan)
 
 
+@pytest.mark.slow
 def test_plans_are_the_same_in_every_process() -> None:
     code = (
         "from turnwise.envs.alfworld import AlfWorld\n"

@@ -247,7 +247,7 @@ class NoEval(Walk):
 
 class Sleeps(Walk):
     def say(self) -> str:
-        time.sleep(0.001)
+        time.sleep(0.0001)
         return super().say()
 
 
@@ -333,7 +333,8 @@ def test_a_fault_fails_its_own_check_only(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WALK", "0")
-    monkeypatch.setattr(check, "MAX_CALL_S", 0.0005 if make is Sleeps else 1.0)
+    if make is Sleeps:
+        monkeypatch.setattr(check, "MAX_CALL_S", 0.00005)
     assert failed(check_env(make, num_episodes=6)) == {name}
 
 
@@ -345,7 +346,7 @@ def test_every_check_that_can_fail_has_a_fault_that_fails_it() -> None:
 
 
 def test_a_slow_environment_may_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "MAX_CALL_S", 0.0005)
+    monkeypatch.setattr(check, "MAX_CALL_S", 0.00005)
     assert check_env(SleepsAndSaysSo, num_episodes=1).ok
 
 

@@ -224,6 +224,7 @@ def test_deep_nesting_is_left_as_it_is() -> None:
 # --- math-verify -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_math_verify_knows_algebra_and_survives_a_tower_of_powers(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("math_verify", reason="math-verify is not installed")
     assert not is_same_answer("(x+1)^2", "x^2+2x+1")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -69,20 +68,6 @@ def test_further_rounds_of_an_exploration_bring_other_tasks(name: str) -> None:
         source.take(2, besides=taken)
     # Another exploration, also one that runs at the same time, may have the same tasks.
     assert len(source.take(7)) == 7
-
-
-@EVERY
-@settings(max_examples=20, deadline=None)
-@given(before=st.lists(st.integers(1, 7), max_size=5), after=st.lists(st.integers(1, 7), min_size=1, max_size=5))
-def test_a_restored_source_goes_on_where_it_was(name: str, before: list[int], after: list[int]) -> None:
-    source = make_source(name)
-    for count in before:
-        explore(source, count)
-    state = json.loads(json.dumps(source.state()))
-    expected = [explore(source, count) for count in after]
-    other = make_source(name)
-    other.restore(state)
-    assert [explore(other, count) for count in after] == expected
 
 
 def test_in_order_and_from_the_start_again() -> None:

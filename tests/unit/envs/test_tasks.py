@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from turnwise.envs.tasks import SeedTasks
 from turnwise.errors import TaskError
@@ -15,23 +13,6 @@ def test_tags_come_in_order_and_in_proportion() -> None:
     assert [task.tag for task in tasks] == ["lake"] * 4 + ["bandit"] * 2
     assert [task.seed for task in tasks] == list(range(100, 106))
     assert {task.split for task in tasks} == {"train"}
-
-
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=8), st.integers(-5, 10**6))
-def test_no_seed_is_taken_twice(rounds: list[int], first_seed: int) -> None:
-    source = SeedTasks(["a", "b"], [1, 2], first_seed)
-    seeds = [task.seed for num in rounds for task in source.take(3 * num)]
-    assert seeds == list(range(first_seed, first_seed + 3 * sum(rounds)))
-
-
-def test_restored_source_goes_on_where_it_was() -> None:
-    source = SeedTasks(["a"], [1], 7)
-    source.take(5)
-    state = dict(source.state())
-    expected = source.take(4)
-    other = SeedTasks(["a"], [1], 0)
-    other.restore(state)
-    assert other.take(4) == expected
 
 
 def test_foreign_state_is_refused() -> None:

@@ -21,6 +21,7 @@ def trace_of(number: int) -> dict[str, Any]:
         return json.load(file)[number]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(NUM_TRACES))
 def test_every_page_clickable_and_reward_of_a_real_episode(number: int) -> None:
     recorded = trace_of(number)

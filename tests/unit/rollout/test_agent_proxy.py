@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections import defaultdict
 
 import numpy as np
 import pytest
 
+from tests.clock import HANG_S, LoopClock
 from tests.unit.context.chat_families import template_of
 from turnwise.config.sections.context import ContextSettings
-from turnwise.context.manager import ContextManager
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.base import BaseEnv
 from turnwise.errors import EngineError
 from turnwise.rollout.agent_proxy import AgentProxy
-from turnwise.rollout.limits import Limits
-from turnwise.rollout.runner import RunnerLimits
-from turnwise.rollout.workflow import EnvironmentFront, EnvironmentWorkflow
+from turnwise.rollout.limits import Limits, RunnerLimits
 from turnwise.types import Completion, GenerateRequest, Group, Sampling, StopReason, Task, Trajectory
 
 from .worlds import BrokenStart, WordWorld, make_states
+from .worlds import make_proxy as proxy_of
 
 TEMPLATE = template_of("chatml")
 TASKS = [Task(tag="words", seed=0), Task(tag="words", seed=1)]
@@ -33,7 +31,9 @@ def say(word: str) -> list[int]:
 
 
 def env_of(request: GenerateRequest) -> int:
-    return int(str(request.cache_key).split("#")[0])
+    """Counted through both tasks: `0:7/words/train/1/0` is the third of four."""
+    seed, sibling = str(request.cache_key).split("/")[-2:]
+    return 2 * int(seed) + int(sibling)
 
 
 class WaitingEngine(ScriptedEngine):
@@ -73,10 +73,8 @@ def make_proxy(
     limits: RunnerLimits | None = None,
 ) -> AgentProxy:
     states = make_states(lambda *_: world(), groups=2, group_size=2, limits=Limits(max_turns=4))
-    context = ContextManager(TEMPLATE, ContextSettings())
     sampling = Sampling(temperature=0.7, top_k=5, top_p=0.9, max_new_tokens=1)
-    front = EnvironmentFront(states, context, engine, EnvironmentWorkflow, sampling=sampling, seed=seed)
-    return AgentProxy(front, limits=limits)
+    return proxy_of(engine, TEMPLATE, states, sampling=sampling, seed=seed, limits=limits or RunnerLimits())
 
 
 def collect(proxy: AgentProxy, rollout: int = 0) -> list[Group]:
@@ -96,7 +94,7 @@ def test_fast_episodes_finish_while_a_slow_one_is_in_its_first_turn() -> None:
         engine.gate.set()
         return await rollout
 
-    groups = asyncio.run(asyncio.wait_for(run(), 10))
+    groups = asyncio.run(asyncio.wait_for(run(), HANG_S))
     assert [str(t.id) for t in done] == [
         "0/words/train/0/0",
         "0/words/train/1/0",
@@ -114,7 +112,7 @@ def test_where_one_workflow_breaks_its_siblings_do_not_go_on() -> None:
 
     async def run() -> set[asyncio.Task[object]]:
         with pytest.raises(ZeroDivisionError):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANG_S):
                 await make_proxy(engine).collect(TASKS, rollout=0, on_done=break_down)
         await asyncio.sleep(0)
         return asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[arg-type]
@@ -168,7 +166,8 @@ def test_an_engine_failure_ends_its_own_episode() -> None:
     failed = groups[1].trajectories[0]
     assert "the engine is gone" in failed.failure
     assert len(failed.turns) == 1
-    assert sorted(engine.released) == ["0#0", "1#0", "2#0", "3#0"]
+    assert len(set(engine.released)) == 4
+    assert set(engine.released) == {request.cache_key for request in engine.requests}
 
 
 def test_a_failed_reset_becomes_an_empty_trajectory() -> None:
@@ -189,20 +188,22 @@ class StuckStart(WordWorld):
 
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
         if seed is not None and seed % 2:
-            self.gate.wait(20)
+            self.gate.wait(HANG_S)
         return super().reset(seed, split=split, dynamics_seed=dynamics_seed)
 
 
-def test_a_reset_that_hangs_costs_its_own_episode() -> None:
+def test_a_reset_that_hangs_costs_its_own_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = LoopClock(monkeypatch)
     engine = ScriptedEngine(lambda _: say("win"), stop_ids=TEMPLATE.stop_ids)
-    proxy = make_proxy(engine, StuckStart, limits=RunnerLimits(timeout_s=0.3))
+    proxy = make_proxy(engine, StuckStart, limits=RunnerLimits(timeout_s=HANG_S))
     StuckStart.gate.clear()
-    ended_s = {}
-    started_s = time.monotonic()
+    ended: list[int] = []
 
     async def run() -> list[Group]:
         def note(trajectory: Trajectory) -> None:
-            ended_s[trajectory.task.seed] = time.monotonic() - started_s
+            ended.append(trajectory.task.seed)
+            if ended == [0, 0]:
+                clock.put_forward(HANG_S)
 
         groups = await proxy.collect(TASKS, rollout=0, on_done=note)
         StuckStart.gate.set()
@@ -210,10 +211,10 @@ def test_a_reset_that_hangs_costs_its_own_episode() -> None:
 
     good, stuck = asyncio.run(run())
     assert all(t.is_success for t in good.trajectories)
-    assert ended_s[0] < 0.3 <= ended_s[1]
+    assert ended == [0, 0, 1, 1]
     for trajectory in stuck.trajectories:
         assert trajectory.stop_reason is StopReason.TIMEOUT
-        assert "episode_timeout_s = 0.3" in trajectory.failure
+        assert f"episode_timeout_s = {HANG_S:g}" in trajectory.failure
         assert (trajectory.segments, trajectory.turns) == ((), ())
 
 

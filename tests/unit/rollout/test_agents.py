@@ -7,23 +7,21 @@ from typing import Any
 
 import pytest
 
+from tests.unit.context.chat_families import tokenizer_of
 from turnwise.config.sections.context import ContextSettings
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import WorkflowError
 from turnwise.experience.build import build_experiences
 from turnwise.experience.merge import merge_prefixes
-from turnwise.rollout.agent_proxy import AgentProxy
 from turnwise.rollout.agents import AgentWorkflow, BaseAgent, SyncMultiTurnRollout
-from turnwise.rollout.env_steps import StepWiseEnvironmentWorkflow
+from turnwise.rollout.environment import StepWiseEnvironmentWorkflow
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.model_handle import ChatMessage
 from turnwise.rollout.reflection import ReflectAndRetryWorkflow
-from turnwise.rollout.tool_calls import ToolCallingWorkflow
-from turnwise.rollout.workflow_front import Terms, WorkflowFront
-from turnwise.types import Sampling, StepResult, StopReason, Task
+from turnwise.types import StepResult, StopReason, Task
 
 from .test_step_wise import TEMPLATE, play, play_one, rewards, scripted
-from .worlds import WordWorld
+from .worlds import make_proxy, make_states
 
 HERE = "tests.unit.rollout.test_agents"
 
@@ -107,17 +105,12 @@ def test_an_agent_that_answers_in_the_wrong_type_fails_alone() -> None:
 
 
 def make_rollout(engine: ScriptedEngine) -> SyncMultiTurnRollout:
-    terms = Terms(
-        make_env=lambda _split: WordWorld(),
-        context=ContextSettings(),
-        limits=Limits(max_turns=5),
-        invalid_penalty=0.0,
-        workflow_args={"agent_cls": f"{HERE}:Counter"},
-    )
-    front = WorkflowFront(AgentWorkflow, {"words": terms}, engine, TEMPLATE, group_size=2, sampling=Sampling(), seed=0)
+    states = make_states(group_size=2, limits=Limits(max_turns=5))
+    args = {"agent_cls": f"{HERE}:Counter"}
+    proxy = make_proxy(engine, TEMPLATE, states, workflow=AgentWorkflow, workflow_args=args)
     seeds = iter(range(100))
     return SyncMultiTurnRollout(
-        AgentProxy(front), lambda: [Task(tag="words", seed=next(seeds)) for _ in range(2)], build_experiences
+        proxy, lambda: [Task(tag="words", seed=next(seeds)) for _ in range(2)], build_experiences
     )
 
 
@@ -133,20 +126,7 @@ def test_a_batch_of_agents_is_reset_played_and_made_into_records() -> None:
     assert {group.task.seed for group in rollout.rollout()} == {2, 3}
 
 
-# --- tools ------------------------------------------------------------------------------------------------------------
-
-
-def add(a: int, b: int) -> int:
-    """The sum of two numbers."""
-    return a + b
-
-
-def explode() -> None:
-    raise RuntimeError("boom")
-
-
-LONG = ContextSettings(max_response_tokens=300, max_tokens=4000)
-TOOLS = [f"{HERE}:add", f"{HERE}:explode"]
+# --- trying again -----------------------------------------------------------------------------------------------------
 
 
 def raw(*replies: str) -> ScriptedEngine:
@@ -156,42 +136,8 @@ def raw(*replies: str) -> ScriptedEngine:
     )
 
 
-@pytest.mark.parametrize(
-    ("call", "answer"),
-    [
-        ('{"name": "add", "arguments": {"a": 2, "b": 3}}', "<tool_response>5</tool_response>"),
-        ('{"name": "explode"}', "RuntimeError: boom"),
-        ('{"name": "os.system", "arguments": {"command": "ls"}}', "error: KeyError"),
-        ('{"name": "add", "arguments": {"a": 2}}', "error: TypeError"),
-        ('{"name": "add", "arguments": 3}', "error: TypeError"),
-        ("[1]", "error: TypeError"),
-        ("not json", "error: JSONDecodeError"),
-    ],
-)
-def test_a_tool_call_is_answered_and_the_answer_after_it_is_played(call: str, answer: str) -> None:
-    engine = raw(f"<tool_call>{call}</tool_call>", "<answer>win</answer>")
-    trajectory = play_one(ToolCallingWorkflow, engine, tools=TOOLS, context=LONG)
-    assert [turn.step for turn in trajectory.turns] == [0, 0]
-    assert answer in trajectory.turns[1].observation
-    assert rewards(trajectory) == [0.0, 1.0]
-    assert "add(a: 'int', b: 'int') -> 'int': The sum of two numbers." in trajectory.turns[0].observation
-
-
-def test_a_model_that_only_calls_tools_runs_out_of_calls() -> None:
-    call = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 1}}</tool_call>'
-    trajectory = play_one(
-        ToolCallingWorkflow, raw(*[call] * 6), tools=TOOLS, max_tool_calls=2, max_turns=2, context=LONG
-    )
-    assert [turn.step for turn in trajectory.turns] == [0, 0, 0, 1, 1, 1]
-    assert trajectory.stop_reason is StopReason.MAX_TURNS
-
-
-@pytest.mark.parametrize("tools", [None, [], [f"{HERE}:NOT_AN_AGENT"]])
-def test_tools_that_are_none_are_refused(tools: object) -> None:
-    assert "rollout.workflow_args.tools" in play_one(ToolCallingWorkflow, tools=tools).failure
-
-
-# --- trying again -----------------------------------------------------------------------------------------------------
+def prompt_text(engine: ScriptedEngine, number: int) -> str:
+    return tokenizer_of("chatml").decode(engine.requests[number].prompt_ids)
 
 
 def test_after_a_failure_the_model_says_what_it_will_do_and_plays_again() -> None:
@@ -200,7 +146,7 @@ def test_after_a_failure_the_model_says_what_it_will_do_and_plays_again() -> Non
     assert [turn.step for turn in trajectory.turns] == [0, 1, 2, 3]
     assert rewards(trajectory) == [0.0, 0.0, 0.0, 1.0]
     assert "what you will do differently" in trajectory.turns[2].observation
-    assert "Earlier you failed and said: I will win." in trajectory.turns[3].observation
+    assert "Earlier you failed and said: I will win." in prompt_text(engine, 3)
     assert trajectory.is_success
 
 

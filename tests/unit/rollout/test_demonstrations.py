@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 
 from tests.unit.context.chat_families import template_of, tokenizer_of
 from turnwise.config.sections.context import AnswerFormat, ContextSettings
 from turnwise.context.answer import render_answer
-from turnwise.context.manager import ContextManager
+from turnwise.context.recorder import completion_of
 from turnwise.envs.frozen_lake import FrozenLake
 from turnwise.errors import EnvError
-from turnwise.rollout.demonstrations import completion_of, demonstrate
+from turnwise.rollout.demonstrations import DemonstrationWorkflow, NoEngine
+from turnwise.rollout.env_manager import EnvConfigs, EnvStateManager
 from turnwise.rollout.limits import Limits
 from turnwise.types import FinishReason, StopReason, Task, Trajectory
 
-from .worlds import WordWorld, make_states
+from .worlds import WordWorld, make_proxy, make_states
 
 TASKS = [Task(tag="lake", seed=seed) for seed in range(4)]
 
 
 def play(family: str, settings: ContextSettings, *, group_size: int = 1, max_turns: int = 12) -> list[Trajectory]:
     states = make_states(
-        lambda *_: FrozenLake(size=4, hole_rate=0.2), group_size=group_size, limits=Limits(max_turns=max_turns)
+        lambda *_: FrozenLake(size=4, hole_rate=0.2),
+        group_size=group_size,
+        limits=Limits(max_turns=max_turns),
+        env_configs=EnvConfigs(tags=("lake",), n_groups=(2,)),
     )
-    template = template_of(family)
-    context = ContextManager(template, settings)
-    return demonstrate(states, context, template, settings.answer, TASKS)
+    return demonstrate(states, family, settings)
+
+
+def demonstrate(states: EnvStateManager, family: str, settings: ContextSettings) -> list[Trajectory]:
+    proxy = make_proxy(NoEngine(), template_of(family), states, workflow=DemonstrationWorkflow, context=settings)
+    groups = asyncio.run(proxy.collect(TASKS, rollout=0))
+    return [trajectory for group in groups for trajectory in group.trajectories]
 
 
 @pytest.mark.parametrize("family", ["chatml", "headers", "drops_thinking"])
@@ -89,7 +99,7 @@ def test_a_world_without_an_oracle_says_so() -> None:
         def oracle(self) -> str:
             raise EnvError("no oracle here")
 
-    template, settings = template_of("chatml"), ContextSettings()
-    context = ContextManager(template, settings)
-    with pytest.raises(EnvError, match="no oracle here"):
-        demonstrate(make_states(lambda *_: NoOracle()), context, template, settings.answer, TASKS)
+    configs = EnvConfigs(tags=("lake",), n_groups=(2,))
+    trajectories = demonstrate(make_states(lambda *_: NoOracle(), env_configs=configs), "chatml", ContextSettings())
+    assert {t.stop_reason for t in trajectories} == {StopReason.ENV_ERROR}
+    assert all("no oracle here" in t.failure for t in trajectories)

@@ -26,6 +26,7 @@ def trajectory(seed: int, sibling: int, reward: float, turns: int, penalty: floa
         turns=tuple(
             Turn(
                 index=index,
+                step=index,
                 segment_index=0,
                 observation="",
                 response_text="",

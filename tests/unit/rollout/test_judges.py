@@ -11,14 +11,13 @@ import pytest
 
 from tests.unit.context.chat_families import template_of
 from turnwise.config.sections.context import ContextSettings
-from turnwise.context.manager import ContextManager
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import RewardError
 from turnwise.rollout.agent_proxy import AgentProxy
+from turnwise.rollout.environment import EnvironmentWorkflow
 from turnwise.rollout.judges import FunctionJudge, Judging
 from turnwise.rollout.limits import Limits
-from turnwise.rollout.workflow import EnvironmentFront, EnvironmentWorkflow
-from turnwise.types import GenerateRequest, Group, Message, Sampling, StopReason, Task
+from turnwise.types import GenerateRequest, Group, Message, StopReason, Task
 
 from .worlds import BrokenStart, WordWorld, make_states
 
@@ -39,10 +38,11 @@ class CountingJudge:
 
 
 def say(words: Sequence[str]) -> ScriptedEngine:
-    """Environment n says `words[n]` in every turn."""
+    """Environment n of the two tasks says `words[n]` in every turn."""
 
     def reply(request: GenerateRequest) -> list[int]:
-        word = words[int(str(request.cache_key).split("#")[0])]
+        seed, sibling = str(request.cache_key).split("/")[-2:]
+        word = words[[t.seed for t in TASKS].index(int(seed)) * 2 + int(sibling)]
         return [*TEMPLATE.encode_text(f"<answer>{word}</answer>").tolist(), TEMPLATE.end_of_turn_id]
 
     return ScriptedEngine(reply, stop_ids=TEMPLATE.stop_ids)
@@ -59,10 +59,8 @@ def collect(
 ) -> list[Group]:
     states = make_states(lambda *_: world(), groups=2, group_size=2, limits=Limits(max_turns=3))
     judging = Judging(judge=judge, tags=frozenset(tags), success_above=success_above)
-    context = ContextManager(TEMPLATE, ContextSettings())
-    proxy = AgentProxy(
-        EnvironmentFront(states, context, say(words), EnvironmentWorkflow, sampling=Sampling(), seed=0), judging=judging
-    )
+    contexts = dict.fromkeys({task.tag for task in tasks}, ContextSettings())
+    proxy = AgentProxy(EnvironmentWorkflow, states, contexts, say(words), TEMPLATE, judging=judging)
     return asyncio.run(proxy.collect(tasks, rollout=0))
 
 

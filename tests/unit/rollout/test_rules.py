@@ -28,15 +28,15 @@ def test_the_oracle_always_arrives_and_random_play_does_not() -> None:
 
 def test_success_and_return_are_means_within_the_budget() -> None:
     tasks = [Task(tag="words", seed=seed) for seed in range(3)]
-    assert measure_rule(WordWorld(), lambda env: env.oracle(), tasks, max_actions=3) == (1.0, 3.0)
-    assert measure_rule(WordWorld(), lambda env: env.oracle(), tasks, max_actions=2) == (0.0, 2.0)
-    assert measure_rule(WordWorld(), lambda _: "lose", tasks, max_actions=5) == (0.0, 0.0)
+    assert measure_rule(WordWorld(), lambda env, _: env.oracle(), tasks, max_actions=3) == (1.0, 3.0)
+    assert measure_rule(WordWorld(), lambda env, _: env.oracle(), tasks, max_actions=2) == (0.0, 2.0)
+    assert measure_rule(WordWorld(), lambda *_: "lose", tasks, max_actions=5) == (0.0, 0.0)
 
 
 def test_random_play_has_dice_of_its_own() -> None:
     env = WordWorld()
     first, second, other = random_rule(1), random_rule(1), random_rule(2)
-    drawn = [[rule(env) for _ in range(20)] for rule in (first, second, other)]
+    drawn = [[rule(env, "") for _ in range(20)] for rule in (first, second, other)]
     assert drawn[0] == drawn[1]
     assert drawn[0] != drawn[2]
     assert set(drawn[0]) == set(env.action_names)
@@ -48,4 +48,4 @@ def test_random_play_needs_a_list_of_actions() -> None:
 
     assert "random" not in rules_of(FreeText())
     with pytest.raises(EnvError, match="knows no list of actions"):
-        random_rule(0)(FreeText())
+        random_rule(0)(FreeText(), "")

@@ -4,37 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.clock import HANG_S, LoopClock
 from tests.unit.context.chat_families import template_of
 from turnwise.config.sections.context import AnswerFormat, ContextSettings
-from turnwise.context.manager import ContextManager
+from turnwise.context.recorder import Response
 from turnwise.credit.steps import MultiStepGrpo, MultiStepGrpoParams, StepReturn, StepReturnParams
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import WorkflowError
 from turnwise.experience.build import build_experiences
 from turnwise.experience.merge import merge_prefixes
 from turnwise.protocols import CreditRule
-from turnwise.rollout.agent_proxy import AgentProxy
-from turnwise.rollout.env_steps import (
+from turnwise.rollout.environment import (
     RewardPropagationEnvironmentWorkflow,
     SingleTurnWorkflow,
     StepWiseEnvironmentWorkflow,
 )
-from turnwise.rollout.limits import Limits
-from turnwise.rollout.model_handle import ModelHandle, Response
-from turnwise.rollout.runner import RunnerLimits
-from turnwise.rollout.step_wise import RewardPropagationWorkflow, StepWiseRewardWorkflow, Workflow
-from turnwise.rollout.workflow import EnvironmentFront, EnvironmentWorkflow
-from turnwise.rollout.workflow_front import Terms, WorkflowFront
+from turnwise.rollout.limits import Limits, RunnerLimits
+from turnwise.rollout.model_handle import ModelHandle
+from turnwise.rollout.step_wise import RewardPropagationWorkflow, StepWiseRewardWorkflow
+from turnwise.rollout.workflow import Workflow
 from turnwise.types import Annotations, GenerateRequest, Group, Sampling, StopReason, Task, Trajectory
 
-from .worlds import WordWorld, make_states
+from .worlds import make_proxy, make_states
 
 TEMPLATE = template_of("chatml")
 
@@ -57,26 +55,22 @@ def play(
     tasks: int = 1,
     limits: RunnerLimits | None = None,
     context: ContextSettings | None = None,
+    on_done: Callable[[Trajectory], None] | None = None,
     **workflow_args: Any,
 ) -> list[Group]:
-    terms = Terms(
-        make_env=lambda _split: WordWorld(),
-        context=context or ContextSettings(),
-        limits=Limits(max_turns=max_turns, max_actions=max_actions),
-        invalid_penalty=-0.1,
-        workflow_args=workflow_args,
+    states = make_states(
+        group_size=group_size, limits=Limits(max_turns=max_turns, max_actions=max_actions), invalid_penalty=-0.1
     )
-    front = WorkflowFront(
-        workflow,
-        {"words": terms},
+    proxy = make_proxy(
         engine or engine_saying(),
         TEMPLATE,
-        group_size=group_size,
-        sampling=Sampling(),
-        seed=0,
+        states,
+        workflow=workflow,
+        context=context,
+        limits=limits or RunnerLimits(),
+        workflow_args=workflow_args,
     )
-    proxy = AgentProxy(front, limits=limits)
-    return asyncio.run(proxy.collect([Task(tag="words", seed=n) for n in range(tasks)], rollout=0))
+    return asyncio.run(proxy.collect([Task(tag="words", seed=n) for n in range(tasks)], rollout=0, on_done=on_done))
 
 
 def play_one(workflow: Callable[..., Workflow], *args: Any, **options: Any) -> Trajectory:
@@ -196,7 +190,7 @@ def test_a_model_without_a_record_is_refused_at_once() -> None:
 
 
 def test_plain_code_that_blocks_does_not_hold_up_its_siblings() -> None:
-    barrier = threading.Barrier(8, timeout=20)
+    barrier = threading.Barrier(8, timeout=HANG_S)
 
     class Waits(FiveSteps):
         def step(self, step_num: int) -> bool:
@@ -253,30 +247,33 @@ def test_chat_in_a_coroutine_says_what_to_do() -> None:
     assert "Await chat_async" in play_one(Wrong).failure
 
 
-def test_an_episode_that_takes_too_long_is_ended_and_hears_of_it() -> None:
-    heard: list[str] = []
+def test_an_episode_that_takes_too_long_is_ended_and_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = LoopClock(monkeypatch)
+    heard: SimpleQueue[str] = SimpleQueue()
+    is_over = threading.Event()
 
     class Sleeps(FiveSteps):
         def step(self, step_num: int) -> bool:
-            if self.task.seed == 0:
-                time.sleep(0.5)
-                try:
-                    return super().step(step_num)
-                except WorkflowError as error:
-                    heard.append(str(error))
-                    raise
-            return super().step(step_num)
+            if self.task.seed == 1:
+                return super().step(step_num)
+            assert is_over.wait(HANG_S)
+            try:
+                return super().step(step_num)
+            except WorkflowError as error:
+                heard.put(str(error))
+                raise
 
-    slow, fast = (g.trajectories[0] for g in play(Sleeps, tasks=2, limits=RunnerLimits(timeout_s=0.2)))
+    def note(trajectory: Trajectory) -> None:
+        if trajectory.task.seed == 1:
+            clock.put_forward(HANG_S)
+
+    limits = RunnerLimits(timeout_s=HANG_S)
+    slow, fast = (g.trajectories[0] for g in play(Sleeps, tasks=2, limits=limits, on_done=note))
+    is_over.set()
     assert slow.stop_reason is StopReason.TIMEOUT
-    assert "episode_timeout_s = 0.2" in slow.failure
+    assert f"episode_timeout_s = {HANG_S:g}" in slow.failure
     assert fast.stop_reason is StopReason.TERMINATED
-    for _ in range(100):
-        if heard:
-            break
-        time.sleep(0.02)
-    assert heard
-    assert "the episode is over" in heard[0]
+    assert "the episode is over" in heard.get(timeout=HANG_S)
 
 
 def test_a_failed_episode_is_played_again_from_a_fresh_start() -> None:
@@ -302,6 +299,7 @@ def test_a_failed_episode_is_played_again_from_a_fresh_start() -> None:
 def test_no_more_episodes_than_allowed_run_at_the_same_time() -> None:
     running, most = 0, 0
     lock = threading.Lock()
+    barrier = threading.Barrier(3, timeout=HANG_S)
 
     class Counts(FiveSteps):
         def step(self, step_num: int) -> bool:
@@ -309,7 +307,7 @@ def test_no_more_episodes_than_allowed_run_at_the_same_time() -> None:
             with lock:
                 running += 1
                 most = max(most, running)
-            time.sleep(0.005)
+            barrier.wait()  # passes only when three are inside
             with lock:
                 running -= 1
             return super().step(step_num)
@@ -452,10 +450,8 @@ def scripted(words: list[str]) -> ScriptedEngine:
 def test_step_by_step_the_model_sees_what_it_sees_in_a_whole_episode(context: ContextSettings) -> None:
     whole, steps = scripted(WORDS), scripted(WORDS)
     states = make_states(groups=1, group_size=1, limits=Limits(max_turns=10), invalid_penalty=-0.1)
-    front = EnvironmentFront(
-        states, ContextManager(TEMPLATE, context), whole, EnvironmentWorkflow, sampling=Sampling(), seed=0
-    )
-    (expected,) = asyncio.run(AgentProxy(front).collect([Task(tag="words", seed=0)], rollout=0))
+    proxy = make_proxy(whole, TEMPLATE, states, context=context)
+    (expected,) = asyncio.run(proxy.collect([Task(tag="words", seed=0)], rollout=0))
     (found,) = play(StepWiseEnvironmentWorkflow, steps, context=context)
     assert [r.prompt_ids.tolist() for r in steps.requests] == [r.prompt_ids.tolist() for r in whole.requests]
     old, new = expected.trajectories[0], found.trajectories[0]
@@ -463,9 +459,8 @@ def test_step_by_step_the_model_sees_what_it_sees_in_a_whole_episode(context: Co
         (t.reward, t.penalty, t.actions) for t in old.turns
     ]
     assert (new.stop_reason, new.is_success) == (old.stop_reason, old.is_success)
-    # Whole episodes are one record only in a full window; steps are joined wherever they extend each other.
-    steps_as_rows = build_experiences([found])
-    rows = merge_prefixes(steps_as_rows) if context.window == "full" else steps_as_rows
+    # A whole episode is one record wherever its calls extend each other, and so are steps that are merged.
+    rows = merge_prefixes(build_experiences([found]))
     for a, b in zip(rows, build_experiences([expected]), strict=True):
         assert a.segment.token_ids.tolist() == b.segment.token_ids.tolist()
         assert a.segment.turn_ids.tolist() == b.segment.turn_ids.tolist()
@@ -507,7 +502,6 @@ def test_a_handle_is_all_a_test_of_a_workflow_needs() -> None:
             max_tokens=200,
             seed=0,
             name="alone",
-            loop=asyncio.get_running_loop(),
         )
         (reply,) = await model.chat_async([{"role": "user", "content": "?"}])
         return reply
@@ -516,3 +510,35 @@ def test_a_handle_is_all_a_test_of_a_workflow_needs() -> None:
     assert reply.response_text == "<answer>go</answer>"
     assert len(reply.tokens) == len(reply.logprobs)
     assert reply.prompt_length == len(reply.prompt_ids)
+
+
+class BadAtClosing(RewardPropagationWorkflow):
+    async def step(self, step_num: int) -> bool:
+        await self.model.chat_async([{"role": "user", "content": "go on"}])
+        return False
+
+    def reward(self, exps: list[Response]) -> float:
+        return 1.0
+
+    async def close(self) -> None:
+        raise OSError("cannot let go")
+
+
+def test_a_close_that_fails_costs_nothing_that_was_earned(caplog: pytest.LogCaptureFixture) -> None:
+    trajectory = play_one(BadAtClosing)
+    assert (trajectory.stop_reason, rewards(trajectory)) == (StopReason.TERMINATED, [1.0])
+    assert "BadAtClosing failed while it was closed" in caplog.text
+
+
+@pytest.mark.parametrize("workflow", [StepWiseEnvironmentWorkflow, RewardPropagationEnvironmentWorkflow])
+def test_a_context_that_is_full_ends_an_episode_with_what_it_earned(workflow: type[Workflow]) -> None:
+    trajectory = play_one(
+        workflow, engine_saying("go"), context=ContextSettings(max_tokens=300, max_response_tokens=40)
+    )
+    assert trajectory.stop_reason is StopReason.CONTEXT_OVERFLOW
+    assert "context.max_tokens" in trajectory.failure
+    assert 0 < len(trajectory.turns) < 10
+    assert sum(rewards(trajectory)) == len(trajectory.turns)
+    assert trajectory.final_observation == f"seed 0 at {len(trajectory.turns)}"
+    if workflow is RewardPropagationEnvironmentWorkflow:
+        assert rewards(trajectory)[:-1] == [0.0] * (len(trajectory.turns) - 1)

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from turnwise.config.sections.context import ContextSettings
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.frozen_lake import FrozenLake
+from turnwise.protocols import ChatTemplate, Engine
+from turnwise.rollout.agent_proxy import AgentProxy, PlayRules
 from turnwise.rollout.env_manager import EnvConfigs, EnvStateManager
+from turnwise.rollout.environment import EnvironmentWorkflow
 from turnwise.rollout.limits import Limits
+from turnwise.rollout.workflow import Workflow
 
 
 class WordWorld(BaseEnv):
@@ -90,3 +95,17 @@ def make_states(
         limits=limits or Limits(max_turns=5, max_actions_per_turn=3),
         **options,
     )
+
+
+def make_proxy(
+    engine: Engine,
+    template: ChatTemplate,
+    states: EnvStateManager | None = None,
+    *,
+    workflow: Callable[..., Workflow] = EnvironmentWorkflow,
+    context: ContextSettings | None = None,
+    **rules: Any,
+) -> AgentProxy:
+    states = states or make_states()
+    contexts = dict.fromkeys(states.env_configs.tags, context or ContextSettings())
+    return AgentProxy(workflow, states, contexts, engine, template, rules=PlayRules(**rules))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from tests.clock import HANG_S
 from tests.unit.context.chat_families import template_of
 from turnwise.config.sections.context import AnswerFormat, ContextSettings
 from turnwise.engine.scripted import ScriptedEngine
@@ -20,21 +21,21 @@ def say(text: str) -> list[int]:
 
 
 class EchoEngine(ScriptedEngine):
-    """Answers each request with a word that is its own, a moment later, so that requests overlap."""
+    """Answers each request with a word that is its own; the first waits until `at_once` are there."""
 
-    def __init__(self) -> None:
+    def __init__(self, at_once: int = 1) -> None:
         super().__init__(self._reply, stop_ids=TEMPLATE.stop_ids, policy_version=3)
-        self.num_running = 0
-        self.most_running = 0
+        self._num_awaited = at_once
+        self._all_are_there = asyncio.Event()
 
     def _reply(self, request: GenerateRequest) -> list[int]:
         return say(f"{request.seed % 9973} ok")
 
     async def generate(self, request: GenerateRequest):  # type: ignore[no-untyped-def]
-        self.num_running += 1
-        self.most_running = max(self.most_running, self.num_running)
-        await asyncio.sleep(0.02)
-        self.num_running -= 1
+        self._num_awaited -= 1
+        if self._num_awaited <= 0:
+            self._all_are_there.set()
+        await asyncio.wait_for(self._all_are_there.wait(), HANG_S)
         return await super().generate(request)
 
 
@@ -47,5 +48,4 @@ def open_model(engine: ScriptedEngine, name: str = "episode") -> ModelHandle:
         max_tokens=CONTEXT.max_tokens,
         seed=1,
         name=name,
-        loop=asyncio.get_running_loop(),
     )

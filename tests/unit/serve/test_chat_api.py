@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from turnwise.context.recorder import Response
 from turnwise.errors import ServeError
-from turnwise.rollout.model_handle import Response
 from turnwise.serve.chat_api import ChatCall, ChatReply, read_chat, read_object
 from turnwise.types import Completion, FinishReason, Message
 
@@ -113,8 +113,11 @@ def make_reply(call: ChatCall) -> ChatReply:
     )
     response = Response(
         response_text="five six",
+        message=Message("assistant", "five six"),
         observation="hello",
-        prompt_ids=np.arange(7, dtype=np.int32),
+        before=None,
+        context_ids=np.arange(7, dtype=np.int32),
+        prompt_length=7,
         completion=completion,
         step=2,
     )

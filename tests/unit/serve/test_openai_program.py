@@ -10,15 +10,12 @@ import pytest
 
 pytest.importorskip("openai", reason="the openai package is not installed; it is part of the dev extra")
 
-from tests.unit.rollout.worlds import WordWorld
+from tests.unit.rollout.worlds import make_proxy, make_states
 from turnwise.config.registry import WORKFLOWS
 from turnwise.errors import ConfigError, EngineError
 from turnwise.experience.build import build_experiences
 from turnwise.experience.merge import merge_prefixes
-from turnwise.rollout.agent_proxy import AgentProxy
-from turnwise.rollout.limits import Limits
-from turnwise.rollout.runner import RunnerLimits
-from turnwise.rollout.workflow_front import Terms, WorkflowFront
+from turnwise.rollout.limits import Limits, RunnerLimits
 from turnwise.serve import openai_program
 from turnwise.serve.openai_program import OpenAiProgramWorkflow
 from turnwise.types import Completion, GenerateRequest, Group, Sampling, StopReason, Task, Trajectory
@@ -30,23 +27,16 @@ from .episodes import CONTEXT, TEMPLATE, EchoEngine
 def play(
     program: str, engine: EchoEngine | None = None, *, tasks: int = 1, group_size: int = 1, **limits: Any
 ) -> list[Group]:
-    terms = Terms(
-        make_env=lambda _split: WordWorld(),
-        context=CONTEXT,
-        limits=Limits(max_turns=5),
-        invalid_penalty=0.0,
-        workflow_args={"program": f"tests.unit.serve.programs:{program}"},
-    )
-    front = WorkflowFront(
-        OpenAiProgramWorkflow,
-        {"words": terms},
+    proxy = make_proxy(
         engine or EchoEngine(),
         TEMPLATE,
-        group_size=group_size,
+        make_states(group_size=group_size, limits=Limits(max_turns=5)),
+        workflow=OpenAiProgramWorkflow,
+        context=CONTEXT,
         sampling=Sampling(temperature=0.7),
-        seed=0,
+        workflow_args={"program": f"tests.unit.serve.programs:{program}"},
+        limits=RunnerLimits(**limits),
     )
-    proxy = AgentProxy(front, limits=RunnerLimits(**limits))
     groups = asyncio.run(proxy.collect([Task(tag="words", seed=n) for n in range(tasks)], rollout=0))
     assert openai_program._HOSTS == {}, "the endpoint outlived its programs"
     return groups
@@ -65,14 +55,18 @@ def test_it_is_registered() -> None:
     assert WORKFLOWS.get_target("openai_program") is OpenAiProgramWorkflow
 
 
+def episode_of(request: GenerateRequest) -> str:
+    return str(request.cache_key).partition(":")[2]
+
+
 @pytest.mark.parametrize("program", ["play_plain", "play_async"])
 def test_what_the_engine_sampled_is_what_is_recorded_and_episodes_do_not_mix(program: str) -> None:
-    engine = EchoEngine()
+    # Nobody gets an answer before all episodes have asked: they share the engine.
+    engine = EchoEngine(at_once=8)
     groups = play(program, engine, tasks=4, group_size=2)
-    assert engine.most_running > 1, "episodes did not share the engine"
-    sampled = {r.cache_key: [] for r in engine.requests}
+    sampled = {episode_of(r): [] for r in engine.requests}
     for request, completion in zip(engine.requests, engine.completions, strict=True):
-        sampled[request.cache_key].append((request, completion))
+        sampled[episode_of(request)].append((request, completion))
     for group in groups:
         for trajectory in group.trajectories:
             assert trajectory.stop_reason is StopReason.TERMINATED
@@ -132,15 +126,6 @@ class Broken(EchoEngine):
         raise EngineError("out of memory")
 
 
-class SlowAtFirst(EchoEngine):
-    async def generate(self, request: GenerateRequest) -> Completion:
-        if not self.requests:
-            self.requests.append(request)
-            await asyncio.sleep(0.5)
-            self.requests.pop(0)
-        return await super().generate(request)
-
-
 def test_a_broken_engine_is_told_as_such_and_not_as_the_programs_fault() -> None:
     trajectory = play_one("play_plain", Broken())
     assert trajectory.stop_reason is StopReason.ENGINE_ERROR
@@ -148,7 +133,8 @@ def test_a_broken_engine_is_told_as_such_and_not_as_the_programs_fault() -> None
 
 
 def test_a_reply_that_the_program_never_got_is_not_learnt_from() -> None:
-    trajectory = play_one("play_impatient", SlowAtFirst())
+    # The first request is answered together with the second, and by then its client has gone.
+    trajectory = play_one("play_impatient", EchoEngine(at_once=2))
     assert trajectory.stop_reason is StopReason.TERMINATED
     assert [turn.observation for turn in trajectory.turns] == ["again"]
 
@@ -163,8 +149,8 @@ def test_a_program_that_fails_is_data(program: str, why: str) -> None:
 
 
 def test_a_program_that_takes_too_long_is_ended_and_not_heard_any_more() -> None:
-    engine = SlowAtFirst()
-    trajectory = play_one("play_plain", engine, timeout_s=0.2)
+    # Its first request waits for a second, which never comes.
+    trajectory = play_one("play_plain", EchoEngine(at_once=2), timeout_s=0.2)
     assert trajectory.stop_reason is StopReason.TIMEOUT
     assert trajectory.turns == ()
 

@@ -18,6 +18,7 @@ from turnwise.serve.endpoint import ChatEndpoint
 from turnwise.serve.recorder import EpisodeRecorder
 from turnwise.types import Group, StopReason, Task, Trajectory
 
+from ...clock import HANG_S
 from .episodes import CONTEXT, KEY, EchoEngine, open_model
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
@@ -48,7 +49,7 @@ class Client:
 
 def _fetch(request: Request) -> Any:
     try:
-        with urlopen(request, timeout=10) as reply:
+        with urlopen(request, timeout=HANG_S) as reply:
             return json.loads(reply.read())
     except HTTPError as refused:
         return refused.code, json.loads(refused.read())["error"]
@@ -181,6 +182,8 @@ def test_every_call_is_a_step_recorded_with_the_tokens_that_were_sampled() -> No
 
 def test_episodes_at_the_same_time_share_a_batch_and_nothing_else() -> None:
     stage = Stage()
+    # Nobody gets an answer before all four have asked.
+    stage.engine = EchoEngine(at_once=4)
 
     async def play_one(client: Client, number: int) -> list[str]:
         episode = await client.begin()
@@ -200,18 +203,18 @@ def test_episodes_at_the_same_time_share_a_batch_and_nothing_else() -> None:
             assert [turn.observation for turn in turns] == [f"episode {number} turn {turn}" for turn in range(3)]
 
     stage.play(scene)
-    assert stage.engine.most_running > 1
 
 
 def test_calls_side_by_side_in_one_episode_are_kept_in_the_order_they_came() -> None:
     stage = Stage()
-    stage.engine = SlowFirst()
+    stage.engine = engine = SlowFirst()
 
     async def scene(client: Client, _recorder: EpisodeRecorder) -> None:
         episode = await client.begin()
         late = asyncio.create_task(client.chat(episode, messages=[{"role": "user", "content": "slow"}]))
-        await asyncio.sleep(0.1)
+        await engine.is_asked.wait()
         await client.chat(episode)
+        engine.may_answer.set()
         await late
         await client.reward(episode, rewards=[1, 2])
 
@@ -221,10 +224,14 @@ def test_calls_side_by_side_in_one_episode_are_kept_in_the_order_they_came() -> 
 
 
 class SlowFirst(EchoEngine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asked, self.may_answer = asyncio.Event(), asyncio.Event()
+
     async def generate(self, request):  # type: ignore[no-untyped-def]
-        if not self.most_running:
-            self.most_running = 1
-            await asyncio.sleep(0.4)
+        if not self.is_asked.is_set():
+            self.is_asked.set()
+            await self.may_answer.wait()
         return await super().generate(request)
 
 

@@ -1,0 +1,194 @@
+"""The tokens of one episode: conversations become prompts, completions become what is trained.
+
+In come conversations and what an engine sampled; out come prompts, and in the end Segments. A conversation that goes on
+is continued token by token: the ids that were sampled stay, and only what is new is encoded. So the prompt of one call
+extends the whole of the call before, whatever the text would be re-tokenised to. It refuses to know engines,
+environments and rewards.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from turnwise.context.transcript import Transcript
+from turnwise.errors import ContextOverflow, EngineError, ModelError
+from turnwise.protocols import ChatTemplate
+from turnwise.types import Completion, FinishReason, FloatArray, IntArray, Message, Segment, ToolSchema
+
+_NOTHING = np.zeros(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Response:
+    """One call of the model: what it saw, what it sampled, and the text of that.
+
+    Example, turn 1 of the running example: `before` is turn 0's call, `context_ids` is the bridge `<user> _POG
+    <assistant>`, and the completion holds `Down <end>`.
+    """
+
+    response_text: str
+    """The reply, the forced prefix included, without the end of turn."""
+    message: Message
+    """The same as a message: what it says, and the tools that it calls."""
+    observation: str
+    """The last message the model was given."""
+    before: Response | None
+    """The call whose tokens this one goes on from; None where the prompt stands alone."""
+    context_ids: IntArray
+    """What stands between those tokens and the reply; the whole prompt where there are none."""
+    prompt_length: int
+    completion: Completion
+    step: int
+    """The step of the workflow that made the call."""
+
+    @property
+    def prompt_ids(self) -> IntArray:
+        """All that the engine was given."""
+        parts = [self.context_ids]
+        earlier = self.before
+        while earlier is not None:
+            parts += [earlier.completion.token_ids, earlier.context_ids]
+            earlier = earlier.before
+        return np.concatenate(parts[::-1])
+
+    @property
+    def tokens(self) -> IntArray:
+        """What was sampled, the end of turn included."""
+        return self.completion.token_ids
+
+    @property
+    def logprobs(self) -> FloatArray:
+        """Of exactly these tokens, as they were sampled."""
+        return self.completion.behavior_logprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prompt:
+    """What an engine is to continue."""
+
+    messages: tuple[Message, ...]
+    prefix: str
+    before: Response | None
+    context_ids: IntArray
+    ids: IntArray
+    """Everything: the tokens of `before`, and `context_ids`."""
+
+
+class Recorder:
+    """Every call of one episode; `calls` holds them step by step.
+
+    Example, the two turns of `types.Segment`::
+
+        prompt = recorder.prompt([Message("user", "P_OG")], max_new_tokens=8)
+        reply = recorder.record(prompt, completion)
+        prompt = recorder.prompt([*messages, Message("assistant", reply.response_text), Message("user", "_POG")], ...)
+    """
+
+    def __init__(self, template: ChatTemplate, *, max_tokens: int) -> None:
+        self._template = template
+        self._max_tokens = max_tokens
+        self._said: dict[tuple[Message, ...], Response] = {}
+        """Conversations up to and including a sampled reply."""
+        self._newest: Response | None = None
+        self._newest_ids: IntArray = _NOTHING
+        """All tokens of the newest call: most prompts go on from it."""
+        self.calls: list[Response] = []
+
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        max_new_tokens: int,
+        prefix: str = "",
+        tools: Sequence[ToolSchema] = (),
+    ) -> Prompt:
+        """The tokens to continue; raises ContextOverflow where a reply no longer fits behind them."""
+        said = tuple(messages)
+        before, context = self._encode(said, tools)
+        if prefix:
+            context = np.concatenate([context, self._template.encode_text(prefix)])
+        ids = context if before is None else np.concatenate([self._ids_of(before), context])
+        # Checked before anything is written: a segment holds only what an engine saw, and never outgrows max_tokens.
+        if len(ids) + max_new_tokens > self._max_tokens:
+            raise ContextOverflow(
+                f"{len(ids)} tokens and a reply of up to {max_new_tokens} do not fit into context.max_tokens = "
+                f"{self._max_tokens}. Raise it, keep fewer messages, or choose a shorter context.window."
+            )
+        return Prompt(messages=said, prefix=prefix, before=before, context_ids=context, ids=ids)
+
+    def record(self, prompt: Prompt, completion: Completion, *, step: int = 0) -> Response:
+        """Write down what was sampled; from here on, conversations may go on from it."""
+        if len(completion.token_ids) == 0:
+            raise EngineError("the engine returned a reply without a token; a reply has at least its end.")
+        text = prompt.prefix + self._template.decode_reply(completion.token_ids)
+        response = Response(
+            response_text=text,
+            message=self._template.read_reply(text),
+            observation=prompt.messages[-1].text,
+            before=prompt.before,
+            context_ids=prompt.context_ids,
+            prompt_length=len(prompt.ids),
+            completion=completion,
+            step=step,
+        )
+        # Of calls that run side by side a later step may be answered first.
+        insort(self.calls, response, key=lambda call: call.step)
+        self._newest, self._newest_ids = response, np.concatenate([prompt.ids, completion.token_ids])
+        # A program may give a call back as it was read or as it was written. Of replies with equal texts the first
+        # stands for all: text is how a program says which one goes on.
+        for reply in {Message("assistant", text), response.message}:
+            self._said.setdefault((*prompt.messages, reply), response)
+        return response
+
+    def _encode(self, messages: tuple[Message, ...], tools: Sequence[ToolSchema]) -> tuple[Response | None, IntArray]:
+        """The call that a conversation goes on from, and the tokens behind it."""
+        end = next((n for n in range(len(messages), 0, -1) if messages[n - 1].role == "assistant"), 0)
+        before, new = self._said.get(messages[:end]), messages[end:]
+        if before is None or not new or not self._template.can_bridge(new, tools):
+            return None, self._template.encode_prompt(messages, tools)
+        is_closed = self._template.is_closed(before.completion)
+        return before, self._template.encode_bridge(new, reply_is_closed=is_closed, tools=tools)
+
+    def _ids_of(self, response: Response) -> IntArray:
+        if response is self._newest:
+            return self._newest_ids
+        return np.concatenate([response.prompt_ids, response.completion.token_ids])
+
+
+def cut_segments(calls: Sequence[Response], *, at_calls: bool) -> tuple[tuple[Segment, ...], list[int]]:
+    """The tokens of calls in order, and the segment of each: unbroken sequences, or one for each call."""
+    transcript, segment_of_call = Transcript(), []
+    for number, call in enumerate(calls):
+        # Only neighbours are joined, so that the turns of a segment stay without gaps.
+        is_continued = not at_calls and number > 0 and call.before is calls[number - 1]
+        if not is_continued:
+            transcript.start_segment()
+        transcript.add_context(call.context_ids if is_continued else call.prompt_ids)
+        transcript.add_sampled(call.completion, number)
+        segment_of_call.append(transcript.segment_index)
+    return transcript.segments(), segment_of_call
+
+
+def require_end_of_turn(template: ChatTemplate) -> int:
+    """The token that closes a reply, for whoever writes replies themselves."""
+    if template.end_of_turn_id is None:
+        raise ModelError(
+            "the chat template closes a reply with no single token, so demonstrations cannot be written. "
+            "Set warm_start.type to 'none' or use a model whose template has an end-of-turn token."
+        )
+    return template.end_of_turn_id
+
+
+def completion_of(text: str, template: ChatTemplate) -> Completion:
+    """A reply as an engine would have returned it, sampled with certainty."""
+    ids = np.append(template.encode_text(text), require_end_of_turn(template)).astype(np.int32)
+    return Completion(
+        token_ids=ids,
+        behavior_logprobs=np.zeros(len(ids), dtype=np.float32),
+        finish_reason=FinishReason.STOP,
+        policy_version=0,
+    )

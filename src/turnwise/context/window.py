@@ -1,0 +1,48 @@
+"""What the model sees of an episode: the turns that the window shows, as a conversation.
+
+Windows change what the model sees next; they never delete what was played. It refuses to know tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from turnwise.config.sections.context import ContextSettings
+from turnwise.context.answer import format_instructions
+from turnwise.exchange import EnvDescription, HistoryEntry
+from turnwise.types import Message
+
+
+def show_history(
+    about: EnvDescription, history: Sequence[HistoryEntry], settings: ContextSettings, *, notes: str = ""
+) -> list[Message]:
+    """The conversation up to the current state; `notes` and the preamble stand before the first state that is shown."""
+    shown = history[-count_shown(len(history), settings) :]
+    first = notes + write_preamble(about, settings)
+    messages = [Message("system", settings.system_prompt)] if settings.system_prompt else []
+    for entry in shown[:-1]:
+        messages += [Message("user", first + entry.state), Message("assistant", entry.llm_response)]
+        first = ""
+    return [*messages, Message("user", first + shown[-1].state)]
+
+
+def write_preamble(description: EnvDescription, settings: ContextSettings) -> str:
+    """What stands before the first state: rules, symbols, actions and the answer format."""
+    if settings.instructions == "none":
+        return ""
+    lines = [description.instructions, description.legend]
+    if description.action_names:
+        lines.append(f"Actions: {', '.join(description.action_names)}.")
+    lines.append(format_instructions(settings.answer))
+    return "\n".join(line for line in lines if line) + "\n\n"
+
+
+def count_shown(num_turns: int, settings: ContextSettings) -> int:
+    """How many of the turns so far the window shows, the current one included."""
+    match settings.window:
+        case "full":
+            return num_turns
+        case "sliding":
+            return min(settings.window_turns, num_turns)
+        case "single_turn":
+            return 1

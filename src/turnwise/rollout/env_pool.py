@@ -1,0 +1,46 @@
+"""Environments of one kind that wait for their next episode, where slow ones are waited for, and their time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from turnwise.envs.base import BaseEnv
+
+
+class EnvPool:
+    """Making an environment may take long, so that one is used for many episodes."""
+
+    def __init__(self, make_env: Callable[[], BaseEnv], threads: ThreadPoolExecutor) -> None:
+        self.threads = threads
+        """Where slow environments are waited for."""
+        self.seconds = 0.0
+        """Time spent inside environments so far."""
+        self._make_env = make_env
+        self._spare: list[BaseEnv] = []
+
+    def take(self) -> BaseEnv:
+        return self._spare.pop() if self._spare else self._make_env()
+
+    def give_back(self, env: BaseEnv, *, is_sound: bool) -> None:
+        """For a later episode; an environment that is not sound is closed and never used again."""
+        if is_sound:
+            self._spare.append(env)
+        else:
+            # Closing may take as long as the call that hangs.
+            self.threads.submit(env.close)
+
+    @contextmanager
+    def timed(self, env: BaseEnv) -> Iterator[None]:
+        """Charge the time to environments; while a slow one is waited for, others play, so its wait is nobody's."""
+        started = time.perf_counter()
+        yield
+        if not env.is_slow:
+            self.seconds += time.perf_counter() - started
+
+    def close(self) -> None:
+        for env in self._spare:
+            env.close()
+        self._spare = []

@@ -1,0 +1,141 @@
+"""One environment in one episode: played turn by turn, with its history, its budget, and how it ended.
+
+In: the actions of a reply. Out: what the turn was worth, and the next state. Whatever goes wrong in the environment is
+data here. It knows nothing of models and tokens. Everything that plays an environment turn by turn goes through it, so
+that a turn means the same however an episode is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from turnwise.context.answer import ParsedAnswer
+from turnwise.envs.boundary import call_env, describe_env, reset_env, step_env
+from turnwise.errors import EnvError, RewardError, TaskError
+from turnwise.exchange import EnvDescription, HistoryEntry
+from turnwise.rollout.limits import Limits
+from turnwise.types import StepResult, StopReason, Task
+
+if TYPE_CHECKING:
+    from turnwise.rollout.env_pool import EnvPool
+
+T = TypeVar("T")
+
+
+class EnvEpisode:
+    """`start`, then `play` until `stop_reason` is set, then `close`."""
+
+    def __init__(
+        self, pool: EnvPool, task: Task, *, limits: Limits, invalid_penalty: float, dynamics_seed: int
+    ) -> None:
+        """`dynamics_seed` chooses the chances taken while playing; siblings have different ones."""
+        self._pool = pool
+        self._limits = limits
+        self._invalid_penalty = invalid_penalty
+        self._dynamics_seed = dynamics_seed
+        self._is_busy = False
+        """Whether a call is running in the environment; one that nobody waits for any more may run for ever."""
+        self.env = pool.take()
+        self.task = task
+        self.about = EnvDescription()
+        self.history: list[HistoryEntry] = []
+        self.num_actions = 0
+        self.is_success = False
+        self.stop_reason: StopReason | None = None
+        """Why the episode is over; None while it goes on."""
+        self.failure = ""
+
+    def start(self) -> None:
+        """Begin the task from the start; what was played before is forgotten."""
+        self.history, self.num_actions = [], 0
+        self.is_success, self.stop_reason, self.failure = False, None, ""
+        state = self._call(self._reset) or ""
+        self.history.append(HistoryEntry(state=state, actions_left=self._actions_left()))
+
+    async def start_soon(self) -> None:
+        """The same, without holding up others where the environment is slow."""
+        await self._aside(self.start)
+
+    def play(self, answer: ParsedAnswer, reply: str = "") -> HistoryEntry:
+        """One turn: the actions of a reply, in order; says what it was worth."""
+        before = self.history[-1]
+        results = self._call(lambda: list(self._step_all(answer.actions))) or []
+        last = results[-1] if results else None
+        is_valid = answer.is_well_formed and all(result.is_valid for result in results)
+        played = HistoryEntry(
+            state=before.state,
+            actions_left=before.actions_left,
+            actions=answer.actions[: len(results)],
+            reward=sum(result.reward for result in results),
+            penalty=0.0 if is_valid else self._invalid_penalty,
+            # A turn without an action did nothing.
+            is_valid=is_valid and last is not None,
+            is_effective=last is not None and last.is_effective,
+            metrics=last.metrics if last is not None else {},
+            info=last.info if last is not None else {},
+            llm_response=reply,
+        )
+        self.history[-1] = played
+        if self.stop_reason is None:
+            num_turns = len(self.history)
+            self.stop_reason = self._limits.find_stop(last, num_actions=self.num_actions, num_turns=num_turns)
+            self.is_success = last is not None and bool(last.is_success)
+        state = last.text if last is not None else before.state
+        self.history.append(HistoryEntry(state=state, actions_left=self._actions_left()))
+        return played
+
+    async def play_soon(self, answer: ParsedAnswer, reply: str = "") -> HistoryEntry:
+        """The same, without holding up others where the environment is slow."""
+        return await self._aside(lambda: self.play(answer, reply))
+
+    def stop(self, reason: StopReason, failure: str = "") -> None:
+        """End it from outside: a token budget, or an engine that failed."""
+        self.stop_reason, self.failure = reason, failure
+
+    def oracle(self) -> str:
+        """What the environment's oracle would do now; EnvError where there is none."""
+        return str(call_env(self.env, "oracle"))
+
+    def close(self) -> None:
+        """The environment waits for its next episode; one that failed, or is still busy, is never used again."""
+        is_sound = not self._is_busy and self.stop_reason is not StopReason.ENV_ERROR
+        self._pool.give_back(self.env, is_sound=is_sound)
+
+    def _reset(self) -> str:
+        task = self.task
+        state = reset_env(self.env, seed=task.seed, split=task.split, dynamics_seed=self._dynamics_seed)
+        self.about = describe_env(self.env)
+        return state
+
+    def _step_all(self, actions: Sequence[str]) -> Iterator[StepResult]:
+        """The world's answers one by one, until the actions, the budget or the episode end."""
+        budget = self._limits.max_actions
+        left = None if budget is None else budget - self.num_actions
+        for action in actions[:left]:
+            result = step_env(self.env, action)
+            self.num_actions += 1
+            yield result
+            if result.done:
+                break
+
+    def _actions_left(self) -> int:
+        return self._limits.actions_left(self.num_actions, len(self.history))
+
+    def _call(self, call: Callable[[], T]) -> T | None:
+        """Whatever the environment does in a call; None where it failed, and why is on the episode."""
+        with self._pool.timed(self.env):
+            self._is_busy = True
+            try:
+                return call()
+            except (EnvError, RewardError, TaskError) as error:
+                self.stop_reason, self.failure = StopReason.ENV_ERROR, str(error)
+                return None
+            finally:
+                self._is_busy = False
+
+    async def _aside(self, call: Callable[[], T]) -> T:
+        if self.env.is_slow:
+            return await asyncio.get_running_loop().run_in_executor(self._pool.threads, call)
+        return call()

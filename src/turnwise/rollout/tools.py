@@ -1,0 +1,103 @@
+"""Plain functions as tools of a model: what they are called, what they take, and one call of one.
+
+In: functions, and arguments as a model wrote them. Out: schemas that chat templates read, and results as text. Only
+what was given is ever called; whatever goes wrong in a call is told to the model, not raised.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from turnwise.config.registry import import_target
+from turnwise.errors import ConfigError
+from turnwise.types import Message, ToolCall, ToolSchema
+
+_MAX_RESULT_CHARACTERS = 2000
+"""Longer results are cut: a tool must not fill the context."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A function that a model may call."""
+
+    schema: ToolSchema
+    function: Callable[..., object]
+    arguments: type[BaseModel]
+
+    @classmethod
+    def of(cls, function: Callable[..., object]) -> Tool:
+        """By its name, its docstring and the types of its parameters."""
+        name = getattr(function, "__name__", type(function).__name__)
+        arguments = _arguments_of(function, name)
+        described = arguments.model_json_schema()
+        schema = {key: described[key] for key in ("type", "properties", "required") if key in described}
+        description = (inspect.getdoc(function) or "").strip()
+        return cls(schema=ToolSchema(name, description, json.dumps(schema)), function=function, arguments=arguments)
+
+    def run(self, arguments: str) -> str:
+        """What a call returns, as text; or what is wrong with it."""
+        try:
+            given = self.arguments.model_validate_json(arguments or "{}")
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            return f"error: {f'{where}: ' if where else ''}{first['msg']}"
+        try:
+            return str(self.function(**{name: getattr(given, name) for name in type(given).model_fields}))
+        except Exception as error:  # noqa: BLE001 - the boundary: the model is told what its call led to
+            return f"error: {type(error).__name__}: {error}"
+
+
+class Toolbox:
+    """The tools of one workflow, by name."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._by_name = {tool.schema.name: tool for tool in tools}
+
+    @property
+    def schemas(self) -> tuple[ToolSchema, ...]:
+        return tuple(tool.schema for tool in self._by_name.values())
+
+    def answer(self, call: ToolCall) -> Message:
+        """The tool's message that answers a call."""
+        tool = self._by_name.get(call.name)
+        result = tool.run(call.arguments) if tool else f"error: no such tool. Tools: {', '.join(self._by_name)}"
+        return Message("tool", result[:_MAX_RESULT_CHARACTERS], tool_call_id=call.id, name=call.name)
+
+
+def find_tools(workflow_args: Mapping[str, Any]) -> Toolbox:
+    """The functions behind `rollout.workflow_args.tools`."""
+    where, given = "rollout.workflow_args.tools", workflow_args.get("tools")
+    if not isinstance(given, list) or not given:
+        raise ConfigError(f"{where} is {given!r}; expected a list of functions such as ['package.module:function'].")
+    return Toolbox([Tool.of(_import_function(str(target), where)) for target in given])
+
+
+def _import_function(target: str, where: str) -> Callable[..., object]:
+    function = import_target(target, where)
+    if not callable(function):
+        raise ConfigError(f"{where}: '{target}' is {function!r}, which cannot be called.")
+    return function
+
+
+def _arguments_of(function: Callable[..., object], name: str) -> type[BaseModel]:
+    """The parameters of a function as a model that checks them."""
+    try:
+        hints = get_type_hints(function)
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError, NameError) as error:
+        raise ConfigError(f"tool '{name}' does not tell its parameters: {error}. Annotate them.") from error
+    fields: dict[str, Any] = {
+        parameter.name: (
+            hints.get(parameter.name, Any),
+            ... if parameter.default is inspect.Parameter.empty else parameter.default,
+        )
+        for parameter in parameters.values()
+    }
+    return create_model(name, __config__=ConfigDict(extra="forbid"), **fields)

@@ -1,0 +1,75 @@
+"""The environments of a run: the one of `env`, and those mixed in, each with its own conversation and budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turnwise.config.load import env_params
+from turnwise.config.registry import ENVS
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.config.sections.context import ContextSettings
+from turnwise.config.sections.env import EnvSettings
+from turnwise.config.sections.rollout import NoIsolation, ProcessIsolation
+from turnwise.envs.base import BaseEnv
+from turnwise.envs.isolation import IsolatedEnv
+from turnwise.envs.make import make_env
+from turnwise.rollout.limits import Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """One environment: how it is made, talked to and limited, and its share of a rollout."""
+
+    tag: str
+    groups: int
+    env: EnvSettings
+    context: ContextSettings
+    limits: Limits
+    isolation: NoIsolation | ProcessIsolation
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether its rewards come from a judge."""
+        return bool(getattr(ENVS.get_target(self.env.type), "is_judged", False))
+
+    def make(self, split: str) -> BaseEnv:
+        params = env_params(self.env, split)
+        if isinstance(self.isolation, NoIsolation):
+            return make_env(self.env.type, **params)
+        limits = self.isolation
+        return IsolatedEnv(self.env.type, params, time_limit_s=limits.time_limit_s, max_memory_mb=limits.max_memory_mb)
+
+
+def main_world(settings: TurnwiseSettings) -> World:
+    """The environment that evaluation is about."""
+    rollout, context = settings.rollout, settings.context
+    return World(
+        tag=settings.env.type,
+        groups=rollout.groups,
+        env=settings.env,
+        context=context,
+        limits=_limits(rollout.max_turns, rollout.max_actions, context),
+        isolation=rollout.isolation,
+    )
+
+
+def worlds_of(settings: TurnwiseSettings) -> tuple[World, ...]:
+    """Everything that training plays, the main environment first."""
+    mixed = (
+        World(
+            tag=tag,
+            groups=other.groups,
+            env=other.env,
+            context=other.context,
+            limits=_limits(other.max_turns, other.max_actions, other.context),
+            isolation=settings.rollout.isolation,
+        )
+        for tag, other in settings.mix.by_tag().items()
+    )
+    return main_world(settings), *mixed
+
+
+def _limits(max_turns: int, max_actions: int | None, context: ContextSettings) -> Limits:
+    return Limits(
+        max_turns=max_turns, max_actions=max_actions, max_actions_per_turn=context.answer.max_actions_per_turn
+    )
