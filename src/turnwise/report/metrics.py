@@ -137,8 +137,7 @@ def _repetition_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _is_invalid(turn: Turn) -> bool:
-    is_valid = turn.info.get("action_is_valid")
-    return turn.penalty < 0 or (is_valid is not None and not is_valid)
+    return turn.penalty < 0 or not turn.is_valid
 
 
 def _tag_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:

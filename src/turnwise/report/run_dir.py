@@ -18,6 +18,7 @@ from typing import Any
 
 from turnwise.errors import RunError
 from turnwise.floor.files import append_line, read_text, reason, remove_folder, write_whole
+from turnwise.report.learning_record.file import forget_steps
 from turnwise.report.manifest import Manifest
 from turnwise.report.summary import Summary
 from turnwise.report.watch import Finding
@@ -90,6 +91,7 @@ class RunDirectory:
         for file in run.trajectories.glob("step-*.jsonl"):
             if (found := _STEP_NAME.fullmatch(file.stem)) and int(found[1]) > step:
                 file.unlink()
+        forget_steps(run.learning_record, after=step)
         return run
 
     @property
@@ -115,6 +117,11 @@ class RunDirectory:
     @property
     def trajectories(self) -> Path:
         return self.path / "trajectories"
+
+    @property
+    def learning_record(self) -> Path:
+        """What was learnt from each token, step by step."""
+        return self.path / "learning_record.bin"
 
     @property
     def unfinished(self) -> Path:

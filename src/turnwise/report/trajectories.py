@@ -80,8 +80,11 @@ def _encode_turn(turn: Turn) -> dict[str, object]:
         "reward": _plain(turn.reward),
         "penalty": _plain(turn.penalty),
         "policy_version": turn.policy_version,
-        "info": _plain(turn.info),
         "step": turn.step,
+        "is_valid": turn.is_valid,
+        "is_effective": turn.is_effective,
+        "metrics": _plain(turn.metrics),
+        "info": _plain(turn.info),
     }
 
 

@@ -57,7 +57,7 @@ def make_turn() -> Callable[..., Turn]:
             "reward": 0.0,
             "penalty": 0.0,
             "policy_version": 3,
-            "info": {"action_is_valid": True},
+            "step": index,
         }
         return Turn(**(values | changes))
 

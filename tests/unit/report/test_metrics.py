@@ -103,7 +103,7 @@ def test_group_metrics_by_hand(make_trajectory, make_turn) -> None:
     clumsy = make_trajectory(
         0,
         rewards=(0.0, 0.0),
-        turns=(make_turn(0, penalty=-0.1), make_turn(1, info={"action_is_valid": np.bool_(False)})),
+        turns=(make_turn(0, penalty=-0.1), make_turn(1, is_valid=False)),
     )
     broken = make_trajectory(1, rewards=(0.0,), stop_reason=StopReason.ENV_ERROR, turns=(), segments=())
     groups = [Group(task=task, trajectories=(win, loss)), Group(task=task, trajectories=(clumsy, broken))]

@@ -51,6 +51,7 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
         TensorboardSink(tmp_path / "taken")
 
 
+@pytest.mark.slow
 def test_the_room_needs_no_torch() -> None:
     modules = "console, metrics, plots, run_dir, tensorboard, trajectories"
     code = f"import sys; from turnwise.report import {modules}; sys.exit('torch' in sys.modules)"
