@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from turnwise.app.agent_trainer import AgentTrainer
-    from turnwise.app.run import Run, evaluate, resume, train
+    from turnwise.app.run import Run, evaluate, open_run, resume, train
     from turnwise.config.registry import WORKFLOWS
     from turnwise.context.manager import ContextManager
     from turnwise.envs.base import BaseEnv
@@ -19,12 +19,8 @@ if TYPE_CHECKING:
     from turnwise.rollout.agent_proxy import AgentProxy
     from turnwise.rollout.agents import BaseAgent, SyncMultiTurnRollout
     from turnwise.rollout.env_manager import EnvStateManager
-    from turnwise.rollout.step_wise import (
-        RewardPropagationWorkflow,
-        StepWiseRewardWorkflow,
-        Workflow,
-        WorkflowTask,
-    )
+    from turnwise.rollout.step_wise import RewardPropagationWorkflow, StepWiseRewardWorkflow
+    from turnwise.rollout.workflow import Workflow, WorkflowTask
     from turnwise.types import Experience
 
 __version__ = "0.1.0"
@@ -38,6 +34,7 @@ _HOMES = {
     "AgentTrainer": "turnwise.app.agent_trainer",
     "Run": "turnwise.app.run",
     "evaluate": "turnwise.app.run",
+    "open_run": "turnwise.app.run",
     "resume": "turnwise.app.run",
     "train": "turnwise.app.run",
     "AgentProxy": "turnwise.rollout.agent_proxy",
@@ -46,8 +43,8 @@ _HOMES = {
     "EnvStateManager": "turnwise.rollout.env_manager",
     "RewardPropagationWorkflow": "turnwise.rollout.step_wise",
     "StepWiseRewardWorkflow": "turnwise.rollout.step_wise",
-    "Workflow": "turnwise.rollout.step_wise",
-    "WorkflowTask": "turnwise.rollout.step_wise",
+    "Workflow": "turnwise.rollout.workflow",
+    "WorkflowTask": "turnwise.rollout.workflow",
     "Experience": "turnwise.types",
 }
 
@@ -70,6 +67,7 @@ __all__ = [
     "check_env",
     "evaluate",
     "make_env",
+    "open_run",
     "resume",
     "train",
 ]

@@ -43,6 +43,10 @@ class WorkflowError(TurnwiseError):
     """A workflow or an agent broke its contract or failed while playing."""
 
 
+class MessageError(WorkflowError, ValueError):
+    """A message or a tool that a program gave is not one."""
+
+
 class RewardError(TurnwiseError):
     """A reward is missing, not a number, or not finite."""
 

@@ -1,13 +1,16 @@
 """Every interface between rooms, in the order in which data flows. Each has a second implementation, or a fake.
 
-A room takes its collaborators as these protocols; `loop/build.py` puts the concrete ones together.
+A room takes its collaborators as these protocols; `loop/build.py` puts the concrete ones together. What a config can
+name is opened as `sites.py` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from turnwise.errors import RewardError
 from turnwise.exchange import EnvDescription
@@ -24,7 +27,10 @@ from turnwise.types import (
     Sample,
     StepReport,
     Task,
+    ToolCall,
+    ToolSchema,
     Trajectory,
+    TrajectoryId,
 )
 
 if TYPE_CHECKING:
@@ -77,6 +83,18 @@ class Opponent(Protocol):
         ...
 
 
+class CallParser(Protocol):
+    """How one family of models writes tool calls. Every text gives an answer; what is not well-formed is text."""
+
+    def read(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
+        """What a reply says beside its calls, and the calls; without calls the text comes back as it is."""
+        ...
+
+    def write(self, calls: Sequence[ToolCall]) -> str:
+        """The calls as such a model writes them."""
+        ...
+
+
 class ChatTemplate(Protocol):
     """A conversation becomes tokens. Bridging never changes earlier ids."""
 
@@ -95,12 +113,25 @@ class ChatTemplate(Protocol):
         """Whether earlier turns are rendered differently later, so that each turn needs a segment of its own."""
         ...
 
-    def encode_prompt(self, messages: Sequence[Message]) -> IntArray:
+    def encode_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> IntArray:
         """The whole conversation up to and including the header of the next reply."""
         ...
 
-    def encode_bridge(self, user_text: str, *, reply_is_closed: bool) -> IntArray:
-        """From the end of a sampled reply to the header of the next one, with the user's text in between."""
+    def encode_bridge(
+        self, messages: Sequence[Message], *, reply_is_closed: bool, tools: Sequence[ToolSchema] = ()
+    ) -> IntArray:
+        """From the end of a sampled reply to the header of the next one, with these messages in between.
+
+        They are one user message, or the results of tools, or such results and then a user message.
+        """
+        ...
+
+    def can_bridge(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> bool:
+        """Whether there is a bridge with these messages; if not, the whole conversation begins a new segment."""
+        ...
+
+    def is_closed(self, completion: Completion) -> bool:
+        """Whether a sampled reply ended as the template ends one; if not, the bridge closes it."""
         ...
 
     def encode_text(self, text: str) -> IntArray: ...
@@ -108,6 +139,13 @@ class ChatTemplate(Protocol):
     def decode_reply(self, token_ids: IntArray) -> str:
         """The reply as text, without the end-of-turn token."""
         ...
+
+    def read_reply(self, text: str) -> Message:
+        """The assistant's message that a reply says: its text, and the tools that it calls."""
+        ...
+
+
+Weights: TypeAlias = "Mapping[str, Tensor]"
 
 
 class Engine(Protocol):
@@ -122,8 +160,20 @@ class Engine(Protocol):
         """No request with this key will follow; whatever is kept for it may go."""
         ...
 
+    async def update_weights(self, weights: Weights, policy_version: int) -> None:
+        """Every request is served by one version: running ones end first, later ones see the new weights.
 
-Weights: TypeAlias = "Mapping[str, Tensor]"
+        They are copied: the caller goes on changing its own.
+        """
+        ...
+
+    def state(self) -> Metrics:
+        """What it is doing, in numbers such as `running` and `waiting`, for whoever watches."""
+        ...
+
+    async def close(self) -> None:
+        """No request will follow."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -137,20 +187,6 @@ class PolicyMark:
     policy_version: int
 
 
-class WeightReceiver(Protocol):
-    """An engine whose weights can be replaced in place, while requests come and go."""
-
-    async def update_weights(self, weights: Weights, policy_version: int) -> None:
-        """Every request is served by one version: running ones end first, later ones see the new weights."""
-        ...
-
-
-class Workflow(Protocol):
-    """One play of a task, from reset to a finished Trajectory; runs as a task of its own."""
-
-    async def run(self) -> Trajectory: ...
-
-
 class Judge(Protocol):
     """What finished conversations are worth, where the world itself gives no rewards."""
 
@@ -159,8 +195,29 @@ class Judge(Protocol):
         ...
 
 
+class Collector(Protocol):
+    """Plays tasks in groups: what the loops need of `AgentProxy`."""
+
+    @property
+    def env_seconds(self) -> float:
+        """Time spent inside environments so far."""
+        ...
+
+    async def collect(
+        self,
+        tasks: Sequence[Task],
+        *,
+        rollout: int,
+        on_done: Callable[[Trajectory], None] | None = None,
+        known: Mapping[TrajectoryId, Trajectory] = MappingProxyType({}),
+    ) -> list[Group]: ...
+
+
 class Buffer(Protocol):
     """Keeps experiences between exploring and learning; groups stay whole."""
+
+    is_shared: ClassVar[bool]
+    """Whether processes of one run that open it each see the same experiences, and find them after a crash."""
 
     def add(self, experiences: Sequence[Experience]) -> None:
         """Whole groups; one that was added before is not added again."""
@@ -185,6 +242,13 @@ class Buffer(Protocol):
 
     def __len__(self) -> int:
         """Experiences that the update after the last one could take."""
+        ...
+
+    def rewind(self, step: int, *, plays_again: bool) -> None:
+        """As it was after update `step`, for a run that goes on from there.
+
+        A loop that plays the rollouts after it again has them forgotten; a buffer of a new process has nothing to do.
+        """
         ...
 
 
@@ -215,14 +279,52 @@ class PolicyLoss(Protocol):
     ) -> tuple[Tensor, dict[str, Tensor]]: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imitation:
+    """How demonstrations are imitated before reinforcement learning."""
+
+    steps: int
+    """Optimizer steps."""
+    batch_rows: int
+    """Rows per optimizer step."""
+    lr: float
+
+
 class Learner(Protocol):
     """Samples become gradients; its whole state is in its checkpoints."""
 
-    def annotate(self, experiences: Sequence[Experience]) -> Annotations: ...
+    @property
+    def policy_version(self) -> int:
+        """Grows by one with every update."""
+        ...
+
+    def annotate(self, experiences: Sequence[Experience]) -> Annotations:
+        """What credit may ask of the learner about stored experiences, under the weights of this moment."""
+        ...
 
     def step(self, batch: Batch) -> StepReport: ...
 
-    def weights(self) -> Weights: ...
+    def imitate(
+        self, demonstrations: Sequence[Experience], how: Imitation, on_step: Callable[[int, int], None]
+    ) -> float:
+        """Learn to say what was demonstrated, before any update; returns the last loss. `on_step(done, total)`."""
+        ...
+
+    def supervise(self, demonstrations: Sequence[Experience]) -> None:
+        """Mix these into every update (`learn.ptx`)."""
+        ...
+
+    def weights(self) -> Weights:
+        """The policy's, under the names of the plain model."""
+        ...
+
+    def save_state(self, folder: Path) -> None:
+        """Everything it needs to go on; a Hugging Face model in `folder/policy`, without its tokenizer."""
+        ...
+
+    def load_state(self, folder: Path) -> None:
+        """As it was when the folder was saved, the policy included."""
+        ...
 
 
 class Channel(Protocol):
@@ -234,13 +336,20 @@ class Channel(Protocol):
 class Mailbox(Protocol):
     """Where the trainer leaves weights and the explorer leaves requests; both may be in other processes."""
 
-    def post(self, mark: PolicyMark, weights: Weights) -> None: ...
+    is_shared: ClassVar[bool]
+    """Whether it reaches from one process of a run to another."""
+
+    def post(self, mark: PolicyMark, weights: Weights) -> None:
+        """Leave a copy in place of what lies there, and ring: the caller goes on changing its own."""
+        ...
 
     def newest(self) -> PolicyMark | None:
         """What lies there, cheaply; None before the first post."""
         ...
 
-    def fetch(self) -> tuple[PolicyMark, Weights]: ...
+    def fetch(self) -> tuple[PolicyMark, Weights]:
+        """What lies there; it stays."""
+        ...
 
     def request(self, step: int) -> None:
         """Ask for the weights of this step or a later one."""
@@ -259,14 +368,9 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-class Collector(Protocol):
-    """Plays tasks in groups: what the loops need of `AgentProxy`."""
-
-    async def collect(self, tasks: Sequence[Task], *, rollout: int) -> list[Group]: ...
-
-
 __all__ = [
     "Buffer",
+    "CallParser",
     "Channel",
     "ChatTemplate",
     "Collector",
@@ -274,6 +378,7 @@ __all__ = [
     "Engine",
     "Env",
     "GroupPriority",
+    "Imitation",
     "Judge",
     "Learner",
     "Mailbox",
@@ -282,7 +387,5 @@ __all__ = [
     "PolicyMark",
     "Sink",
     "TaskSource",
-    "WeightReceiver",
     "Weights",
-    "Workflow",
 ]

@@ -18,7 +18,8 @@ from turnwise.config.checks import check_settings
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, WorkflowError
 from turnwise.experience.build import build_experiences
-from turnwise.loop.build import TrainParts, build_train
+from turnwise.loop.build import build_train
+from turnwise.loop.parts import TrainParts
 from turnwise.rollout.agents import BaseAgent, SyncMultiTurnRollout
 
 

@@ -6,7 +6,7 @@ from turnwise.app.sample_texts import draw_sample_texts
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.learn.models import cache_folder
 from turnwise.learn.tiny_model import tiny_model_folder
-from turnwise.loop.worlds import worlds_of
+from turnwise.rollout.worlds import worlds_of
 
 
 def resolve_model(settings: TurnwiseSettings) -> str:

@@ -8,33 +8,32 @@ policy still changes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 from turnwise.app.run import Run, run_async
 from turnwise.config.load import load_settings
 from turnwise.config.sections.context import ContextSettings
-from turnwise.context.manager import ContextManager
-from turnwise.context.template import LearnedTemplate
-from turnwise.engine.local import LocalEngine
+from turnwise.context.answer import parse_answer
+from turnwise.context.recorder import Recorder
+from turnwise.context.window import show_history
 from turnwise.envs.adapters.textarena_settings import TextArenaParams
 from turnwise.errors import ConfigError, EngineError, EnvError, TurnwiseError
-from turnwise.exchange import EnvDescription, EnvOutput, HistoryEntry, LmOutput
+from turnwise.exchange import EnvDescription, HistoryEntry
 from turnwise.floor.seeds import derive_seed
-from turnwise.loop.build import build_engine
+from turnwise.loop.build import load_words, open_engine
+from turnwise.protocols import ChatTemplate, Engine
 from turnwise.report.run_dir import RunDirectory
 from turnwise.types import GenerateRequest, Sampling
-
-_TAG = "opponent"
 
 
 @dataclass(frozen=True, slots=True)
 class _Policy:
     """What all games against the same policy share; nobody else has its weights."""
 
-    template: LearnedTemplate
-    engine: LocalEngine
+    template: ChatTemplate
+    engine: Engine
     context: ContextSettings
     temperature: float
 
@@ -48,34 +47,43 @@ class FrozenPolicy:
             self._policy = _load_once(*_find(params.opponent_path or "", label))
         except TurnwiseError as error:
             raise ConfigError(f"env.opponent_path: '{params.opponent_path}' cannot play. {error}") from error
-        self._context = ContextManager(self._policy.template, self._policy.context)
+        self._recorder = self._new_recorder()
         self._about = EnvDescription()
         self._history: list[HistoryEntry] = []
         self._seed = 0
 
     def begin(self, about: EnvDescription, seed: int) -> None:
-        self._about, self._history = about, []
+        self._about, self._history, self._recorder = about, [], self._new_recorder()
         self.reseed(seed)
 
     def reseed(self, seed: int) -> None:
         self._seed = seed
 
     def choose_move(self, text: str, offered: Sequence[str]) -> str:
-        self._history.append(HistoryEntry(state=text, actions_left=1))
-        output = EnvOutput(env_id=0, group_id=0, tag=_TAG, history=tuple(self._history), penalty=0.0, about=self._about)
-        (lm_input,) = self._context.get_lm_inputs([output])
+        policy, context = self._policy, self._policy.context
+        now = HistoryEntry(state=text, actions_left=1)
+        prompt = self._recorder.prompt(
+            show_history(self._about, [*self._history, now], context),
+            max_new_tokens=context.max_response_tokens,
+            prefix=context.answer.forced_prefix,
+        )
         request = GenerateRequest(
-            prompt_ids=lm_input.prompt_ids,
-            sampling=Sampling(temperature=self._policy.temperature, max_new_tokens=lm_input.max_new_tokens),
-            seed=derive_seed(_TAG, self._seed, len(self._history)),
+            prompt_ids=prompt.ids,
+            sampling=Sampling(temperature=policy.temperature, max_new_tokens=context.max_response_tokens),
+            seed=derive_seed("opponent", self._seed, len(self._history) + 1),
         )
         try:
-            completion = run_async(self._policy.engine.generate(request))
+            completion = run_async(policy.engine.generate(request))
         except EngineError as error:
             raise EnvError(f"{self._label}: the opponent cannot answer: {error}") from error
-        (reply,) = self._context.get_env_inputs([LmOutput(env_id=0, completion=completion)])
+        reply = self._recorder.record(prompt, completion).response_text
+        self._history.append(replace(now, llm_response=reply))
         # A reply without an answer is played as it is: the game says what it thinks of it.
-        return reply.actions[0] if reply.actions else reply.llm_response
+        actions = parse_answer(reply, context.answer).actions
+        return actions[0] if actions else reply
+
+    def _new_recorder(self) -> Recorder:
+        return Recorder(self._policy.template, max_tokens=self._policy.context.max_tokens)
 
 
 def _find(path: str, game: str) -> tuple[str, str, str]:
@@ -97,5 +105,5 @@ def _find(path: str, game: str) -> tuple[str, str, str]:
 @lru_cache(maxsize=4)
 def _load_once(model: str, config: str, game: str) -> _Policy:
     settings = load_settings(config or {"env": {"type": game}})
-    _, template, engine = build_engine(settings, model)
-    return _Policy(template, engine, settings.context, settings.rollout.temperature)
+    words = load_words(settings, model)
+    return _Policy(words.template, open_engine(words, model), settings.context, settings.rollout.temperature)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -10,13 +11,13 @@ from rich.console import Console
 from turnwise.app.run import load_policy, run_async
 from turnwise.config.load import env_params
 from turnwise.envs.base import BaseEnv
-from turnwise.envs.boundary import reset_env, step_env
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError
 from turnwise.floor.seeds import derive_seed
-from turnwise.loop.evaluate import evaluate_policy
+from turnwise.loop.evaluate import evaluate_once
 from turnwise.report.console import print_trajectory
-from turnwise.rollout.rules import random_rule
+from turnwise.rollout.rules import Rule, oracle_rule, play_rule, random_rule
+from turnwise.types import Task
 
 _MAX_STEPS = 200
 
@@ -43,38 +44,51 @@ def _play_policy(
         raise ConfigError(
             f"run {run} brings its own settings: {env_params(parts.settings.env, split)}; give none here."
         )
-    print_trajectory(console, run_async(evaluate_policy(parts)).trajectories[0])
+    print_trajectory(console, run_async(evaluate_once(parts)).trajectories[0])
 
 
 def _play_directly(console: Console, env: BaseEnv, agent: str, seed: int, split: str) -> None:
-    text = reset_env(env, seed=seed, split=split, dynamics_seed=derive_seed(seed))
-    rule = random_rule(seed)
-    for line in (env.instructions, env.legend, f"Actions: {', '.join(env.action_names or ('any text',))}."):
-        console.print(line, markup=False, highlight=False)
-    total, is_success = 0.0, False
-    for number in range(1, _MAX_STEPS + 1):
-        console.rule(f"turn {number}")
-        console.print(text, markup=False, highlight=False)
-        action = {"oracle": env.oracle, "random": lambda: rule(env)}.get(agent, lambda: _ask(console))()
-        if agent != "human":
-            console.print(f"> {action}", markup=False, style="cyan")
-        if action is None:
-            return
-        result = step_env(env, action)
-        total, is_success = total + result.reward, bool(result.info.get("success"))
-        text = result.text
-        if not result.info.get("action_is_valid", True):
-            console.print(f"'{action}' is not an action here.", markup=False, style="yellow")
-        if result.done:
-            break
-    console.rule()
-    console.print(text, markup=False, highlight=False)
-    console.print(f"{'success' if is_success else 'no success'}, return {total:g}", style="bold")
-
-
-def _ask(console: Console) -> str | None:
-    """The person's action; None at the end of input."""
+    rules: dict[str, Rule] = {"oracle": oracle_rule, "random": random_rule(seed), "human": partial(_ask, console)}
+    shown = _Shown(console, rules[agent], is_told=agent != "human")
+    task = Task(tag=env.label(), seed=seed, split=split)
+    total, last = 0.0, None
     try:
-        return console.input("your action (end with Ctrl-D): ")
+        for move in play_rule(env, shown, task, max_actions=_MAX_STEPS, dynamics_seed=derive_seed(seed)):
+            total, last = total + move.result.reward, move.result
+            if not last.is_valid:
+                console.print(f"'{move.action}' is not an action here.", markup=False, style="yellow")
     except EOFError:
-        return None
+        return
+    assert last is not None
+    console.rule()
+    console.print(last.text, markup=False, highlight=False)
+    console.print(f"{'success' if last.is_success else 'no success'}, return {total:g}", style="bold")
+
+
+class _Shown:
+    """A rule whose turns can be followed in the terminal."""
+
+    def __init__(self, console: Console, rule: Rule, *, is_told: bool) -> None:
+        self._console = console
+        self._rule = rule
+        self._is_told = is_told
+        """Whether the action is told; a person knows what they typed."""
+        self._num_turns = 0
+
+    def __call__(self, env: BaseEnv, observation: str) -> str:
+        if self._num_turns == 0:
+            names = ", ".join(env.action_names or ("any text",))
+            for line in (env.instructions, env.legend, f"Actions: {names}."):
+                self._console.print(line, markup=False, highlight=False)
+        self._num_turns += 1
+        self._console.rule(f"turn {self._num_turns}")
+        self._console.print(observation, markup=False, highlight=False)
+        action = self._rule(env, observation)
+        if self._is_told:
+            self._console.print(f"> {action}", markup=False, style="cyan")
+        return action
+
+
+def _ask(console: Console, _env: BaseEnv, _observation: str) -> str:
+    """The person's action; raises EOFError at the end of input."""
+    return console.input("your action (end with Ctrl-D): ")

@@ -11,20 +11,23 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from turnwise.app.modes import ExploreSession, evaluate_alone
-from turnwise.app.session import Session
+from turnwise.app.exploring import Exploring, evaluate_alone
+from turnwise.app.training import Training
 from turnwise.config.checks import check_settings
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.boundary import reset_env
 from turnwise.errors import ConfigError, RunError
-from turnwise.loop.build import PlayParts, build_play
-from turnwise.loop.evaluate import Evaluation, evaluate_policy
-from turnwise.loop.worlds import main_world
+from turnwise.loop.build import build_play
+from turnwise.loop.evaluate import Evaluation, evaluate_once
+from turnwise.loop.parts import PlayParts
 from turnwise.report.console import phase
+from turnwise.report.learning_record.file import LearningRecord
+from turnwise.report.learning_record.tokens import StepTokens
 from turnwise.report.manifest import collect_manifest
 from turnwise.report.run_dir import RunDirectory, new_run_path
 from turnwise.report.summary import Summary
+from turnwise.rollout.worlds import main_world
 
 T = TypeVar("T")
 
@@ -51,6 +54,19 @@ class Run:
     def metrics(self) -> list[dict[str, float]]:
         return RunDirectory.open(self.path).read_metrics()
 
+    def tokens(self, step: int) -> StepTokens:
+        """What was learnt from each token in a step: ids, log-probs, advantages, ratios, …; also while it runs."""
+        return LearningRecord(RunDirectory.open(self.path).learning_record).read(step)
+
+    def recorded_steps(self) -> list[int]:
+        """The steps whose tokens are on record."""
+        return LearningRecord(RunDirectory.open(self.path).learning_record).steps()
+
+
+def open_run(path: str | Path) -> Run:
+    """A run that was made before, or is being made."""
+    return Run(RunDirectory.open(Path(path)).path)
+
 
 def train(
     recipe: str | Path | Mapping[str, object] = "frozenlake",
@@ -67,7 +83,7 @@ def train(
     manifest = collect_manifest(settings.recipe, settings.run.seed)
     if settings.run.mode == "both":
         directory = RunDirectory.create(path, config_yaml=dump_settings(settings), manifest=manifest)
-        run_async(Session(settings, directory, console).run())
+        run_async(Training(settings, directory, console).run())
         return Run(path)
     if settings.run.mode == "train" and run_dir is None and settings.buffer.offline is None:
         raise ConfigError("run.mode: 'train' given without --run-dir; expected the run directory of an explorer.")
@@ -84,9 +100,9 @@ def _run_part(settings: TurnwiseSettings, directory: RunDirectory, console: Cons
         return
     _refuse_other_settings(settings, directory)
     if settings.run.mode == "explore":
-        run_async(ExploreSession(settings, directory, console).run())
+        run_async(Exploring(settings, directory, console).run())
     else:
-        run_async(Session(settings, directory, console, checkpoint).run())
+        run_async(Training(settings, directory, console, checkpoint).run())
 
 
 def _refuse_other_settings(settings: TurnwiseSettings, directory: RunDirectory) -> None:
@@ -116,7 +132,7 @@ def resume(run: str | Path, *, console: Console | None = None) -> Run:
     if settings.run.mode != "both":
         _run_part(settings, directory, console or Console(quiet=True))
         return Run(directory.path)
-    session = Session(settings, directory, console or Console(quiet=True), _checkpoint(directory))
+    session = Training(settings, directory, console or Console(quiet=True), _checkpoint(directory))
     run_async(session.run())
     return Run(directory.path)
 
@@ -133,7 +149,7 @@ def evaluate(
     parts = load_policy(target, episodes, recipe=recipe, split=split)
     label = f"evaluating on {len(parts.eval_tasks)} episodes"
     with phase(console or Console(quiet=True), label) as advance:
-        return run_async(evaluate_policy(parts, advance))
+        return run_async(evaluate_once(parts, advance))
 
 
 def load_policy(

@@ -20,20 +20,18 @@ from pathlib import Path
 
 from rich.console import Console
 
+from turnwise.app.checkpointer import read_progress
 from turnwise.app.models import resolve_model
 from turnwise.app.run import Run
-from turnwise.config.checks import check_settings
+from turnwise.config.checks import check_settings, is_shared
 from turnwise.config.load import dump_settings, load_settings
+from turnwise.config.registry import BUFFERS, TRANSPORTS
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.sections.warm_start import NoWarmStart
-from turnwise.engine.local import LocalEngine
 from turnwise.errors import ConfigError, SyncError
 from turnwise.experience.build import build_experiences
-from turnwise.learn.checkpoint import read_policy_version
-from turnwise.learn.models import load_model, torch_dtype
-from turnwise.loop.build import build_buffer, build_engine
+from turnwise.loop.build import load_words, open_buffer, open_engine
 from turnwise.loop.separate import Shared, as_groups
-from turnwise.protocols import Buffer, ChatTemplate
+from turnwise.protocols import Buffer, ChatTemplate, Engine, Mailbox
 from turnwise.report.console import phase
 from turnwise.report.journal import TrajectoryJournal
 from turnwise.report.manifest import collect_manifest
@@ -41,7 +39,6 @@ from turnwise.report.run_dir import RunDirectory, new_run_path
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.serve.endpoint import ChatEndpoint
 from turnwise.serve.recorder import SPLIT, EpisodeRecorder
-from turnwise.sync.checkpoint import CheckpointMailbox
 from turnwise.types import Group, Sampling, Task, TrajectoryId
 
 log = logging.getLogger(__name__)
@@ -58,7 +55,7 @@ class Served:
     settings: TurnwiseSettings
     directory: RunDirectory
     template: ChatTemplate
-    engine: LocalEngine
+    engine: Engine
     buffer: Buffer
 
 
@@ -72,8 +69,9 @@ def load_served(target: str, *, recipe: str | None = None, overrides: Sequence[s
         raise ConfigError(f"--recipe goes with a model folder; '{target}' is none.")
     if is_run:
         settings, policy = load_settings(str(path / "config.yaml")), str(Run(path).policy)
-        if settings.buffer.type == "sqlite":
-            return _build(settings, RunDirectory.open(path), policy, read_policy_version(Path(policy).parent))
+        if is_shared(BUFFERS, settings.buffer.type):
+            settings = _with_learner_elsewhere(settings)
+            return _build(settings, RunDirectory.open(path), policy, read_progress(Path(policy).parent).policy_version)
     elif path.is_dir():
         settings, policy = load_settings(recipe or "frozenlake", overrides), str(path)
     else:
@@ -93,24 +91,25 @@ def _start_from(settings: TurnwiseSettings, policy: str) -> TurnwiseSettings:
     """The settings of a run that learns from what this policy does: it begins with it, as it is."""
     # A hub name is no path on this machine.
     path = str(Path(policy).resolve()) if Path(policy).is_dir() else policy
-    return settings.model_copy(
-        update={
-            "model": settings.model.model_copy(update={"path": path}),
-            "buffer": settings.buffer.model_copy(update={"type": "sqlite"}),
-            # The learner is another process, today or tomorrow.
-            "sync": settings.sync.model_copy(update={"method": "checkpoint"}),
-            "warm_start": NoWarmStart(),
-        }
-    )
+    changes = {"model.path": path, "warm_start.type": "none"}
+    if not is_shared(BUFFERS, settings.buffer.type):
+        changes["buffer.type"] = "sqlite"
+    return _with_learner_elsewhere(load_settings(settings.model_dump(), changes))
+
+
+def _with_learner_elsewhere(settings: TurnwiseSettings) -> TurnwiseSettings:
+    """The learner is another process, today or tomorrow: weights must reach from one to another."""
+    if is_shared(TRANSPORTS, settings.sync.method):
+        return settings
+    return load_settings(settings.model_dump(), {"sync.method": "checkpoint"})
 
 
 def _build(settings: TurnwiseSettings, directory: RunDirectory, policy: str, version: int) -> Served:
-    _, template, engine = build_engine(settings, policy)
-    if version:
-        # What is recorded must say which policy sampled it.
-        engine.load_weights(load_model(policy, torch_dtype(settings.model.dtype)).state_dict(), version)
-    buffer = build_buffer(settings, directory.path)
-    return Served(settings=settings, directory=directory, template=template, engine=engine, buffer=buffer)
+    words = load_words(settings, policy)
+    # What is recorded must say which policy sampled it.
+    engine = open_engine(words, policy, policy_version=version, run_path=directory.path)
+    buffer = open_buffer(settings, directory.path)
+    return Served(settings=settings, directory=directory, template=words.template, engine=engine, buffer=buffer)
 
 
 @asynccontextmanager
@@ -122,7 +121,7 @@ async def open_endpoint(
     Clients are the explorer of the run: a trainer waits for more of their experience as long as they can come, and
     what it publishes is served from then on; `on_policy` hears of its version.
     """
-    shared = Shared.open(served.directory)
+    shared = Shared.open(served.settings, served.directory)
     explorer = shared.explorer
     explorer.claim()
     record = explorer.read()
@@ -137,11 +136,12 @@ async def open_endpoint(
         following.cancel()
         await endpoint.close()
         recorder.close()
+        await served.engine.close()
         explorer.write(replace(record, has_ended=True))
         explorer.leave()
 
 
-async def _follow(engine: LocalEngine, mailbox: CheckpointMailbox, on_policy: Callable[[int], None]) -> None:
+async def _follow(engine: Engine, mailbox: Mailbox, on_policy: Callable[[int], None]) -> None:
     """Load what a trainer publishes, as it comes; weights that cannot be loaded leave the policy as it is."""
     tried = engine.policy_version
     while True:
@@ -207,7 +207,6 @@ def _recover(served: Served) -> TrajectoryJournal:
 
 def _make_recorder(served: Served, journal: TrajectoryJournal) -> EpisodeRecorder:
     settings, context = served.settings, served.settings.context
-    loop = asyncio.get_running_loop()
     numbers = _free_numbers(served)
 
     def open_model(trajectory: TrajectoryId) -> ModelHandle:
@@ -218,7 +217,6 @@ def _make_recorder(served: Served, journal: TrajectoryJournal) -> EpisodeRecorde
             max_tokens=context.max_tokens,
             seed=settings.run.seed,
             name=str(trajectory),
-            loop=loop,
         )
 
     def save(group: Group) -> None:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from turnwise.config.choices import Choice, chosen_in
 from turnwise.config.load import env_params
 from turnwise.config.problems import describe_problems
-from turnwise.config.registry import CREDITS, ENVS, import_reward_function
+from turnwise.config.registry import BUFFERS, CREDITS, ENVS, TRANSPORTS, Registry, import_reward_function
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.context import ContextSettings
 from turnwise.config.sections.env import EnvSettings
@@ -53,9 +53,12 @@ def _notes(section: Settings, path: str, run: TurnwiseSettings) -> Iterator[str]
 
 
 def chosen_classes_have_their_methods(settings: TurnwiseSettings) -> Iterator[str]:
-    """A class of the user's own must have what the code will call; the registered ones are known to."""
+    """A class of the user's own must have what the code will call, also where it was given a name.
+
+    Shipped ones are held to the same table by tests: to look at them here would import torch.
+    """
     for path, choice, name in chosen_in(settings):
-        if name not in choice.registry:
+        if name not in choice.registry.shipped:
             try:
                 yield from _class_problems(path, choice, name, choice.registry.get_target(name))
             except ConfigError as error:
@@ -218,10 +221,18 @@ def a_file_is_only_learnt_from(settings: TurnwiseSettings) -> Iterator[str]:
 def processes_meet_in_the_run_directory(settings: TurnwiseSettings) -> Iterator[str]:
     """Explorer and trainer are processes of their own, so what they share must not be in memory."""
     mode = settings.run.mode
-    shared = {"buffer.type": (settings.buffer.type, "sqlite"), "sync.method": (settings.sync.method, "checkpoint")}
-    for path, (given, expected) in shared.items():
-        if mode in ("explore", "train") and given == "memory":
+    shared = {
+        "buffer.type": (BUFFERS, settings.buffer.type, "sqlite"),
+        "sync.method": (TRANSPORTS, settings.sync.method, "checkpoint"),
+    }
+    for path, (registry, given, expected) in shared.items():
+        if mode in ("explore", "train") and not is_shared(registry, given):
             yield f"{path}: '{given}' given; run.mode '{mode}' shares it with another process. Set {path}={expected}."
+
+
+def is_shared(registry: Registry, name: str) -> bool:
+    """Whether what is chosen reaches from one process of a run to another."""
+    return bool(getattr(registry.get_target(name), "is_shared", False))
 
 
 RULES: tuple[Rule, ...] = (

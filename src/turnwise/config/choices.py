@@ -50,7 +50,7 @@ class Choice:
     base: type[Settings]
     """The keys that the section always has."""
     methods: tuple[str, ...]
-    """What a chosen class must have; none: a function is chosen."""
+    """What a chosen class must have, as its protocol says; none: a function is chosen."""
     key: str = "type"
     """The key that chooses."""
     takes_params: bool = True
@@ -71,7 +71,7 @@ CHOICES = (
         path="engine",
         registry=ENGINES,
         base=EngineSettings,
-        methods=("open", "generate", "release", "update_weights"),
+        methods=("open", "generate", "release", "update_weights", "state", "close"),
     ),
     Choice(
         path="rollout",
@@ -85,7 +85,7 @@ CHOICES = (
         path="buffer",
         registry=BUFFERS,
         base=BufferSettings,
-        methods=("open", "add", "take", "is_ready", "has_group"),
+        methods=("open", "is_shared", "add", "take", "is_ready", "has_group", "__len__", "rewind"),
     ),
     Choice(path="buffer.priority", registry=PRIORITIES, base=PrioritySettings, methods=("__call__",)),
     Choice(path="credit", registry=CREDITS, base=CreditSettings, methods=("__call__",)),
@@ -93,7 +93,7 @@ CHOICES = (
         path="learn",
         registry=LEARNERS,
         base=LearnSettings,
-        methods=("open", "annotate", "step", "weights", "save_state", "load_state"),
+        methods=("open", "annotate", "step", "imitate", "supervise", "weights", "save_state", "load_state"),
     ),
     Choice(path="learn.loss", registry=LOSSES, base=LossSettings, methods=("__call__",)),
     Choice(
@@ -101,7 +101,7 @@ CHOICES = (
         key="method",
         registry=TRANSPORTS,
         base=SyncSettings,
-        methods=("open", "post", "newest", "fetch"),
+        methods=("open", "is_shared", "post", "newest", "fetch", "request", "requested"),
     ),
     Choice(path="loop", registry=LOOPS, base=LoopSettings, methods=()),
 )

@@ -29,6 +29,8 @@ class Registry(Mapping[str, str]):
     ) -> None:
         self.kind = kind
         self.default_mapping = dict(default_mapping)
+        self.shipped = frozenset(default_mapping)
+        """The names that come with the library; others are the user's."""
         self._params = dict(params or {})
         """Where the settings of a name are, None where it has none: for targets that are slow to import."""
         self.adapters = dict(adapters or {})
@@ -146,20 +148,33 @@ OPPONENTS = Registry(
         "policy": "turnwise.app.opponent:FrozenPolicy",
     },
 )
+CALL_PARSERS = Registry(
+    "parser of tool calls",
+    {
+        "hermes": "turnwise.context.call_parsers:HermesCalls",
+        "qwen": "turnwise.context.call_parsers:HermesCalls",
+        "llama3_json": "turnwise.context.call_parsers:Llama3JsonCalls",
+        "mistral": "turnwise.context.call_parsers:MistralCalls",
+    },
+)
 ENGINES = Registry(
     "engine",
     {
         "local": "turnwise.engine.local:LocalEngine",
+        "scripted": "turnwise.engine.scripted:ScriptedEngine",
     },
-    params={"local": "turnwise.config.sections.engine:LocalEngineParams"},
+    params={
+        "local": "turnwise.config.sections.engine:LocalEngineParams",
+        "scripted": "turnwise.config.sections.engine:ScriptedEngineParams",
+    },
 )
 WORKFLOWS = Registry(
     "workflow",
     {
-        "environment": "turnwise.rollout.workflow:EnvironmentWorkflow",
-        "step_wise_environment": "turnwise.rollout.env_steps:StepWiseEnvironmentWorkflow",
-        "reward_propagation_environment": "turnwise.rollout.env_steps:RewardPropagationEnvironmentWorkflow",
-        "single_turn": "turnwise.rollout.env_steps:SingleTurnWorkflow",
+        "environment": "turnwise.rollout.environment:EnvironmentWorkflow",
+        "step_wise_environment": "turnwise.rollout.environment:StepWiseEnvironmentWorkflow",
+        "reward_propagation_environment": "turnwise.rollout.environment:RewardPropagationEnvironmentWorkflow",
+        "single_turn": "turnwise.rollout.environment:SingleTurnWorkflow",
         "tool_calling": "turnwise.rollout.tool_calls:ToolCallingWorkflow",
         "reflect_and_retry": "turnwise.rollout.reflection:ReflectAndRetryWorkflow",
         "agent": "turnwise.rollout.agents:AgentWorkflow",

@@ -32,5 +32,11 @@ class Settings(BaseModel):
 
     def changed(self, *names: str) -> list[str]:
         """Those that differ from their defaults: a default that was written down was not chosen."""
-        fields = type(self).model_fields
-        return [name for name in names if getattr(self, name) != fields[name].get_default(call_default_factory=True)]
+        return [name for name in names if self._is_changed(name)]
+
+    def _is_changed(self, name: str) -> bool:
+        value, field = getattr(self, name), type(self).model_fields[name]
+        if isinstance(value, Settings) and field.is_required():
+            # A section in which a class is chosen is made for the choice, and has no default as a whole.
+            return bool(value.changed(*type(value).model_fields))
+        return value != field.get_default(call_default_factory=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,9 @@ from turnwise.engine.kv_pool import SlotPool
 from turnwise.engine.llama_pass import LlamaPass, fits
 from turnwise.engine.sampling import draw_uniforms, sample_tokens
 from turnwise.errors import EngineError, SyncError
-from turnwise.types import Completion, FinishReason, GenerateRequest, Sampling
+from turnwise.pretrained import load_model, torch_dtype
+from turnwise.sites import EngineSite
+from turnwise.types import Completion, FinishReason, GenerateRequest, Metrics, Sampling
 
 _PREFILL_TOKENS = 16_384
 """Most padded tokens in one forward pass; bounds memory without slowing small models down."""
@@ -65,6 +68,14 @@ class LocalEngine:
 
     Params = LocalEngineParams
 
+    @classmethod
+    def open(cls, settings: Any, site: EngineSite) -> LocalEngine:
+        """`engine.type: local`: the model of the site, in this process."""
+        model = load_model(site.model_path, torch_dtype(site.dtype))
+        engine = cls(model, stop_ids=site.template.stop_ids, max_rows=settings.max_rows)
+        engine._policy_version = site.policy_version
+        return engine
+
     def __init__(self, model: PreTrainedModel, *, stop_ids: frozenset[int], max_rows: int = 512) -> None:
         self._model = model.eval()
         self._device = model.device
@@ -89,6 +100,16 @@ class LocalEngine:
     @property
     def policy_version(self) -> int:
         return self._policy_version
+
+    def state(self) -> Metrics:
+        return {
+            "running": float(len(self._active)),
+            "waiting": float(len(self._pending)),
+            "kept_rows": float(len(self._rows_by_key)),
+        }
+
+    async def close(self) -> None:
+        """Nothing is held that does not go with the object."""
 
     @property
     def max_context_tokens(self) -> int | None:

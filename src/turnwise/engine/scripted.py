@@ -7,17 +7,33 @@ It records what it was asked, so that tests can compare segments with what an en
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from turnwise.types import Completion, FinishReason, GenerateRequest, IntArray
+from turnwise.config.sections.engine import ScriptedEngineParams
+from turnwise.sites import EngineSite
+from turnwise.types import Completion, FinishReason, GenerateRequest, IntArray, Metrics
 
 Script: TypeAlias = Callable[[GenerateRequest], Iterable[int]]
 
 
 class ScriptedEngine:
     """Replays a script; `requests` and `completions` hold everything that went through it."""
+
+    Params = ScriptedEngineParams
+
+    @classmethod
+    def open(cls, settings: Any, site: EngineSite) -> ScriptedEngine:
+        """`engine.type: scripted`: one of the replies of the settings, drawn by the seed of each request."""
+        template = site.template
+        end = [] if template.end_of_turn_id is None else [template.end_of_turn_id]
+        replies = [[*template.encode_text(text).tolist(), *end] for text in settings.replies]
+        return cls(
+            lambda request: replies[request.seed % len(replies)],
+            stop_ids=template.stop_ids,
+            policy_version=site.policy_version,
+        )
 
     def __init__(self, script: Script, *, stop_ids: frozenset[int], policy_version: int = 0) -> None:
         self._script = script
@@ -52,6 +68,12 @@ class ScriptedEngine:
 
     async def update_weights(self, weights: object, policy_version: int) -> None:
         self.load_weights(weights, policy_version)
+
+    def state(self) -> Metrics:
+        return {"running": 0.0, "waiting": 0.0}
+
+    async def close(self) -> None:
+        """There is nothing to close."""
 
     def _cut(self, ids: list[int], max_new_tokens: int) -> IntArray:
         stops = [i for i, token in enumerate(ids) if token in self._stop_ids]

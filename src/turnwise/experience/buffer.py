@@ -9,10 +9,12 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from turnwise.config.sections.buffer import BufferUnit
+from turnwise.config.sections.buffer import BufferSettings, BufferUnit
 from turnwise.experience.priorities import Newest, group_version, priority_seed
 from turnwise.protocols import GroupPriority
+from turnwise.sites import BufferSite
 from turnwise.types import Experience
 
 
@@ -35,6 +37,16 @@ class BufferRules:
     def next_step(self, step: int) -> int:
         """The first update that may take a group again after update `step` did."""
         return step + (self.reuse_cooldown or 0)
+
+
+def rules_of(settings: BufferSettings, site: BufferSite) -> BufferRules:
+    return BufferRules(
+        train_batch_size=settings.train_batch_size,
+        unit=settings.unit,
+        capacity=settings.capacity,
+        reuse_cooldown=settings.reuse_cooldown,
+        priority=site.priority,
+    )
 
 
 def split_groups(experiences: Sequence[Experience]) -> dict[str, list[Experience]]:
@@ -64,7 +76,13 @@ class _Waiting:
 
 
 class MemoryBuffer:
-    """Groups in memory, most urgent first."""
+    """`buffer.type: memory`: groups in memory, most urgent first."""
+
+    is_shared: ClassVar[bool] = False
+
+    @classmethod
+    def open(cls, settings: BufferSettings, site: BufferSite) -> MemoryBuffer:
+        return cls(rules_of(settings, site))
 
     def __init__(self, rules: BufferRules = BufferRules()) -> None:  # noqa: B008 - frozen
         self._rules = rules
@@ -109,6 +127,9 @@ class MemoryBuffer:
 
     def __len__(self) -> int:
         return sum(len(waiting.experiences) for _, waiting in self._ready(self._next_step))
+
+    def rewind(self, step: int, *, plays_again: bool) -> None:
+        """A new process has an empty buffer: there is nothing to take back."""
 
     def _ready(self, step: int) -> Iterator[tuple[str, _Waiting]]:
         for _, group_id in self._order:

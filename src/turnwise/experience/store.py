@@ -17,14 +17,18 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from turnwise.errors import StoreError
-from turnwise.experience.buffer import BufferRules, count_tokens, split_groups
+from turnwise.config.sections.buffer import BufferSettings
+from turnwise.errors import ConfigError, StoreError
+from turnwise.experience.buffer import BufferRules, count_tokens, rules_of, split_groups
 from turnwise.experience.codec import decode_group, encode_group
 from turnwise.experience.priorities import group_version
+from turnwise.sites import BufferSite
 from turnwise.types import Experience
 
+FILE_NAME = "experience.db"
+"""In the directory of a run."""
 _FORMAT = 2
 _BUSY_TIMEOUT_S = 60.0
 """Longest wait for another process's transaction; they take milliseconds."""
@@ -64,7 +68,15 @@ _USE = "UPDATE groups SET use_count = ?, taken_at_step = ?, ready_at_step = ?, p
 
 
 class ExperienceStore:
-    """Groups in a SQLite file. Open one in each process; threads of a process may share theirs."""
+    """`buffer.type: sqlite`: groups in a file. Open one in each process; threads of a process may share theirs."""
+
+    is_shared: ClassVar[bool] = True
+
+    @classmethod
+    def open(cls, settings: BufferSettings, site: BufferSite) -> ExperienceStore:
+        if site.run_path is None:
+            raise ConfigError("buffer.type: 'sqlite' given without a run directory to keep it in; expected 'memory'.")
+        return cls(site.run_path / FILE_NAME, rules_of(settings, site))
 
     def __init__(self, path: Path, rules: BufferRules = BufferRules()) -> None:  # noqa: B008 - frozen
         self._path = path
@@ -139,6 +151,11 @@ class ExperienceStore:
         return int(self._ask(f"SELECT TOTAL(num_experiences) FROM groups WHERE {_WAITING}", (last_step or 0) + 1)[0])
 
     # --- going on after a crash ----------------------------------------------------------------------------------
+
+    def rewind(self, step: int, *, plays_again: bool) -> None:
+        self.restore(step)
+        if plays_again:
+            self.forget_rollouts(after=step)
 
     def restore(self, step: int) -> None:
         """Groups that were taken for updates after `step` can be taken again, as they were before."""

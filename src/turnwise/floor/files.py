@@ -81,19 +81,25 @@ def whole_folder(
 
 
 def append_line(path: Path, line: str, *, error: type[TurnwiseError] = RunError) -> None:
-    """At the end of a file with one writer; a line that does not fit any more leaves no part of itself.
+    """One more line of a file with one writer, as `append_bytes` does it."""
+    append_bytes(path, f"{line}\n".encode("utf-8", "backslashreplace"), error=error)
 
-    It outlives its process, and is not written through to the disk: a power cut may take the newest lines.
+
+def append_bytes(path: Path, data: bytes, *, error: type[TurnwiseError] = RunError) -> int:
+    """At the end of a file with one writer; says where they begin. What does not fit leaves no part of itself.
+
+    They outlive their process, and are not written through to the disk: a power cut may take the newest.
     """
     with _told(f"write {path}", error):
         _make_folder(path.parent)
         with path.open("ab", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             try:
-                _write_all(file.fileno(), f"{line}\n".encode("utf-8", "backslashreplace"))
+                _write_all(file.fileno(), data)
             except OSError:
                 file.truncate(size)
                 raise
+    return size
 
 
 def remove_folder(path: Path, *, error: type[TurnwiseError] = RunError) -> None:

@@ -9,103 +9,80 @@ whole or not there. Nothing is unpickled: tensors as safetensors, optimizer stat
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
 
 from turnwise.errors import RunError
-from turnwise.floor.files import whole_folder
 from turnwise.learn.adapters import has_adapter
-from turnwise.learn.models import load_model
 from turnwise.learn.policy import PolicyModel
-from turnwise.learn.trainer import Trainer
+from turnwise.pretrained import load_model
+
+if TYPE_CHECKING:
+    from turnwise.learn.trainer import Trainer
 
 _DAMAGED = (OSError, EOFError, LookupError, TypeError, ValueError, RuntimeError, UnpicklingError, SafetensorError)
 """What reading a file that is missing, cut off or something else can raise."""
 _ADAPTER, _BASE, _CRITIC = "adapter.safetensors", "base.safetensors", "critic.safetensors"
 
 
-def save_checkpoint(
-    folder: Path, trainer: Trainer, tokenizer: PreTrainedTokenizerBase, progress: Mapping[str, object]
-) -> None:
-    """`progress` is the loop's own state: steps done, seed counters, token counts."""
-    with whole_folder(folder, failures=(SafetensorError, RuntimeError)) as unfinished:
-        _write(unfinished, trainer, tokenizer, progress)
-
-
-def _write(
-    unfinished: Path, trainer: Trainer, tokenizer: PreTrainedTokenizerBase, progress: Mapping[str, object]
-) -> None:
+def write_state(trainer: Trainer, folder: Path) -> None:
     model = trainer.actor.model
-    model.save_pretrained(unfinished / "policy", state_dict=dict(trainer.weights()))
-    tokenizer.save_pretrained(unfinished / "policy")
+    model.save_pretrained(folder / "policy", state_dict=dict(trainer.weights()))
     if has_adapter(model):
-        _save(unfinished / _ADAPTER, model, is_trained=True)
+        _save(folder / _ADAPTER, model, is_trained=True)
     if trainer.is_base_folded:
-        _save(unfinished / _BASE, model, is_trained=False)
+        _save(folder / _BASE, model, is_trained=False)
     if trainer.critic is not None:
-        _save(unfinished / _CRITIC, trainer.critic, is_trained=True)
+        _save(folder / _CRITIC, trainer.critic, is_trained=True)
     if isinstance(trainer.reference, PolicyModel):
-        trainer.reference.model.save_pretrained(unfinished / "reference")
-    torch.save(trainer.optimizer.state_dict(), unfinished / "optimizer.pt")
+        trainer.reference.model.save_pretrained(folder / "reference")
+    torch.save(trainer.optimizer.state_dict(), folder / "optimizer.pt")
     state = {
         "policy_version": trainer.policy_version,
         "rng": trainer.rng.bit_generator.state,
         "kl_coef": trainer.kl_price.coef if trainer.kl_price is not None else None,
-        "progress": dict(progress),
     }
-    (unfinished / "state.json").write_text(json.dumps(state, indent=2))
+    (folder / "learner.json").write_text(json.dumps(state, indent=2))
 
 
 def resumed_model(folder: Path) -> Path | None:
-    """The model folder a learner is built from before `load_checkpoint`; None: `model.path`, as at the start."""
+    """The model folder a learner is opened from before `load_state`; None: `model.path`, as at the start."""
     return None if (folder / _ADAPTER).is_file() else folder / "policy"
 
 
-def read_policy_version(folder: Path) -> int:
-    """Which policy a checkpoint holds."""
+def read_state(trainer: Trainer, folder: Path) -> None:
+    """Put a learner back to where it was, its policy included."""
     try:
-        return int(json.loads((folder / "state.json").read_text())["policy_version"])
-    except _DAMAGED as error:
-        raise RunError(f"checkpoint {folder} cannot be read: {type(error).__name__}: {error}") from error
-
-
-def load_checkpoint(folder: Path, trainer: Trainer) -> dict[str, Any]:
-    """Put the learner back to where it was; returns the loop's own state. Its model is that of `resumed_model`."""
-    try:
-        state: dict[str, Any] = json.loads((folder / "state.json").read_text())
+        _read_models(trainer, folder)
+        state: dict[str, Any] = json.loads((folder / "learner.json").read_text())
         trainer.policy_version = state["policy_version"]
         trainer.rng.bit_generator.state = state["rng"]
         if trainer.kl_price is not None:
             trainer.kl_price.coef = state["kl_coef"]
         trainer.optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
-        if has_adapter(trainer.actor.model):
-            _load(folder / _ADAPTER, trainer.actor.model, is_trained=True)
-            trainer.is_base_folded = (folder / _BASE).is_file()
-        if trainer.is_base_folded:
-            _load(folder / _BASE, trainer.actor.model, is_trained=False)
-        if trainer.critic is not None:
-            _load(folder / _CRITIC, trainer.critic, is_trained=True)
-        if isinstance(trainer.reference, PolicyModel):
-            trainer.reference.model.load_state_dict(load_file(folder / "reference" / "model.safetensors"), strict=False)
-        progress: dict[str, Any] = state["progress"]
     except _DAMAGED as error:
         raise RunError(f"checkpoint {folder} cannot be resumed: {type(error).__name__}: {error}") from error
-    return progress
 
 
-def restore_learner(folder: Path, trainer: Trainer) -> dict[str, Any]:
-    """Put a running learner back to where it was, its policy included; returns the loop's own state."""
-    if not has_adapter(trainer.actor.model):
-        trainer.actor.model.load_state_dict(load_model(folder / "policy").state_dict())
-    return load_checkpoint(folder, trainer)
+def _read_models(trainer: Trainer, folder: Path) -> None:
+    model = trainer.actor.model
+    if has_adapter(model):
+        _load(folder / _ADAPTER, model, is_trained=True)
+        trainer.is_base_folded = (folder / _BASE).is_file()
+    else:
+        model.load_state_dict(load_model(folder / "policy").state_dict())
+    if trainer.is_base_folded:
+        _load(folder / _BASE, model, is_trained=False)
+    if trainer.critic is not None:
+        _load(folder / _CRITIC, trainer.critic, is_trained=True)
+    if isinstance(trainer.reference, PolicyModel):
+        trainer.reference.model.load_state_dict(load_file(folder / "reference" / "model.safetensors"), strict=False)
 
 
 def _parameters(module: nn.Module, *, is_trained: bool) -> dict[str, Tensor]:

@@ -16,9 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from turnwise.config.sections import learn as learning
 from turnwise.config.sections.model import Lora, ModelSettings, NoLora
 from turnwise.learn.adapters import add_adapter
-from turnwise.learn.models import torch_dtype
 from turnwise.learn.policy import ValueHead
 from turnwise.learn.tiny_reward import tiny_reward_config
+from turnwise.pretrained import torch_dtype
 
 _FLOAT32_BYTES = 4
 _ADAM_BYTES = 8

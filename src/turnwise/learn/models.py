@@ -1,4 +1,4 @@
-"""Model folders in, models out; and how a loaded model holds its numbers and its activations.
+"""How a loaded model holds its numbers and its activations, and where made models are kept.
 
 It knows nothing of batches, losses or adapters.
 """
@@ -9,35 +9,14 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils import logging as transformers_logging
 
 from turnwise.errors import ModelError
-
-
-def load_model(path: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A causal language model from a local folder or a hub name, in `dtype` whatever its files are in."""
-    transformers_logging.disable_progress_bar()
-    try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(str(path), dtype=dtype)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
-        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(
-            f"model.path '{path}' cannot be loaded as a causal language model: {first_line} "
-            "Give a Hugging Face model folder, a hub name, or 'tiny' for the built-in model."
-        ) from error
-    return cast(nn.Module, model).to(best_device())  # type: ignore[return-value]
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """The type behind `model.dtype`."""
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
 def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
@@ -70,10 +49,6 @@ def _run_checkpointed(layer: nn.Module, run: Callable[..., Any], forward: Callab
             layer.training = True
 
     return run(forward_without_dropout, *inputs)
-
-
-def best_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def cache_folder() -> Path:

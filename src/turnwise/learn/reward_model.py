@@ -19,7 +19,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 from transformers.utils import logging as transformers_logging
 
 from turnwise.errors import ModelError
-from turnwise.learn.models import best_device
+from turnwise.pretrained import best_device
 from turnwise.types import Message
 
 
@@ -58,7 +58,7 @@ class ConversationReader:
         return {name: cast(Tensor, rows) for name, rows in encoded.items()}
 
     def _render(self, conversation: Sequence[Message]) -> str:
-        turns = [{"role": message.role, "content": self._guarded(message.content)} for message in conversation]
+        turns = [{"role": message.role, "content": self._guarded(message.text)} for message in conversation]
         if not self._tokenizer.chat_template:
             return "\n".join(turn["content"] for turn in turns)
         return cast(str, self._tokenizer.apply_chat_template(turns, tokenize=False))

@@ -35,11 +35,19 @@ _CUTS = {
     "words": (r" ?\d| ?[^\W\d]+| ?[^\w\s]|\s", "isolated"),
 }
 
-_FORMAT = 2
+_FORMAT = 3
 """Part of a folder's name: raised when the same ingredients give another model."""
 
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    # Tools stand in front, one JSON object a line; calls and results in the tags that Hermes and Qwen models know.
+    "{% if tools %}{{ '<|system|>' }}{% for tool in tools %}{{ tool | tojson }}{{ '\\n' }}{% endfor %}"
+    "{{ '<|end|>' }}{% endif %}"
+    "{% for message in messages %}"
+    "{% if message['role'] == 'tool' %}{{ '<|user|><tool_response>' + message['content'] + '</tool_response>' }}"
+    "{% else %}{{ '<|' + message['role'] + '|>' + (message['content'] or '') }}{% endif %}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{{ '<tool_call>' }}{{ {'name': call['function']['name'], 'arguments': call['function']['arguments']} | tojson }}"
+    "{{ '</tool_call>' }}{% endfor %}"
     "{% if message['role'] == 'assistant' or message['role'] == 'system' %}{{ '<|end|>' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
@@ -55,9 +63,11 @@ def find_or_make(cache: Path, kind: str, ingredients: list[object], create: Call
     """The folder of a made model, named after all it is made of; it is whole or not there."""
     recipe = json.dumps(ingredients)
     folder = cache / f"{kind}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
-    if not (folder / "config.json").is_file():
-        transformers_logging.disable_progress_bar()
+    # In this order: another process may finish it at any moment, and what is whole must not be taken for broken.
+    if folder.is_dir() and not (folder / "config.json").is_file():
         shutil.rmtree(folder, ignore_errors=True)
+    if not folder.is_dir():
+        transformers_logging.disable_progress_bar()
         # Another process may be faster, and its model be in use already; both make the same.
         with whole_folder(folder, keeps_first=True, failures=(SafetensorError,)) as unfinished:
             create(unfinished)

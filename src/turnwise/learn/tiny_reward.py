@@ -35,7 +35,7 @@ _FORMAT = 1
 
 def tiny_reward_folder(cache: Path, *, pairs: Sequence[Preference], seed: int) -> Path:
     """The folder of the reward model that learnt from these pairs; trained on first use, found again later."""
-    texts = [[(message.role, message.content) for message in side] for pair in pairs for side in pair]
+    texts = [[(message.role, message.text) for message in side] for pair in pairs for side in pair]
     ingredients: list[object] = [_FORMAT, _SIZES.model_dump(), seed, texts]
     return find_or_make(cache, "tiny-reward", ingredients, lambda folder: _create(folder, pairs, seed))
 
@@ -62,7 +62,7 @@ def _create(folder: Path, pairs: Sequence[Preference], seed: int) -> None:
 
 def _sample_texts(pairs: Sequence[Preference]) -> list[str]:
     """Words look different behind a role token and behind a space."""
-    contents = [message.content for pair in pairs for side in pair for message in side]
+    contents = [message.text for pair in pairs for side in pair for message in side]
     return contents + [f" {text}" for text in contents]
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,10 +23,11 @@ from turnwise.config.sections import learn as learning
 from turnwise.config.sections.model import Lora, ModelSettings
 from turnwise.errors import LearnError
 from turnwise.learn.adapters import add_adapter, fold_adapter, has_adapter, merged_weights
+from turnwise.learn.checkpoint import read_state, write_state
 from turnwise.learn.correction import importance_weights
 from turnwise.learn.kl import KlPrice
 from turnwise.learn.losses import estimate_kl, value_loss
-from turnwise.learn.models import cast_parameters, checkpoint_gradients, torch_dtype
+from turnwise.learn.models import cast_parameters, checkpoint_gradients
 from turnwise.learn.pack import MicroBatch, micro_batches, pack_without_credit, token_weights
 from turnwise.learn.policy import (
     AdapterOffPolicy,
@@ -36,8 +38,11 @@ from turnwise.learn.policy import (
     TokenScores,
     TrunkCritic,
 )
-from turnwise.learn.warm_start import add_imitation_gradient
-from turnwise.protocols import PolicyLoss, Weights
+from turnwise.learn.tracer import UpdateTracer
+from turnwise.learn.warm_start import add_imitation_gradient, imitate
+from turnwise.pretrained import load_model, torch_dtype
+from turnwise.protocols import Imitation, PolicyLoss, Weights
+from turnwise.sites import LearnerSite
 from turnwise.types import Annotations, Batch, Experience, FloatArray, StepReport
 
 _PLAIN = ModelSettings()
@@ -45,7 +50,18 @@ _PLAIN = ModelSettings()
 
 
 class Trainer:
-    """The learner: actor, optional critic and reference, one optimizer."""
+    """`learn.type: ppo`: actor, optional critic and reference, one optimizer."""
+
+    @classmethod
+    def open(cls, settings: learning.LearnSettings, site: LearnerSite) -> Trainer:
+        return cls(
+            load_model(site.model_path),
+            settings,
+            site.loss,
+            temperature=site.temperature,
+            seed=site.seed,
+            model_settings=site.model,
+        )
 
     def __init__(
         self,
@@ -108,17 +124,42 @@ class Trainer:
         meter = _Meter()
         self._set_learning_rate()
         batch, importance = self._correct(batch, meter)
+        is_corrected = not isinstance(self.settings.correction, learning.NoCorrection)
+        proximal = batch.behavior_logprobs if is_corrected else None
+        tracer = UpdateTracer(batch, num_epochs=self.settings.epochs, proximal_logprobs=proximal)
         for epoch in range(self.settings.epochs):
+            tracer.begin_epoch(epoch)
             order = self.rng.permutation(batch.num_rows)
-            for number, rows in enumerate(np.array_split(order, min(self.settings.minibatches, len(order)))):
-                # Before the first optimizer step the policy is the one that sampled: the gap should be rounding only.
-                is_fresh = epoch == 0 and number == 0
-                self._update(batch, importance, rows, meter, is_fresh=is_fresh)
+            for rows in np.array_split(order, min(self.settings.minibatches, len(order))):
+                self._update(batch, importance, rows, meter, tracer)
         self.policy_version += 1
         metrics = self._charged | meter.means() | _batch_metrics(batch) | {"lr": self.optimizer.param_groups[0]["lr"]}
         return StepReport(
-            policy_version=self.policy_version, metrics={f"learn/{name}": value for name, value in metrics.items()}
+            policy_version=self.policy_version,
+            metrics={f"learn/{name}": value for name, value in metrics.items()},
+            trace=tracer.finish(),
         )
+
+    def imitate(
+        self, demonstrations: Sequence[Experience], how: Imitation, on_step: Callable[[int, int], None]
+    ) -> float:
+        """Maximise the likelihood of what was demonstrated; the result is also the reference."""
+        loss = imitate(
+            self.actor,
+            demonstrations,
+            how,
+            seed=self.seed,
+            micro_batch_tokens=self.settings.micro_batch_tokens,
+            on_step=on_step,
+        )
+        self.refresh_reference()
+        return loss
+
+    def save_state(self, folder: Path) -> None:
+        write_state(self, folder)
+
+    def load_state(self, folder: Path) -> None:
+        read_state(self, folder)
 
     def supervise(self, demonstrations: Sequence[Experience]) -> None:
         """Mix these into every optimizer step (`learn.ptx`)."""
@@ -175,7 +216,7 @@ class Trainer:
     # --- one optimizer step --------------------------------------------------------------------------------------
 
     def _update(
-        self, batch: Batch, importance: FloatArray, rows: NDArray[np.int64], meter: _Meter, *, is_fresh: bool
+        self, batch: Batch, importance: FloatArray, rows: NDArray[np.int64], meter: _Meter, tracer: UpdateTracer
     ) -> None:
         weights = token_weights(batch, rows, self.settings.aggregation)
         num_tokens = int(np.count_nonzero(weights))
@@ -186,13 +227,15 @@ class Trainer:
             with torch.set_grad_enabled(not self._is_critic_alone):
                 scores = self.actor.score(micro)
             token_importance = torch.as_tensor(importance[micro.source], device=self._device)
-            token_losses = self._token_losses(micro, scores, token_importance, num_tokens, meter)
+            token_losses = self._token_losses(micro, scores, token_importance, num_tokens, meter, tracer)
             (token_losses * torch.as_tensor(weights[micro.source], device=self._device)).sum().backward()
-            if is_fresh and isinstance(self.settings.correction, learning.NoCorrection):
+            # Before the first optimizer step the policy is the one that sampled: the gap should be rounding only.
+            if tracer.num_steps == 0 and isinstance(self.settings.correction, learning.NoCorrection):
                 gap = (scores.logprobs.detach() - micro.behavior_logprobs).abs()
                 meter.note("behavior_gap", float(gap.sum()) / num_tokens)
         self._add_supervised_gradient(meter)
         self._apply_gradients(meter)
+        tracer.end_minibatch(rows)
 
     @property
     def _is_critic_alone(self) -> bool:
@@ -211,10 +254,17 @@ class Trainer:
         meter.add("ptx_loss", torch.tensor(loss), 1)
 
     def _token_losses(
-        self, micro: MicroBatch, scores: TokenScores, importance: Tensor, num_tokens: int, meter: _Meter
+        self,
+        micro: MicroBatch,
+        scores: TokenScores,
+        importance: Tensor,
+        num_tokens: int,
+        meter: _Meter,
+        tracer: UpdateTracer,
     ) -> Tensor:
         """[N] everything that is minimised, token by token."""
         policy_loss, details = self._loss(scores.logprobs, micro.behavior_logprobs, micro.advantages, micro.turn)
+        tracer.note(micro, scores, details)
         policy_loss = policy_loss * importance
         total = policy_loss - self.settings.entropy_coef * scores.entropies
         moved = scores.logprobs.detach() - micro.behavior_logprobs

@@ -11,34 +11,33 @@ from torch import nn
 
 from turnwise.learn.pack import micro_batches, pack_without_credit
 from turnwise.learn.policy import PolicyModel
+from turnwise.protocols import Imitation
 from turnwise.types import Batch, Experience
 
 
 def imitate(
     actor: PolicyModel,
     demonstrations: Sequence[Experience],
+    how: Imitation,
     *,
-    steps: int,
-    batch_rows: int,
-    lr: float,
     seed: int,
     micro_batch_tokens: int,
-    on_step: Callable[[int, float], None] | None = None,
+    on_step: Callable[[int, int], None] | None = None,
 ) -> float:
     """Maximise the likelihood of the demonstrated tokens; returns the last step's mean loss per token."""
     batch = pack_without_credit(demonstrations)
     rng = np.random.default_rng(seed)
     trained = [p for p in actor.model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(trained, lr=how.lr, betas=(0.9, 0.95), weight_decay=0.0)
     loss = 0.0
-    for step in range(steps):
-        rows = rng.choice(batch.num_rows, size=min(batch_rows, batch.num_rows), replace=False)
+    for step in range(how.steps):
+        rows = rng.choice(batch.num_rows, size=min(how.batch_rows, batch.num_rows), replace=False)
         optimizer.zero_grad(set_to_none=True)
         loss = add_imitation_gradient(actor, batch, rows, coef=1.0, micro_batch_tokens=micro_batch_tokens)
         nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         if on_step is not None:
-            on_step(step + 1, loss)
+            on_step(step + 1, how.steps)
     return loss
 
 

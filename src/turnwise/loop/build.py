@@ -1,6 +1,7 @@
-"""Settings in, connected objects out: the only place that knows every concrete class.
+"""Settings in, connected objects out: the one place where names become parts.
 
-Collaborators meet here and nowhere else; each gets the others as protocols.
+Collaborators meet here and nowhere else; each gets the others as protocols. What a config names is found in a registry
+and opened from its own section, so no engine, learner, buffer, weight transport or loop is known by its class.
 """
 
 from __future__ import annotations
@@ -14,35 +15,48 @@ from typing import Any, cast
 from transformers import PreTrainedTokenizerBase
 
 from turnwise.config.checks import rewards_have_one_source
-from turnwise.config.registry import CREDITS, ENGINES, LOSSES, PRIORITIES, WORKFLOWS, import_reward_function
+from turnwise.config.registry import (
+    BUFFERS,
+    CREDITS,
+    ENGINES,
+    LEARNERS,
+    LOOPS,
+    LOSSES,
+    PRIORITIES,
+    TRANSPORTS,
+    WORKFLOWS,
+    Registry,
+    import_reward_function,
+)
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.sections.engine import LocalEngineParams
 from turnwise.config.sections.reward import FunctionJudgeSettings, ModelJudgeSettings, NoJudge
-from turnwise.context.manager import ContextManager
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
-from turnwise.engine.local import LocalEngine
-from turnwise.engine.scoped import ScopedEngine
 from turnwise.envs.prompts.letters import training_preferences
 from turnwise.envs.selectors import ByDifficulty, FiniteTasks, Selector, Sequential, Shuffled
 from turnwise.envs.tasks import SeedTasks
 from turnwise.errors import ConfigError
-from turnwise.experience.buffer import BufferRules, MemoryBuffer
-from turnwise.experience.store import ExperienceStore
-from turnwise.learn.models import cache_folder, load_model, torch_dtype
+from turnwise.learn.models import cache_folder
 from turnwise.learn.reward_model import load_judge
 from turnwise.learn.tiny_reward import tiny_reward_folder
-from turnwise.learn.trainer import Trainer
-from turnwise.loop.worlds import World, main_world, worlds_of
-from turnwise.protocols import CreditRule, GroupPriority, Judge, PolicyLoss
-from turnwise.report.run_dir import RunDirectory
-from turnwise.rollout.agent_proxy import AgentProxy
+from turnwise.loop.parts import ExploreParts, LearnParts, PlayParts, TrainParts, Words
+from turnwise.protocols import (
+    Buffer,
+    ChatTemplate,
+    CreditRule,
+    Engine,
+    Judge,
+    Learner,
+    Mailbox,
+    TaskSource,
+)
+from turnwise.rollout.agent_proxy import AgentProxy, PlayRules
 from turnwise.rollout.env_manager import EnvConfigs, EnvStateManager
 from turnwise.rollout.judges import FunctionJudge, Judging
-from turnwise.rollout.runner import Front, RunnerLimits
-from turnwise.rollout.step_wise import Workflow
-from turnwise.rollout.workflow import EnvironmentFront, WorkflowFactory
-from turnwise.rollout.workflow_front import Terms, WorkflowFront
+from turnwise.rollout.limits import RunnerLimits
+from turnwise.rollout.workflow import Workflow
+from turnwise.rollout.worlds import World, main_world, worlds_of
+from turnwise.sites import BufferSite, EngineSite, LearnerSite, TransportSite
 from turnwise.sync.memory import MemoryChannel
 from turnwise.types import Sampling, Task
 
@@ -53,139 +67,202 @@ _JUDGE_SEED = 0
 """The built-in judge is a yardstick: the same for runs of all seeds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlayParts:
-    """What is needed to play with a policy: for evaluation alone, this is all."""
-
-    settings: TurnwiseSettings
-    tokenizer: PreTrainedTokenizerBase
-    template: LearnedTemplate
-    engine: LocalEngine
-    eval_proxy: AgentProxy
-    eval_tasks: Sequence[Task]
-    judging: Judging | None
-    """None where the environment gives its own rewards."""
+# --- the parts of a process ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainParts(PlayParts):
-    """Everything a training loop connects."""
-
-    tasks: SeedTasks | FiniteTasks
-    proxy: AgentProxy
-    greedy_proxy: AgentProxy | None
-    """Plays each task once more, greedily, for credit that measures against it."""
-    new_proxies: Callable[[], tuple[AgentProxy, AgentProxy | None]]
-    """Makes the two above once more, for a rollout beside a running one."""
-    context: ContextManager
-    buffer: MemoryBuffer | ExperienceStore
-    credit: CreditRule
-    learner: Trainer
-    channel: MemoryChannel
-
-    @property
-    def groups_per_rollout(self) -> int:
-        return sum(self.tasks.num_groups)
-
-
-def build_play(settings: TurnwiseSettings, model_path: str | Path, *, split: str = "eval") -> PlayParts:
-    """Tokenizer, engine and the tasks of a split, each to be played once."""
-    tokenizer, template, engine = build_engine(settings, str(model_path))
+def build_play(
+    settings: TurnwiseSettings, model_path: str | Path, *, split: str = "eval", run_path: Path | None = None
+) -> PlayParts:
+    """A model that answers, and the tasks of a split, each to be played once."""
+    words = load_words(settings, str(model_path))
+    engine = open_engine(words, str(model_path), run_path=run_path)
     judging = build_judging(settings)
+    stage = Stage(settings=settings, template=words.template, engine=engine, judging=judging)
     return PlayParts(
-        settings=settings,
-        tokenizer=tokenizer,
-        template=template,
+        **vars(words),
         engine=engine,
-        # Each task once, greedily by default.
-        eval_proxy=_build_proxy(
-            settings,
-            [replace(main_world(settings), groups=settings.eval.episodes)],
-            template,
-            engine,
-            judging,
+        channel=MemoryChannel([engine]),
+        judging=judging,
+        eval_proxy=stage.proxy(
+            [replace(main_world(settings), groups=max(settings.eval.episodes, 1))],
             split="eval",
-            group_size=1,
             temperature=settings.eval.temperature,
         ),
         eval_tasks=held_out_tasks(settings, split),
-        judging=judging,
     )
 
 
-def build_engine(settings: TurnwiseSettings, path: str) -> tuple[PreTrainedTokenizerBase, LearnedTemplate, LocalEngine]:
-    """A model that answers, with its words."""
-    tokenizer = load_tokenizer(path)
-    template = LearnedTemplate(tokenizer)
-    if settings.context.system_prompt and not template.accepts_system:
-        raise ConfigError(f"context.system_prompt is set and the chat template of '{path}' has no system role.")
-    engine_class = cast(Callable[..., LocalEngine], ENGINES.get_target(settings.engine.type))
-    model = load_model(path, torch_dtype(settings.model.dtype))
-    engine = engine_class(model, stop_ids=template.stop_ids, max_rows=cast(LocalEngineParams, settings.engine).max_rows)
-    return cast(PreTrainedTokenizerBase, tokenizer), template, engine
-
-
-def build_train(settings: TurnwiseSettings, model_path: str | Path, *, run_path: Path | None = None) -> TrainParts:
-    """All parts of a training run; `run_path` is where a durable buffer lies."""
-    play = build_play(settings, model_path)
-    worlds = worlds_of(settings)
-    loss_class = cast(Callable[[Any], PolicyLoss], LOSSES.get_target(cast(Any, settings.learn.loss).type))
-    credit_class = cast(Callable[[Any], CreditRule], CREDITS.get_target(cast(Any, settings.credit).type))
-    credit = credit_class(settings.credit)
-    rollout = partial(_build_proxy, settings, worlds, play.template, play.engine, play.judging, split="train")
-    learner = Trainer(
-        load_model(model_path),
-        settings.learn,
-        loss_class(settings.learn.loss),
-        temperature=settings.rollout.temperature,
-        seed=settings.run.seed,
-        model_settings=settings.model,
-    )
+def build_explore(settings: TurnwiseSettings, model_path: str | Path, *, run_path: Path | None = None) -> ExploreParts:
+    """What an explorer needs: no learner is made."""
+    play, worlds, rollout = build_play(settings, model_path, run_path=run_path), worlds_of(settings), settings.rollout
+    stage = Stage(settings=settings, template=play.template, engine=play.engine, judging=play.judging)
+    needs_greedy = bool(getattr(_chosen(CREDITS, settings.credit), "needs_greedy", False))
 
     def new_proxies() -> tuple[AgentProxy, AgentProxy | None]:
-        proxy = rollout(group_size=settings.rollout.group_size, temperature=settings.rollout.temperature)
-        return proxy, rollout(group_size=1, temperature=0.0) if credit.needs_greedy else None
+        sampled = stage.proxy(worlds, split="train", group_size=rollout.group_size, temperature=rollout.temperature)
+        return sampled, stage.proxy(worlds, split="train") if needs_greedy else None
 
     proxy, greedy_proxy = new_proxies()
-    return TrainParts(
-        settings=settings,
-        tokenizer=play.tokenizer,
-        template=play.template,
-        engine=play.engine,
-        eval_proxy=play.eval_proxy,
-        eval_tasks=play.eval_tasks,
-        judging=play.judging,
+    return ExploreParts(
+        **vars(play),
         tasks=build_tasks(settings, worlds),
+        groups_per_rollout=sum(world.groups for world in worlds),
         proxy=proxy,
         greedy_proxy=greedy_proxy,
         new_proxies=new_proxies,
-        context=build_context(worlds, play.template),
-        buffer=build_buffer(settings, run_path),
-        credit=credit,
-        learner=learner,
-        channel=MemoryChannel([play.engine]),
+        buffer=open_buffer(settings, run_path),
+        open_mailbox=partial(open_mailbox, settings, run_path),
     )
 
 
-def build_buffer(settings: TurnwiseSettings, run_path: Path | None) -> MemoryBuffer | ExperienceStore:
+def build_learn(settings: TurnwiseSettings, model_path: str | Path, *, run_path: Path | None = None) -> LearnParts:
+    """What a trainer needs: no engine is opened."""
+    return LearnParts(
+        **vars(load_words(settings, str(model_path))),
+        buffer=open_buffer(settings, run_path),
+        **_learning(settings, model_path),
+        open_mailbox=partial(open_mailbox, settings, run_path),
+    )
+
+
+def build_train(settings: TurnwiseSettings, model_path: str | Path, *, run_path: Path | None = None) -> TrainParts:
+    """All parts of a run; `run_path` is where what outlives the process lies."""
+    explore = build_explore(settings, model_path, run_path=run_path)
+    return TrainParts(**vars(explore), **_learning(settings, model_path))
+
+
+def _learning(settings: TurnwiseSettings, model_path: str | Path) -> dict[str, Any]:
+    credit = cast(CreditRule, _chosen(CREDITS, settings.credit)(settings.credit))
+    return {"credit": credit, "learner": open_learner(settings, str(model_path))}
+
+
+# --- what a config names ---------------------------------------------------------------------------------------------
+
+
+def _chosen(registry: Registry, section: Any, key: str = "type") -> Any:
+    return registry.get_target(getattr(section, key))
+
+
+def load_words(settings: TurnwiseSettings, model_path: str) -> Words:
+    """The tokenizer of a model and its chat template."""
+    tokenizer = load_tokenizer(model_path)
+    template = LearnedTemplate(tokenizer)
+    if settings.context.system_prompt and not template.accepts_system:
+        raise ConfigError(f"context.system_prompt is set and the chat template of '{model_path}' has no system role.")
+    return Words(settings=settings, tokenizer=cast(PreTrainedTokenizerBase, tokenizer), template=template)
+
+
+def open_engine(words: Words, model_path: str, *, policy_version: int = 0, run_path: Path | None = None) -> Engine:
+    settings = words.settings
+    site = EngineSite(
+        model_path=model_path,
+        dtype=settings.model.dtype,
+        template=words.template,
+        policy_version=policy_version,
+        run_path=run_path,
+    )
+    return cast(Engine, _chosen(ENGINES, settings.engine).open(settings.engine, site))
+
+
+def open_learner(settings: TurnwiseSettings, model_path: str) -> Learner:
+    site = LearnerSite(
+        model_path=model_path,
+        model=settings.model,
+        loss=_chosen(LOSSES, settings.learn.loss)(settings.learn.loss),
+        temperature=settings.rollout.temperature,
+        seed=settings.run.seed,
+    )
+    return cast(Learner, _chosen(LEARNERS, settings.learn).open(settings.learn, site))
+
+
+def open_buffer(settings: TurnwiseSettings, run_path: Path | None) -> Buffer:
     """The buffer of a run; a durable one that is there already is opened."""
     chosen = settings.buffer
-    priority = cast(Callable[[Any], GroupPriority], PRIORITIES.get_target(cast(Any, chosen.priority).type))
-    rules = BufferRules(
-        train_batch_size=chosen.train_batch_size,
-        unit=chosen.unit,
-        capacity=chosen.capacity,
-        reuse_cooldown=chosen.reuse_cooldown,
-        priority=priority(chosen.priority),
+    site = BufferSite(priority=_chosen(PRIORITIES, chosen.priority)(chosen.priority), run_path=run_path)
+    return cast(Buffer, _chosen(BUFFERS, chosen).open(chosen, site))
+
+
+def open_mailbox(settings: TurnwiseSettings, run_path: Path | None, ring: Callable[[], None]) -> Mailbox:
+    """The way of weights from trainer to explorer."""
+    site = TransportSite(ring=ring, run_path=run_path)
+    return cast(Mailbox, _chosen(TRANSPORTS, settings.sync, "method").open(settings.sync, site))
+
+
+def find_loop(settings: TurnwiseSettings) -> Callable[..., Any]:
+    """What runs exploring and learning in one process: `loop.type`."""
+    return _chosen(LOOPS, settings.loop)
+
+
+def find_workflow(settings: TurnwiseSettings) -> type[Workflow]:
+    """The class behind `rollout.workflow`, with arguments that it takes."""
+    name = settings.rollout.workflow
+    chosen = WORKFLOWS.get_target(name)
+    if not (isinstance(chosen, type) and issubclass(chosen, Workflow)):
+        raise ConfigError(
+            f"rollout.workflow: '{name}' is {chosen!r}; expected a class that extends turnwise.Workflow, or one of its "
+            "kinds: StepWiseRewardWorkflow, RewardPropagationWorkflow."
+        )
+    chosen.check_args(settings.rollout.workflow_args)
+    return chosen
+
+
+# --- plays -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """What every play of a run has in common: a model, its words, and who judges."""
+
+    settings: TurnwiseSettings
+    template: ChatTemplate
+    engine: Engine
+    judging: Judging | None = None
+    """None where the environment gives its own rewards."""
+
+    def proxy(
+        self,
+        worlds: Sequence[World],
+        *,
+        split: str,
+        group_size: int = 1,
+        temperature: float = 0.0,
+        workflow: type[Workflow] | None = None,
+    ) -> AgentProxy:
+        """A scheduler of plays, by default each task once and greedily; `workflow` stands in for the settings'."""
+        rollout = self.settings.rollout
+        chosen = workflow or find_workflow(self.settings)
+        rules = PlayRules(
+            sampling=Sampling(temperature=temperature),
+            seed=self.settings.run.seed,
+            workflow_args=rollout.workflow_args,
+            limits=RunnerLimits(
+                max_concurrent=rollout.max_concurrent,
+                timeout_s=rollout.episode_timeout_s,
+                max_retries=rollout.max_retries,
+            ),
+        )
+        states = build_states(self.settings, worlds, split, group_size=group_size)
+        contexts = {world.tag: world.context for world in worlds}
+        return AgentProxy(chosen, states, contexts, self.engine, self.template, rules=rules, judging=self.judging)
+
+
+def build_states(
+    settings: TurnwiseSettings, worlds: Sequence[World], split: str, *, group_size: int
+) -> EnvStateManager:
+    by_tag = {world.tag: world for world in worlds}
+    return EnvStateManager(
+        lambda tag, of_split: by_tag[tag].make(of_split),
+        env_groups=sum(world.groups for world in worlds),
+        group_size=group_size,
+        env_configs=EnvConfigs(tags=tuple(by_tag), n_groups=tuple(world.groups for world in worlds)),
+        limits={world.tag: world.limits for world in worlds},
+        split=split,
+        invalid_penalty=settings.rollout.invalid_penalty,
+        first_seed=first_train_seed(settings),
     )
-    if chosen.type == "memory":
-        return MemoryBuffer(rules)
-    if run_path is None:
-        raise ConfigError("buffer.type: 'sqlite' given without a run directory to keep it in; expected 'memory'.")
-    return ExperienceStore(RunDirectory(run_path).experience, rules)
 
 
-def build_tasks(settings: TurnwiseSettings, worlds: Sequence[World]) -> SeedTasks | FiniteTasks:
+def build_tasks(settings: TurnwiseSettings, worlds: Sequence[World]) -> TaskSource:
     """The tasks of training: new ones for ever, or a finite set in the order of a selector."""
     chosen, first_seed = settings.tasks, first_train_seed(settings)
     tags, num_groups = [world.tag for world in worlds], [world.groups for world in worlds]
@@ -208,73 +285,6 @@ def held_out_tasks(settings: TurnwiseSettings, split: str = "eval") -> list[Task
 
 def first_train_seed(settings: TurnwiseSettings) -> int:
     return settings.rollout.first_seed + settings.run.seed * _SEEDS_PER_RUN
-
-
-def build_context(worlds: Sequence[World], template: LearnedTemplate) -> ContextManager:
-    return ContextManager(template, {world.tag: world.context for world in worlds})
-
-
-def build_states(
-    settings: TurnwiseSettings, worlds: Sequence[World], split: str, *, group_size: int
-) -> EnvStateManager:
-    by_tag = {world.tag: world for world in worlds}
-    return EnvStateManager(
-        lambda tag, of_split: by_tag[tag].make(of_split),
-        env_groups=sum(world.groups for world in worlds),
-        group_size=group_size,
-        env_configs=EnvConfigs(tags=tuple(by_tag), n_groups=tuple(world.groups for world in worlds)),
-        limits={world.tag: world.limits for world in worlds},
-        split=split,
-        invalid_penalty=settings.rollout.invalid_penalty,
-        first_seed=first_train_seed(settings),
-    )
-
-
-def _build_proxy(
-    settings: TurnwiseSettings,
-    worlds: Sequence[World],
-    template: LearnedTemplate,
-    engine: LocalEngine,
-    judging: Judging | None,
-    *,
-    split: str,
-    group_size: int,
-    temperature: float,
-) -> AgentProxy:
-    rollout = settings.rollout
-    sampling = replace(Sampling(), temperature=temperature)
-    # Each proxy chooses its cache keys as if it had the engine to itself.
-    scoped = ScopedEngine(engine)
-    front: Front
-    chosen = WORKFLOWS.get_target(rollout.workflow)
-    if isinstance(chosen, type) and issubclass(chosen, Workflow):
-        chosen.check_args(rollout.workflow_args)
-        terms = {world.tag: _terms_of(world, settings) for world in worlds}
-        seed = settings.run.seed
-        front = WorkflowFront(chosen, terms, scoped, template, group_size=group_size, sampling=sampling, seed=seed)
-    else:
-        front = EnvironmentFront(
-            build_states(settings, worlds, split, group_size=group_size),
-            build_context(worlds, template),
-            scoped,
-            cast(WorkflowFactory, chosen),
-            sampling=sampling,
-            seed=settings.run.seed,
-        )
-    limits = RunnerLimits(
-        max_concurrent=rollout.max_concurrent, timeout_s=rollout.episode_timeout_s, max_retries=rollout.max_retries
-    )
-    return AgentProxy(front, limits=limits, judging=judging)
-
-
-def _terms_of(world: World, settings: TurnwiseSettings) -> Terms:
-    return Terms(
-        make_env=world.make,
-        context=world.context,
-        limits=world.limits,
-        invalid_penalty=settings.rollout.invalid_penalty,
-        workflow_args=settings.rollout.workflow_args,
-    )
 
 
 def build_judging(settings: TurnwiseSettings) -> Judging | None:

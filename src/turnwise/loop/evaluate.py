@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.base import BaseEnv
-from turnwise.envs.boundary import reset_env, step_env
+from turnwise.envs.boundary import reset_env
 from turnwise.errors import ConfigError, RewardError, did_you_mean
-from turnwise.loop.build import PlayParts, build_judging
-from turnwise.loop.worlds import main_world
+from turnwise.loop.build import build_judging
+from turnwise.loop.parts import PlayParts
 from turnwise.rollout.judges import Judging
-from turnwise.rollout.rules import Rule, measure_rule, rules_of
+from turnwise.rollout.rules import Rule, measure_rule, play_rule, rules_of
+from turnwise.rollout.worlds import main_world
 from turnwise.types import Message, Task, Trajectory
 
 
@@ -49,9 +50,17 @@ async def evaluate_policy(parts: PlayParts, advance: Callable[[int, int], None] 
     )
 
 
+async def evaluate_once(parts: PlayParts, advance: Callable[[int, int], None] | None = None) -> Evaluation:
+    """The same with parts that nobody needs afterwards: their engine is closed."""
+    try:
+        return await evaluate_policy(parts, advance)
+    finally:
+        await parts.engine.close()
+
+
 def is_evaluation_due(settings: TurnwiseSettings, step: int) -> bool:
     """Whether the policy is evaluated after this step, beside before and after the run."""
-    return settings.eval.every > 0 and step % settings.eval.every == 0
+    return settings.eval.episodes > 0 and settings.eval.every > 0 and step % settings.eval.every == 0
 
 
 def measure_rule_in(settings: TurnwiseSettings, rule: str, tasks: Sequence[Task]) -> tuple[float, float]:
@@ -85,16 +94,11 @@ def _measure(
 
 def _converse(env: BaseEnv, rule: Rule, task: Task, max_actions: int) -> list[Message]:
     """What a judge would read if the rule had played."""
-    observation = reset_env(env, seed=task.seed, split=task.split)
-    conversation: list[Message] = []
-    for _ in range(max_actions):
-        action = rule(env)
-        conversation += [Message("user", observation), Message("assistant", action)]
-        result = step_env(env, action)
-        if result.done:
-            break
-        observation = result.text
-    return conversation
+    return [
+        message
+        for move in play_rule(env, rule, task, max_actions=max_actions)
+        for message in (Message("user", move.observation), Message("assistant", move.action))
+    ]
 
 
 def _env_and_rules(settings: TurnwiseSettings, split: str) -> tuple[BaseEnv, dict[str, Rule]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from turnwise.config.sections.reward import NoFilter
-from turnwise.loop.build import TrainParts
+from turnwise.loop.parts import ExploreParts
 from turnwise.rollout.filters import filter_groups
 from turnwise.types import Group, Metrics, Task, Trajectory, TrajectoryId
 
@@ -20,12 +20,17 @@ class Explored:
     kept: list[Group]
 
     @property
+    def tokens_sampled(self) -> int:
+        plays = [t for group in self.played for t in (*group.trajectories, group.greedy) if t is not None]
+        return sum(segment.num_action_tokens for t in plays for segment in t.segments)
+
+    @property
     def metrics(self) -> Metrics:
         return {"rollout/groups_played": float(len(self.played)), "rollout/groups_kept": float(len(self.kept))}
 
 
 async def explore(
-    parts: TrainParts,
+    parts: ExploreParts,
     step: int,
     *,
     on_done: Callable[[Trajectory], None] | None = None,
@@ -39,9 +44,9 @@ async def explore(
     max_rounds = 1 if isinstance(chosen, NoFilter) else chosen.max_rounds
     played: list[Group] = []
     kept: list[Group] = []
-    for number in range(max_rounds):
+    for _ in range(max_rounds):
         tasks = parts.tasks.take(wanted, besides=[group.task for group in played])
-        groups = await _play(parts, tasks, step, number, on_done, known)
+        groups = await _play(parts, tasks, step, on_done, known)
         played += groups
         kept += filter_groups(groups, chosen)
         if len(kept) >= wanted:
@@ -51,14 +56,13 @@ async def explore(
 
 
 async def _play(
-    parts: TrainParts,
+    parts: ExploreParts,
     tasks: list[Task],
     step: int,
-    round_number: int,
     on_done: Callable[[Trajectory], None] | None,
     known: Mapping[TrajectoryId, Trajectory],
 ) -> list[Group]:
-    groups = await parts.proxy.collect(tasks, rollout=step, round_number=round_number, on_done=on_done, known=known)
+    groups = await parts.proxy.collect(tasks, rollout=step, on_done=on_done, known=known)
     if parts.greedy_proxy is None:
         return groups
     greedy = await parts.greedy_proxy.collect(tasks, rollout=step)

@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from turnwise.experience.build import build_experiences
-from turnwise.loop.build import TrainParts
-from turnwise.loop.evaluate import is_evaluation_due
 from turnwise.loop.explore import Explored, explore
-from turnwise.loop.serial import LoopStep, describe_step, env_seconds, learn_from, refuse_to_starve
-from turnwise.protocols import Mailbox, PolicyMark
+from turnwise.loop.parts import ExploreParts, TrainParts
+from turnwise.loop.serial import LoopStep, describe_step, env_seconds, learn_from
+from turnwise.loop.starving import refuse_to_starve
+from turnwise.protocols import PolicyMark
 from turnwise.report.metrics import Stopwatch
-from turnwise.sync.memory import MemoryMailbox
 from turnwise.sync.styles import rules_of
 from turnwise.sync.synchronizer import ExplorerEnd, TrainerEnd
 from turnwise.sync.waiting import Bell
@@ -31,12 +30,14 @@ async def train_pipelined(
     *,
     start_step: int,
     on_step: Callable[[LoopStep], Awaitable[None]],
-    make_mailbox: Callable[[Bell], Mailbox] = MemoryMailbox,
 ) -> None:
     """Run from `start_step` steps done to `learn.steps`."""
     settings, bell = parts.settings, Bell()
-    rules, mailbox = rules_of(settings.sync), make_mailbox(bell)
+    rules, mailbox = rules_of(settings.sync), parts.open_mailbox(bell.ring)
     start = PolicyMark(start_step, parts.learner.policy_version)
+    if (newest := mailbox.newest()) is not None and newest > start:
+        # Left by a process that was cut short: those updates are made again, and nobody may have their weights early.
+        mailbox.post(start, parts.learner.weights())
     explorer = Explorer(
         parts,
         ExplorerEnd(rules, mailbox, parts.channel, bell, start=start, timeout_s=settings.sync.timeout_s),
@@ -62,12 +63,8 @@ async def train_pipelined(
                 experiences = parts.buffer.take(step)
                 num_starved = 0 if experiences else num_starved + 1
                 refuse_to_starve(explored, step, num_starved)
-                report = await asyncio.to_thread(learn_from, parts, experiences)
-            with watch.section("sync"):
-                if is_evaluation_due(settings, step):
-                    # An evaluation is about the newest policy; that the explorer has it early does no harm.
-                    await parts.channel.publish(parts.learner.weights(), report.policy_version)
-            done = describe_step(parts, step, explored, experiences, report, tasks=explorer.tasks_before(step + 1))
+                learnt = await asyncio.to_thread(learn_from, parts, experiences)
+            done = describe_step(parts.buffer, step, explored, learnt, tasks=explorer.tasks_before(step + 1))
             overlap = {
                 "sync/version_lag": float(lag),
                 "sync/explorer_wait_s": explorer.end.waited_s - waits[0],
@@ -76,7 +73,7 @@ async def train_pipelined(
             await on_step(replace(done, metrics={**done.metrics, **overlap}))
             # Only now: with no staleness allowed, the next rollout must not share the engine with an evaluation.
             with watch.section("sync"):
-                trainer_end.finish_update(PolicyMark(step, report.policy_version))
+                trainer_end.finish_update(PolicyMark(step, learnt.policy_version))
     finally:
         await explorer.stop()
 
@@ -97,12 +94,12 @@ class Explorer:
 
     def __init__(
         self,
-        parts: TrainParts,
+        parts: ExploreParts,
         end: ExplorerEnd,
         bell: Bell,
         *,
         max_running: int,
-        play: Callable[[TrainParts, int], Awaitable[Explored]] | None = None,
+        play: Callable[[ExploreParts, int], Awaitable[Explored]] | None = None,
     ) -> None:
         """`max_running` rollouts are begun and not yet handed over, at most; `play` plays one (default: `explore`)."""
         self.end = end
@@ -188,7 +185,7 @@ class Explorer:
         finally:
             self._free.append(lane)
 
-    def _new_lane(self) -> TrainParts:
+    def _new_lane(self) -> ExploreParts:
         proxy, greedy_proxy = self._parts.new_proxies()
         lane = replace(self._parts, proxy=proxy, greedy_proxy=greedy_proxy)
         self._lanes.append(lane)

@@ -13,19 +13,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.reward import NoFilter
 from turnwise.experience.build import build_experiences
 from turnwise.experience.files import read_experiences
-from turnwise.loop.build import TrainParts
-from turnwise.loop.evaluate import is_evaluation_due
+from turnwise.loop.build import open_mailbox
 from turnwise.loop.explore import Explored, explore
+from turnwise.loop.parts import ExploreParts, LearnParts
 from turnwise.loop.pipelined import Explorer
 from turnwise.loop.serial import LoopStep, describe_step, learn_from
-from turnwise.protocols import Buffer, PolicyMark
+from turnwise.protocols import Buffer, Mailbox, PolicyMark
 from turnwise.report.journal import TrajectoryJournal
 from turnwise.report.metrics import Stopwatch
 from turnwise.report.run_dir import RunDirectory
-from turnwise.sync.checkpoint import CheckpointMailbox
 from turnwise.sync.presence import RolePlace, RoleRecord
 from turnwise.sync.styles import rules_of
 from turnwise.sync.synchronizer import ExplorerEnd, TrainerEnd
@@ -41,17 +41,17 @@ class Shared:
     """What the two processes of a run share beside the buffer."""
 
     bell: Bell
-    mailbox: CheckpointMailbox
+    mailbox: Mailbox
     explorer: RolePlace
     trainer: RolePlace
     unfinished: Path
 
     @classmethod
-    def open(cls, directory: RunDirectory) -> Shared:
+    def open(cls, settings: TurnwiseSettings, directory: RunDirectory) -> Shared:
         bell, roles = Bell(), directory.path / "roles"
         return cls(
             bell=bell,
-            mailbox=CheckpointMailbox(directory.path / "weights", bell),
+            mailbox=open_mailbox(settings, directory.path, bell.ring),
             explorer=RolePlace(roles, "explorer"),
             trainer=RolePlace(roles, "trainer"),
             unfinished=directory.unfinished,
@@ -65,7 +65,7 @@ class Shared:
 
 
 async def train_from_buffer(
-    parts: TrainParts,
+    parts: LearnParts,
     watch: Stopwatch,
     *,
     start_step: int,
@@ -90,14 +90,11 @@ async def train_from_buffer(
             break
         with watch.section("learn"):
             experiences = parts.buffer.take(step)
-            report = learn_from(parts, experiences)
-        done = PolicyMark(step, report.policy_version)
+            learnt = learn_from(parts, experiences)
+        done = PolicyMark(step, learnt.policy_version)
         with watch.section("sync"):
             end.finish_update(done)
-            if is_evaluation_due(settings, step):
-                await parts.channel.publish(parts.learner.weights(), report.policy_version)
-        nothing = Explored(played=[], kept=[])
-        described = describe_step(parts, step, nothing, experiences, report, tasks=parts.tasks.state())
+        described = describe_step(parts.buffer, step, Explored(played=[], kept=[]), learnt, tasks={})
         waited_s = {"sync/trainer_wait_s": watch.seconds("rollout") - waited_until_s}
         await on_step(replace(described, metrics={**described.metrics, **waited_s}))
         shared.trainer.write(RoleRecord(step=step))
@@ -105,7 +102,7 @@ async def train_from_buffer(
     shared.trainer.write(RoleRecord(step=done.step, has_ended=done.step >= settings.learn.steps))
 
 
-async def _wait_for_batch(parts: TrainParts, shared: Shared, end: TrainerEnd, step: int, *, is_first: bool) -> bool:
+async def _wait_for_batch(parts: LearnParts, shared: Shared, end: TrainerEnd, step: int, *, is_first: bool) -> bool:
     """Whether there is something to learn from; False: there will be no more."""
     buffer = parts.buffer
 
@@ -139,7 +136,7 @@ def _has_ended(place: RolePlace) -> bool:
 
 
 async def explore_alone(
-    parts: TrainParts, shared: Shared, *, start: PolicyMark, on_rollout: Callable[[int, Explored], None]
+    parts: ExploreParts, shared: Shared, *, start: PolicyMark, on_rollout: Callable[[int, Explored], None]
 ) -> None:
     """Play up to `learn.steps` rollouts and store them; new weights are loaded as they appear."""
     settings, before = parts.settings, shared.explorer.read()
@@ -177,7 +174,7 @@ async def explore_alone(
     shared.explorer.write(replace(record, has_ended=True))
 
 
-async def _play_and_store(parts: TrainParts, number: int, *, shared: Shared) -> Explored:
+async def _play_and_store(parts: ExploreParts, number: int, *, shared: Shared) -> Explored:
     """One rollout, or the rest of it. Every episode is written down as it ends; a complete group is stored at once,
     unless something else must see it first.
     """

@@ -5,36 +5,21 @@ Read top to bottom, it is the whole library.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from turnwise.credit.shaping import normalise_rewards
-from turnwise.errors import LearnError
 from turnwise.experience.build import build_experiences
 from turnwise.experience.merge import merge_prefixes
 from turnwise.learn.pack import pack
-from turnwise.loop.build import TrainParts
 from turnwise.loop.explore import Explored, explore
+from turnwise.loop.parts import ExploreParts, LearnParts, TrainParts
+from turnwise.loop.starving import refuse_to_starve
+from turnwise.protocols import Buffer
+from turnwise.report.learning_record.learnt import LearntBatch
 from turnwise.report.metrics import Stopwatch, group_metrics
 from turnwise.types import Experience, Group, Metrics, StepReport
-
-_MAX_STARVED = 5
-"""Steps in a row without anything to learn from."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopStep:
-    """What one step of the loop did."""
-
-    step: int
-    """Counted from 1."""
-    groups: list[Group]
-    metrics: Metrics
-    tokens_sampled: int
-    tokens_trained: int
-    tasks: Mapping[str, Any]
-    """Where the task source stands before the next step's rollout."""
 
 
 async def train_serial(
@@ -53,21 +38,79 @@ async def train_serial(
             experiences = parts.buffer.take(step)
             num_starved = 0 if experiences else num_starved + 1
             refuse_to_starve(explored, step, num_starved)
-            report = learn_from(parts, experiences)
+            learnt = learn_from(parts, experiences)
         if step % settings.sync.interval == 0:
             with watch.section("sync"):
-                await parts.channel.publish(parts.learner.weights(), report.policy_version)
-        await on_step(describe_step(parts, step, explored, experiences, report, tasks=parts.tasks.state()))
+                await parts.channel.publish(parts.learner.weights(), learnt.policy_version)
+        await on_step(describe_step(parts.buffer, step, explored, learnt, tasks=parts.tasks.state()))
+
+
+def learn_from(parts: LearnParts, experiences: Sequence[Experience]) -> Learnt:
+    """Merge, shape, credit, pack, update; with nothing to learn from, the policy stays as it is."""
+    if not experiences:
+        unchanged = StepReport(policy_version=parts.learner.policy_version, metrics={})
+        return Learnt(experiences=[], report=unchanged, tokens_trained=0, batch=None)
+    scale = parts.settings.reward.normalisation
+    rows = merge_prefixes(experiences)
+    shaped = normalise_rewards(rows, grouping=scale.grouping, method=scale.method)
+    annotations = parts.learner.annotate(shaped)
+    samples = parts.credit(shaped, annotations)
+    batch = pack(samples)
+    report = parts.learner.step(batch)
+    num_tokens = sum(e.segment.num_action_tokens for e in experiences)
+    return Learnt(
+        experiences=experiences,
+        report=report,
+        tokens_trained=num_tokens * parts.settings.learn.epochs,
+        batch=LearntBatch.of(samples, batch, report, annotated=shaped, annotations=annotations),
+    )
+
+
+# --- what a step did --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learnt:
+    """What one update learnt from, and what it did."""
+
+    experiences: Sequence[Experience]
+    """As they were taken from the buffer."""
+    report: StepReport
+    tokens_trained: int
+    batch: LearntBatch | None
+    """What was trained, token for token; None where there was nothing."""
+
+    @property
+    def policy_version(self) -> int:
+        return self.report.policy_version
+
+    @property
+    def metrics(self) -> Metrics:
+        return {**self.report.metrics, **_unmerged(self.experiences), **self._staleness()}
+
+    def _staleness(self) -> Metrics:
+        """How many updates old the weights were that sampled what was learnt from."""
+        ages = [self.policy_version - 1 - experience.policy_version for experience in self.experiences]
+        return {"sync/staleness_mean": sum(ages) / len(ages), "sync/staleness_max": float(max(ages))} if ages else {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopStep:
+    """What one step of the loop did."""
+
+    step: int
+    """Counted from 1."""
+    groups: list[Group]
+    metrics: Metrics
+    tokens_sampled: int
+    tokens_trained: int
+    tasks: Mapping[str, Any]
+    """Where the task source stands before the next step's rollout."""
+    learnt: Learnt
 
 
 def describe_step(
-    parts: TrainParts,
-    step: int,
-    explored: Explored,
-    experiences: list[Experience],
-    report: StepReport,
-    *,
-    tasks: Mapping[str, Any],
+    buffer: Buffer, step: int, explored: Explored, learnt: Learnt, *, tasks: Mapping[str, Any]
 ) -> LoopStep:
     """What a step did, for whoever reports it."""
     return LoopStep(
@@ -76,67 +119,27 @@ def describe_step(
         metrics={
             **group_metrics(explored.played),
             **explored.metrics,
-            **report.metrics,
-            **_staleness(experiences, report.policy_version - 1),
-            "buffer/experiences_left": float(len(parts.buffer)),
-            "buffer/experiences_dropped": float(parts.buffer.num_dropped),
+            **learnt.metrics,
+            "buffer/experiences_left": float(len(buffer)),
+            "buffer/experiences_dropped": float(buffer.num_dropped),
         },
-        tokens_sampled=count_sampled(explored.played),
-        tokens_trained=sum(e.segment.num_action_tokens for e in experiences) * parts.settings.learn.epochs,
+        tokens_sampled=explored.tokens_sampled,
+        tokens_trained=learnt.tokens_trained,
         tasks=tasks,
+        learnt=learnt,
     )
 
 
-def _staleness(experiences: list[Experience], policy_version: int) -> Metrics:
-    """How many updates old the weights were that sampled what the update to come learns from."""
-    ages = [policy_version - experience.policy_version for experience in experiences]
-    return {"sync/staleness_mean": sum(ages) / len(ages), "sync/staleness_max": float(max(ages))} if ages else {}
+def env_seconds(parts: ExploreParts) -> float:
+    proxies = [parts.proxy] if parts.greedy_proxy is None else [parts.proxy, parts.greedy_proxy]
+    return sum(proxy.env_seconds for proxy in proxies)
 
 
-def learn_from(parts: TrainParts, experiences: list[Experience]) -> StepReport:
-    """Merge, shape, credit, pack, update; with nothing to learn from, the policy stays as it is."""
-    if not experiences:
-        return StepReport(policy_version=parts.learner.policy_version, metrics={})
-    scale = parts.settings.reward.normalisation
-    rows = merge_prefixes(experiences)
-    shaped = normalise_rewards(rows, grouping=scale.grouping, method=scale.method)
-    samples = parts.credit(shaped, parts.learner.annotate(shaped))
-    report = parts.learner.step(pack(samples))
-    return replace(report, metrics={**report.metrics, **unmerged_metrics(experiences)})
-
-
-def unmerged_metrics(experiences: list[Experience]) -> Metrics:
+def _unmerged(experiences: Sequence[Experience]) -> Metrics:
     """What `learn/rows` and `learn/tokens` would be if no experience extended another."""
+    if not experiences:
+        return {}
     return {
         "learn/unmerged_rows": float(len(experiences)),
         "learn/unmerged_tokens": float(sum(len(e.segment) for e in experiences)),
     }
-
-
-def refuse_to_starve(explored: Explored, step: int, num_starved: int) -> None:
-    """Nothing to learn from is an error: at once where episodes failed, after a while where a filter dropped them."""
-    if not num_starved:
-        return
-    if explored.kept or all(t.stop_reason.is_error for group in explored.played for t in group.trajectories):
-        raise LearnError(f"no episode of step {step} can be learnt from. {first_failure(explored.played)}")
-    if num_starved >= _MAX_STARVED:
-        raise LearnError(
-            f"no group has passed reward.filter in {num_starved} steps in a row, up to step {step}. Its siblings earn "
-            "the same. Loosen the filter, make tasks easier or harder, or raise rollout.group_size or temperature."
-        )
-
-
-def env_seconds(parts: TrainParts) -> float:
-    proxies = [parts.proxy] if parts.greedy_proxy is None else [parts.proxy, parts.greedy_proxy]
-    return sum(proxy.front.env_seconds for proxy in proxies)
-
-
-def first_failure(groups: list[Group]) -> str:
-    """Why the first episode that failed did so."""
-    failed = (t for group in groups for t in group.trajectories if t.failure)
-    return next((f"{t.id} ended with {t.stop_reason}: {t.failure}" for t in failed), "None of them failed.")
-
-
-def count_sampled(groups: list[Group]) -> int:
-    plays = [t for group in groups for t in (*group.trajectories, group.greedy) if t is not None]
-    return sum(segment.num_action_tokens for t in plays for segment in t.segments)

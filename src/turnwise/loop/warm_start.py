@@ -7,15 +7,16 @@ from dataclasses import replace
 
 from turnwise.config.sections.learn import FilePtx, NoPtx, OraclePtx
 from turnwise.config.sections.warm_start import OracleWarmStart
+from turnwise.context.recorder import require_end_of_turn
 from turnwise.envs.prompts.files import Fields, read_prompts
-from turnwise.envs.tasks import SeedTasks
-from turnwise.errors import ConfigError, LearnError
+from turnwise.errors import ConfigError, ContextOverflow, LearnError
 from turnwise.experience.build import split_trajectory
-from turnwise.learn.warm_start import imitate
-from turnwise.loop.build import TrainParts, build_states, first_train_seed
-from turnwise.loop.worlds import World, main_world, worlds_of
-from turnwise.rollout.demonstrations import demonstrate, recite
-from turnwise.types import Experience, Trajectory
+from turnwise.loop.build import Stage, first_train_seed
+from turnwise.loop.parts import LearnParts
+from turnwise.protocols import Imitation
+from turnwise.rollout.demonstrations import DemonstrationWorkflow, NoEngine, recite
+from turnwise.rollout.worlds import World, main_world, worlds_of
+from turnwise.types import Experience, Task, Trajectory
 
 _WARM_START_OFFSET = 5_000_000
 """Demonstrations use training layouts that the run's own rollouts do not reach."""
@@ -23,36 +24,28 @@ _PTX_OFFSET = 7_000_000
 """And what is mixed in later is not what the policy started from."""
 
 
-def warm_start(parts: TrainParts, settings: OracleWarmStart, advance: Callable[[int, int], None]) -> dict[str, float]:
-    """Play demonstrations, imitate them, freeze the result as the reference; says what was done."""
-    run = parts.settings
-    experiences = _demonstrations(parts, settings.episodes, _WARM_START_OFFSET, asked_by="warm_start.type")
-    loss = imitate(
-        parts.learner.actor,
-        experiences,
-        steps=settings.steps,
-        batch_rows=settings.batch_rows,
-        lr=settings.lr,
-        seed=run.run.seed,
-        micro_batch_tokens=run.learn.micro_batch_tokens,
-        on_step=lambda step, _loss: advance(step, settings.steps),
-    )
-    parts.learner.refresh_reference()
+async def warm_start(
+    parts: LearnParts, settings: OracleWarmStart, advance: Callable[[int, int], None]
+) -> dict[str, float]:
+    """Play demonstrations and imitate them; says what was done."""
+    experiences = await _demonstrations(parts, settings.episodes, _WARM_START_OFFSET, asked_by="warm_start.type")
+    how = Imitation(steps=settings.steps, batch_rows=settings.batch_rows, lr=settings.lr)
+    loss = parts.learner.imitate(experiences, how, advance)
     return {"demonstrations": settings.episodes, "rows": len(experiences), "steps": settings.steps, "loss": loss}
 
 
-def mix_in_demonstrations(parts: TrainParts) -> None:
+async def mix_in_demonstrations(parts: LearnParts) -> None:
     """Give the learner the demonstrations that `learn.ptx` mixes into its updates."""
     match parts.settings.learn.ptx:
         case OraclePtx() as ptx:
-            parts.learner.supervise(_demonstrations(parts, ptx.episodes, _PTX_OFFSET, asked_by="learn.ptx.type"))
+            parts.learner.supervise(await _demonstrations(parts, ptx.episodes, _PTX_OFFSET, asked_by="learn.ptx.type"))
         case FilePtx() as ptx:
             parts.learner.supervise(_recitations(parts, ptx))
         case NoPtx():
             pass
 
 
-def _recitations(parts: TrainParts, ptx: FilePtx) -> list[Experience]:
+def _recitations(parts: LearnParts, ptx: FilePtx) -> list[Experience]:
     fields = Fields(prompt=ptx.prompt_field, response=ptx.response_field, section="learn.ptx")
     pairs: list[tuple[str, str]] = []
     for number, row in enumerate(read_prompts(ptx.path, fields), start=1):
@@ -63,26 +56,24 @@ def _recitations(parts: TrainParts, ptx: FilePtx) -> list[Experience]:
             )
         pairs.append((row.prompt, row.response))
     limit = parts.settings.context.max_tokens
-    trajectories = recite(pairs, parts.template)
-    for trajectory, (prompt, _) in zip(trajectories, pairs, strict=True):
-        if len(trajectory.segments[0]) > limit:
-            raise ConfigError(
-                f"learn.ptx.path: the row {prompt[:40]!r} has {len(trajectory.segments[0])} tokens; expected at most "
-                f"context.max_tokens = {limit}. Shorten the row, or raise the limit."
-            )
+    try:
+        trajectories = recite(pairs, parts.template, max_tokens=limit)
+    except ContextOverflow as overflow:
+        raise ConfigError(f"learn.ptx.path: {overflow} Or shorten the row.") from overflow
     return [e for trajectory in trajectories for e in split_trajectory(trajectory)]
 
 
-def _demonstrations(parts: TrainParts, num_episodes: int, seed_offset: int, *, asked_by: str) -> list[Experience]:
+async def _demonstrations(parts: LearnParts, num_episodes: int, seed_offset: int, *, asked_by: str) -> list[Experience]:
     """Of every world that has an oracle; the main one must."""
     run = parts.settings
     if not main_world(run).make("train").has_oracle:
         raise ConfigError(f"{asked_by} is 'oracle' and '{run.env.type}' has no oracle. Set {asked_by} to 'none'.")
+    require_end_of_turn(parts.template)
     trajectories = [
         trajectory
         for world in worlds_of(run)
         if world.make("train").has_oracle
-        for trajectory in _play_demonstrations(parts, replace(world, groups=num_episodes), seed_offset)
+        for trajectory in await _play_demonstrations(parts, replace(world, groups=num_episodes), seed_offset)
     ]
     experiences = [e for trajectory in trajectories for e in split_trajectory(trajectory)]
     if not experiences:
@@ -91,7 +82,10 @@ def _demonstrations(parts: TrainParts, num_episodes: int, seed_offset: int, *, a
     return experiences
 
 
-def _play_demonstrations(parts: TrainParts, world: World, seed_offset: int) -> list[Trajectory]:
-    tasks = SeedTasks([world.tag], [world.groups], first_train_seed(parts.settings) + seed_offset)
-    states = build_states(parts.settings, [world], "train", group_size=1)
-    return demonstrate(states, parts.context, parts.template, world.context.answer, tasks.take(world.groups))
+async def _play_demonstrations(parts: LearnParts, world: World, seed_offset: int) -> list[Trajectory]:
+    first = first_train_seed(parts.settings) + seed_offset
+    tasks = [Task(tag=world.tag, seed=first + number) for number in range(world.groups)]
+    stage = Stage(settings=parts.settings, template=parts.template, engine=NoEngine())
+    proxy = stage.proxy([world], split="train", workflow=DemonstrationWorkflow)
+    groups = await proxy.collect(tasks, rollout=0)
+    return [trajectory for group in groups for trajectory in group.trajectories]

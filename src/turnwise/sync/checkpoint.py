@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from safetensors.torch import load, save
 
-from turnwise.errors import SyncError
+from turnwise.config.sections.sync import SyncSettings
+from turnwise.errors import ConfigError, SyncError
 from turnwise.floor.files import write_whole
 from turnwise.protocols import PolicyMark, Weights
-from turnwise.sync.waiting import Bell
+from turnwise.sites import TransportSite
 
 _NUM_KEPT = 2
 _NUM_TRIES = 5
@@ -26,11 +27,20 @@ _NUM_TRIES = 5
 
 
 class CheckpointMailbox:
-    """A folder that both sides open."""
+    """`sync.method: checkpoint`: a folder that both sides open."""
 
-    def __init__(self, folder: Path, bell: Bell) -> None:
+    is_shared: ClassVar[bool] = True
+
+    @classmethod
+    def open(cls, settings: SyncSettings, site: TransportSite) -> CheckpointMailbox:
+        if site.run_path is None:
+            raise ConfigError("sync.method: 'checkpoint' given without a run directory to keep weights in.")
+        return cls(site.run_path / "weights", site.ring)
+
+    def __init__(self, folder: Path, ring: Callable[[], None]) -> None:
+        """`ring` wakes whoever waits in this process."""
         self._folder = folder
-        self._bell = bell
+        self._ring = ring
         folder.mkdir(parents=True, exist_ok=True)
 
     def post(self, mark: PolicyMark, weights: Weights) -> None:
@@ -46,7 +56,7 @@ class CheckpointMailbox:
         }
         write_whole(self._folder / "newest.json", json.dumps(about), error=SyncError)
         self._forget_old()
-        self._bell.ring()
+        self._ring()
 
     def newest(self) -> PolicyMark | None:
         about = read_record(self._folder / "newest.json")
@@ -71,7 +81,7 @@ class CheckpointMailbox:
     def request(self, step: int) -> None:
         if self.requested() != step:
             write_whole(self._folder / "request.json", json.dumps({"step": step}), error=SyncError)
-            self._bell.ring()
+            self._ring()
 
     def requested(self) -> int | None:
         about = read_record(self._folder / "request.json")

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-from turnwise.protocols import PolicyMark, WeightReceiver, Weights
-from turnwise.sync.waiting import Bell
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from turnwise.config.sections.sync import SyncSettings
+from turnwise.protocols import Engine, PolicyMark, Weights
+from turnwise.sites import TransportSite
 
 
 class MemoryChannel:
     """Publishes to engines of this process; the version is live when `publish` returns."""
 
-    def __init__(self, receivers: list[WeightReceiver]) -> None:
-        self._receivers = receivers
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self._engines = engines
 
     async def publish(self, weights: Weights, policy_version: int) -> int:
-        for receiver in self._receivers:
-            await receiver.update_weights(weights, policy_version)
+        for engine in self._engines:
+            await engine.update_weights(weights, policy_version)
         return policy_version
 
 
 class MemoryMailbox:
-    """The newest published weights, and the newest request for newer ones; who waits is woken."""
+    """`sync.method: memory`: the newest published weights, and the newest request for newer ones."""
 
-    def __init__(self, bell: Bell) -> None:
-        self._bell = bell
+    is_shared: ClassVar[bool] = False
+
+    @classmethod
+    def open(cls, settings: SyncSettings, site: TransportSite) -> MemoryMailbox:
+        return cls(site.ring)
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        """`ring` wakes whoever waits."""
+        self._ring = ring
         self._mark: PolicyMark | None = None
         self._weights: Weights = {}
         self._requested: int | None = None
@@ -31,7 +42,7 @@ class MemoryMailbox:
         # A copy: the learner goes on changing its own before the explorer has fetched these.
         self._weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
         self._mark = mark
-        self._bell.ring()
+        self._ring()
 
     def newest(self) -> PolicyMark | None:
         return self._mark
@@ -42,7 +53,7 @@ class MemoryMailbox:
 
     def request(self, step: int) -> None:
         self._requested = step
-        self._bell.ring()
+        self._ring()
 
     def requested(self) -> int | None:
         return self._requested

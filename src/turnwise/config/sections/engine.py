@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from turnwise.config.settings import Settings
 
@@ -15,3 +15,8 @@ class EngineSettings(Settings):
 class LocalEngineParams(Settings):
     max_rows: PositiveInt = 512
     """Most sequences in one forward pass."""
+
+
+class ScriptedEngineParams(Settings):
+    replies: list[str] = Field(default=["<answer>1</answer>"], min_length=1)
+    """What it says, one of them by the dice of each request: for tests, and for a look at a loop without a model."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from turnwise.config.settings import Settings
 
 
 class EvalSettings(Settings):
-    episodes: PositiveInt = 400
-    """Held-out episodes, always the same."""
+    episodes: int = Field(default=400, ge=0)
+    """Held-out episodes, always the same; 0: nothing is evaluated, and a trainer of its own opens no engine."""
     every: int = Field(default=0, ge=0)
     """Evaluate every this many steps; 0: only before and after."""
     temperature: float = Field(default=0.0, ge=0)

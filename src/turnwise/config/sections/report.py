@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Literal
+
+from pydantic import Field, PositiveInt, field_validator
 
 from turnwise.config.settings import Settings
 
@@ -12,5 +14,15 @@ class ReportSettings(Settings):
     """Save every this many steps; 0: only at the end."""
     trajectories_per_step: int = Field(default=4, ge=0)
     """How many are written to trajectories/ each step, tokens included."""
+    tokens: Literal["all", "none"] | PositiveInt = 200_000
+    """How much of each update goes into the learning record: everything, nothing, or whole groups with at most this
+    many tokens."""
     tensorboard: bool = True
     """Write TensorBoard event files."""
+
+    @field_validator("tokens", mode="before")
+    @classmethod
+    def _name_all_choices(cls, given: object) -> object:
+        if given in ("all", "none") or (type(given) is int and given > 0):
+            return given
+        raise ValueError(f"{given!r} given; expected 'all', 'none' or a number of tokens above 0.")

@@ -1,22 +1,21 @@
-"""A process that does a part of a run: only explore, or only evaluate. (Only train is a `Session` over stored data.)"""
+"""A process that does a part of a run: only explore, or only evaluate. (Only train: a `Training` over stored data.)"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from turnwise.app.models import resolve_model
-from turnwise.config.checks import find_no_effect
+from turnwise.app.set_up import announce
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.warm_start import OracleWarmStart
 from turnwise.floor.files import encode_object, write_whole
-from turnwise.loop.build import TrainParts, build_play, build_train
-from turnwise.loop.evaluate import Evaluation, evaluate_policy
+from turnwise.loop.build import build_explore, build_learn, build_play
+from turnwise.loop.evaluate import Evaluation, evaluate_once
 from turnwise.loop.explore import Explored
+from turnwise.loop.parts import ExploreParts
 from turnwise.loop.separate import Shared, explore_alone
-from turnwise.loop.serial import count_sampled
 from turnwise.loop.warm_start import warm_start
 from turnwise.protocols import PolicyMark
 from turnwise.report.console import ProgressDisplay, phase, print_notice
@@ -25,7 +24,7 @@ from turnwise.report.run_dir import RunDirectory
 from turnwise.report.trajectories import TrajectoryWriter
 
 
-class ExploreSession:
+class Exploring:
     """Plays and stores, until all rollouts are stored or the trainer has made all its updates."""
 
     def __init__(self, settings: TurnwiseSettings, directory: RunDirectory, console: Console) -> None:
@@ -34,12 +33,17 @@ class ExploreSession:
         self._console = console
 
     async def run(self) -> None:
-        for warning in find_no_effect(self._settings):
-            print_notice(self._console, warning)
-        shared = Shared.open(self._directory)
+        announce(self._settings, self._console)
+        shared = Shared.open(self._settings, self._directory)
         shared.explorer.claim()
         try:
-            parts = await self._play(shared)
+            with phase(self._console, "setting up the model"):
+                model = resolve_model(self._settings)
+                parts = build_explore(self._settings, model, run_path=self._directory.path)
+            try:
+                await self._explore(parts, shared, await self._start(parts, shared, model))
+            finally:
+                await parts.engine.close()
         finally:
             shared.explorer.leave()
         print_notice(
@@ -48,17 +52,7 @@ class ExploreSession:
             f"turnwise train --config {self._directory.config} run.mode=train --run-dir {self._directory.path}",
         )
 
-    async def _play(self, shared: Shared) -> TrainParts:
-        torch.manual_seed(self._settings.run.seed)
-        if self._settings.learn.num_threads is not None:
-            torch.set_num_threads(self._settings.learn.num_threads)
-        with phase(self._console, "setting up the model"):
-            parts = build_train(self._settings, resolve_model(self._settings), run_path=self._directory.path)
-        start = await self._start(parts, shared)
-        await self._explore(parts, shared, start)
-        return parts
-
-    async def _start(self, parts: TrainParts, shared: Shared) -> PolicyMark:
+    async def _start(self, parts: ExploreParts, shared: Shared, model: str) -> PolicyMark:
         """The newest published policy; where there is none, the one that a trainer would start with."""
         if shared.mailbox.newest() is not None:
             start, weights = shared.mailbox.fetch()
@@ -66,11 +60,13 @@ class ExploreSession:
             return start
         if isinstance(self._settings.warm_start, OracleWarmStart):
             with phase(self._console, "warm start from the oracle") as advance:
-                warm_start(parts, self._settings.warm_start, advance)
-        await parts.channel.publish(parts.learner.weights(), 0)
+                # A learner for this lesson alone: the explorer that plays afterwards has none.
+                pupil = build_learn(self._settings, model, run_path=self._directory.path)
+                await warm_start(pupil, self._settings.warm_start, advance)
+            await parts.channel.publish(pupil.learner.weights(), 0)
         return PolicyMark(0, 0)
 
-    async def _explore(self, parts: TrainParts, shared: Shared, start: PolicyMark) -> None:
+    async def _explore(self, parts: ExploreParts, shared: Shared, start: PolicyMark) -> None:
         steps, report = self._settings.learn.steps, self._settings.report
         sinks, watch = Sinks([JsonlSink(self._directory.explorer_metrics)]), Stopwatch()
         writer = TrajectoryWriter(self._directory.trajectories, max_per_step=max(report.trajectories_per_step, 1))
@@ -82,7 +78,7 @@ class ExploreSession:
                 metrics = {
                     **group_metrics(explored.played),
                     **explored.metrics,
-                    "rollout/tokens_sampled": float(count_sampled(explored.played)),
+                    "rollout/tokens_sampled": float(explored.tokens_sampled),
                     "sync/policy_version": float(parts.engine.policy_version),
                     "buffer/experiences_left": float(len(parts.buffer)),
                 }
@@ -102,7 +98,7 @@ async def evaluate_alone(
     """Evaluate a policy folder, or the model as it is, and write `evaluation.json`."""
     parts = build_play(settings, policy or resolve_model(settings))
     with phase(console, f"evaluating on {len(parts.eval_tasks)} held-out episodes") as advance:
-        result = await evaluate_policy(parts, advance)
+        result = await evaluate_once(parts, advance)
     told = {
         "policy": str(policy or settings.model.path),
         "env": result.env,

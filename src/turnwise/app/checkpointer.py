@@ -1,0 +1,96 @@
+"""The way back: what a run saves, when, and what of it is kept.
+
+A checkpoint is a folder that is whole or not there: the learner's own state with the policy as a Hugging Face folder in
+`policy/`, and the loop's progress. It refuses to know what a learner needs to go on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from transformers import PreTrainedTokenizerBase
+
+from turnwise.app.progress import Progress
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.errors import RunError
+from turnwise.floor.files import encode_object, read_object, whole_folder
+from turnwise.loop.parts import LearnParts
+from turnwise.protocols import Learner
+from turnwise.report.run_dir import RunDirectory
+from turnwise.report.watch import CollapseWatch, Finding
+
+_PROGRESS = "progress.json"
+
+
+class Checkpointer:
+    """Saves the learner of one run, at its own pace where the watch needs a way back."""
+
+    def __init__(self, settings: TurnwiseSettings, directory: RunDirectory, parts: LearnParts) -> None:
+        self._directory = directory
+        self._parts = parts
+        self._needs_way_back = settings.watch.stop == "collapse"
+        self._is_own_pace = self._needs_way_back and settings.report.checkpoint_every == 0
+        self._every = settings.watch.window if self._is_own_pace else settings.report.checkpoint_every
+
+    def is_due(self, step: int) -> bool:
+        """Whether this step must be on disk; the very start too, where there must always be a way back."""
+        if step == 0:
+            return self._needs_way_back
+        return self._every > 0 and step % self._every == 0
+
+    def save(self, progress: Progress) -> None:
+        folder = self._directory.step_checkpoint(progress.step)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        save_checkpoint(folder, self._parts.learner, self._parts.tokenizer, progress)
+
+    def has_saved(self, step: int) -> bool:
+        return self._directory.latest_checkpoint() == self._directory.step_checkpoint(step)
+
+    def prune(self, watch: CollapseWatch) -> None:
+        """Remove what no finding can ask for any more; checkpoints that the user asked for stay."""
+        if not self._is_own_pace:
+            return
+        saved = self._directory.checkpoint_steps()
+        needed = {_newest(saved, point) for point in watch.return_points()}
+        for step in saved:
+            if step not in needed:
+                self._directory.remove_checkpoint(step)
+
+    def go_back(self, collapse: Finding) -> Progress:
+        """The learner as it was before the trouble; later checkpoints are removed, so that this is the run's newest."""
+        saved = self._directory.checkpoint_steps()
+        sound = _newest(saved, collapse.since - 1)
+        # The newest first: a run that is killed here still has the sound one, and finds the collapse again.
+        for step in reversed(saved):
+            if step > sound:
+                self._directory.remove_checkpoint(step)
+        return load_checkpoint(self._directory.step_checkpoint(sound), self._parts.learner)
+
+
+def save_checkpoint(folder: Path, learner: Learner, tokenizer: PreTrainedTokenizerBase, progress: Progress) -> None:
+    with whole_folder(folder, failures=(SafetensorError, RuntimeError)) as unfinished:
+        learner.save_state(unfinished)
+        tokenizer.save_pretrained(unfinished / "policy")
+        (unfinished / _PROGRESS).write_text(encode_object(asdict(progress)), encoding="utf-8")
+
+
+def load_checkpoint(folder: Path, learner: Learner) -> Progress:
+    """Put the learner back to where it was; returns how far the run was."""
+    learner.load_state(folder)
+    return read_progress(folder)
+
+
+def read_progress(folder: Path) -> Progress:
+    try:
+        kept: dict[str, Any] = dict(read_object(folder / _PROGRESS))
+        return Progress(**{f.name: kept[f.name] for f in fields(Progress)})
+    except (KeyError, RunError) as error:
+        raise RunError(f"checkpoint {folder} cannot be resumed: {type(error).__name__}: {error}") from error
+
+
+def _newest(saved: list[int], step: int) -> int:
+    """The newest that is not after a step; the oldest of all where there is none."""
+    return max((s for s in saved if s <= step), default=saved[0])

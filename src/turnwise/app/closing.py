@@ -1,0 +1,82 @@
+"""The end of a run: its summary, its plots, one episode to look at, and the closing words."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from turnwise.config.recipes import list_recipes
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.report.console import print_outcome, print_trajectory
+from turnwise.report.plots import plot_learning_curve, plot_training_health
+from turnwise.report.run_dir import RunDirectory
+from turnwise.report.summary import Summary
+from turnwise.report.trajectories import TrajectoryWriter
+from turnwise.report.watch import Finding
+from turnwise.types import Trajectory
+
+
+def close_run(
+    settings: TurnwiseSettings,
+    directory: RunDirectory,
+    console: Console,
+    summary: Summary,
+    trajectories: Sequence[Trajectory],
+) -> None:
+    """Write down what came out, and say it; `trajectories` are those of the last evaluation."""
+    directory.write_summary(summary)
+    metrics = directory.read_metrics()
+    curve = directory.plots / "learning_curve.png"
+    plot_learning_curve(metrics, summary, curve)
+    plot_training_health(metrics, directory.plots / "training_health.png", directory.read_findings())
+    if trajectories:
+        TrajectoryWriter(directory.trajectories / "eval").write(summary.steps, trajectories[:16])
+        print_trajectory(console, _most_telling(trajectories))
+    turnwise, run = command("turnwise"), directory.path
+    print_outcome(
+        console,
+        summary,
+        run_dir=run,
+        plot_path=curve,
+        next_commands=[
+            f"{turnwise} eval {run}",
+            f"{turnwise} play {summary.env} --agent {run}",
+            f"{turnwise} train {_recipe_words(settings, directory)} run.seed={summary.seed + 1}",
+            f"{command('tensorboard')} --logdir {directory.tensorboard}",
+        ],
+    )
+
+
+def command(name: str) -> str:
+    """How a command of this environment is typed from here: by its name alone where the shell would find it."""
+    own = Path(sys.executable).parent
+    if not (own / name).exists() or str(own) in os.environ.get("PATH", "").split(os.pathsep):
+        return name
+    return os.path.relpath(own / name) if own.is_relative_to(Path.cwd()) else str(own / name)
+
+
+def told(finding: Finding) -> dict[str, str | int]:
+    return {"step": finding.step, "kind": finding.kind, "message": finding.message}
+
+
+def with_warm_start(baselines: Mapping[str, float], warm_start_success: float | None) -> dict[str, float]:
+    """The yardsticks from weakest to strongest, the oracle last."""
+    everything = dict(baselines)
+    if warm_start_success is not None:
+        everything["warm_start"] = warm_start_success
+    return dict(sorted(everything.items(), key=lambda item: (item[0] == "oracle", item[1])))
+
+
+def _recipe_words(settings: TurnwiseSettings, directory: RunDirectory) -> str:
+    """How this recipe is called again; one that was given as a file or mapping lives on in the run."""
+    return settings.recipe if settings.recipe in list_recipes() else f"--config {directory.config}"
+
+
+def _most_telling(trajectories: Sequence[Trajectory]) -> Trajectory:
+    """A success in as many turns as there are, or the first trajectory."""
+    successes = [t for t in trajectories if t.is_success]
+    return max(successes or trajectories[:1], key=lambda t: len(t.turns))

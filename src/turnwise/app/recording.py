@@ -1,0 +1,90 @@
+"""What is written while a run goes on: metrics, trajectories, the learning record, and how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+
+from rich.console import Console
+
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.loop.evaluate import Evaluation
+from turnwise.loop.serial import LoopStep
+from turnwise.protocols import Sink
+from turnwise.report.console import ProgressDisplay
+from turnwise.report.learning_record.file import LearningRecorder
+from turnwise.report.metrics import JsonlSink, Sinks, Stopwatch
+from turnwise.report.run_dir import RunDirectory
+from turnwise.report.tensorboard import TensorboardSink
+from turnwise.report.trajectories import TrajectoryWriter
+from turnwise.types import Metrics
+
+
+class RunRecorder:
+    """Writes down every step of one run. Use as a context manager."""
+
+    def __init__(
+        self,
+        settings: TurnwiseSettings,
+        directory: RunDirectory,
+        console: Console,
+        watch: Stopwatch,
+        *,
+        start_step: int,
+        start_s: float,
+    ) -> None:
+        """`start_s` is what the run has taken before, where it is resumed."""
+        self._settings = settings
+        self._watch = watch
+        self._last_split: Mapping[str, float] = {}
+        sinks: list[Sink] = [JsonlSink(directory.metrics, time_offset_s=start_s)]
+        if settings.report.tensorboard:
+            sinks.append(TensorboardSink(directory.tensorboard, resumed_step=start_step or None))
+        self._sinks = Sinks(sinks)
+        shown = max(settings.report.trajectories_per_step, 1)
+        self._trajectories = TrajectoryWriter(directory.trajectories, max_per_step=shown)
+        self._learning = LearningRecorder(directory.learning_record, settings.report.tokens)
+        title = f"{settings.recipe} on {settings.env.type}"
+        self.display = ProgressDisplay(settings.learn.steps, title, console=console, start_step=start_step)
+
+    def __enter__(self) -> RunRecorder:
+        self.display.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.display.__exit__(kind, error, trace)
+        self._sinks.close()
+
+    def write_start(self, before: Evaluation | None) -> None:
+        if before is not None:
+            self._sinks.write(0, evaluation_metrics(before))
+
+    def metrics_of(self, step: LoopStep) -> dict[str, float]:
+        """The metrics of a step, and where its time went."""
+        split = self._watch.time_split()
+        spent = {name: seconds - self._last_split.get(name, 0.0) for name, seconds in split.items()}
+        self._last_split = split
+        # Where both run at the same time, episodes are played during the whole step.
+        played_s = sum(spent.values()) if self._settings.loop.type == "pipelined" else spent["rollout"] + spent["env"]
+        return {
+            **step.metrics,
+            "rollout/env_steps": float(sum(len(t.turns) for group in step.groups for t in group.trajectories)),
+            "rollout/tokens_per_s": step.tokens_sampled / max(played_s, 1e-9),
+            **{f"time/{name}_s": seconds for name, seconds in spent.items()},
+        }
+
+    def write(self, step: LoopStep, metrics: Metrics) -> None:
+        self._sinks.write(step.step, metrics)
+        num_shown = self._settings.report.trajectories_per_step
+        shown = [t for group in step.groups for t in group.trajectories][:num_shown]
+        if shown:
+            self._trajectories.write(step.step, shown)
+        if step.learnt.batch is not None:
+            self._learning.write(step.step, step.learnt.batch)
+        self.display.update(step.step, metrics, self._watch.time_split())
+
+
+def evaluation_metrics(result: Evaluation) -> dict[str, float]:
+    return {"eval/success": result.success, "eval/return": result.mean_return}

@@ -1,0 +1,122 @@
+"""The beginning of a run: seeds, the model, the parts, and the policy that training starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from transformers.utils import logging as transformers_logging
+
+from turnwise.app.checkpointer import load_checkpoint
+from turnwise.app.models import resolve_model
+from turnwise.app.plan import judge_path
+from turnwise.app.progress import Progress
+from turnwise.config.checks import find_no_effect
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.config.sections.warm_start import OracleWarmStart
+from turnwise.learn.checkpoint import resumed_model
+from turnwise.learn.memory import describe_in_one_line, read_config, report_memory
+from turnwise.loop.build import build_learn, build_play, build_train
+from turnwise.loop.evaluate import Evaluation, evaluate_policy
+from turnwise.loop.parts import LearnParts, PlayParts, TrainParts
+from turnwise.loop.warm_start import mix_in_demonstrations, warm_start
+from turnwise.report.console import phase, print_notice
+from turnwise.report.run_dir import RunDirectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """A run that is ready to train."""
+
+    parts: LearnParts
+    evaluator: Evaluator
+    progress: Progress
+    directory: RunDirectory
+
+    async def close(self) -> None:
+        """Nothing more is played."""
+        await (self.parts.engine.close() if isinstance(self.parts, TrainParts) else self.evaluator.close())
+
+
+class Evaluator:
+    """Measures the learner's policy; an engine is opened when it is first needed."""
+
+    def __init__(self, parts: LearnParts, open_play: Callable[[], PlayParts]) -> None:
+        self._parts = parts
+        self._open_play = open_play
+        self._play: PlayParts | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        return self._parts.settings.eval.episodes > 0
+
+    @property
+    def play(self) -> PlayParts:
+        self._play = self._play or self._open_play()
+        return self._play
+
+    async def evaluate(self, advance: Callable[[int, int], None]) -> Evaluation:
+        """An evaluation is about the newest policy; that an explorer has it early does no harm."""
+        learner = self._parts.learner
+        if self.play.engine.policy_version != learner.policy_version:
+            await self.play.channel.publish(learner.weights(), learner.policy_version)
+        return await evaluate_policy(self.play, advance)
+
+    async def close(self) -> None:
+        if self._play is not None:
+            await self._play.engine.close()
+
+
+async def set_up(
+    settings: TurnwiseSettings, directory: RunDirectory, console: Console, checkpoint: Path | None
+) -> Start:
+    """From the settings, or from a checkpoint, to a policy that is trained from here on."""
+    announce(settings, console)
+    with phase(console, "setting up the model"):
+        model = str((resumed_model(checkpoint) if checkpoint else None) or resolve_model(settings))
+        parts, evaluator = _build(settings, directory, model)
+    memory = report_memory(read_config(model), settings.model, settings.learn, judge_path=judge_path(settings))
+    print_notice(console, describe_in_one_line(memory))
+    if checkpoint is None:
+        progress = await _start_anew(parts, settings, console)
+    else:
+        progress = load_checkpoint(checkpoint, parts.learner)
+        parts.buffer.rewind(progress.step, plays_again=isinstance(parts, TrainParts))
+        directory = RunDirectory.reopen(directory.path, step=progress.step)
+    await mix_in_demonstrations(parts)
+    if isinstance(parts, TrainParts):
+        if checkpoint is not None:
+            parts.tasks.restore(progress.tasks)
+        progress = replace(progress, tasks=parts.tasks.state())
+        await parts.channel.publish(parts.learner.weights(), parts.learner.policy_version)
+    return Start(parts=parts, evaluator=evaluator, progress=progress, directory=directory)
+
+
+def announce(settings: TurnwiseSettings, console: Console) -> None:
+    """Say which settings do nothing, and fix what chance, threads and the terminal depend on."""
+    for warning in find_no_effect(settings):
+        print_notice(console, warning)
+    if settings.learn.num_threads is not None:
+        torch.set_num_threads(settings.learn.num_threads)
+    torch.manual_seed(settings.run.seed)
+    # The terminal is ours: no bars of other packages, whoever loads a model.
+    transformers_logging.disable_progress_bar()
+
+
+def _build(settings: TurnwiseSettings, directory: RunDirectory, model: str) -> tuple[LearnParts, Evaluator]:
+    if settings.run.mode == "train":
+        learn = build_learn(settings, model, run_path=directory.path)
+        return learn, Evaluator(learn, lambda: build_play(settings, model, run_path=directory.path))
+    whole = build_train(settings, model, run_path=directory.path)
+    return whole, Evaluator(whole, lambda: whole)
+
+
+async def _start_anew(parts: LearnParts, settings: TurnwiseSettings, console: Console) -> Progress:
+    """From demonstrations, or with the model as it is."""
+    if not isinstance(settings.warm_start, OracleWarmStart):
+        return Progress()
+    with phase(console, "warm start from the oracle") as advance:
+        return Progress(warm_start=await warm_start(parts, settings.warm_start, advance))

@@ -1,0 +1,191 @@
+"""The course of a run: set up, evaluate, train, evaluate, close.
+
+In: settings and a run directory. Out: the same directory, filled. A failure in learning or sync ends it with
+everything finished on disk; a checkpoint goes on where the run stopped. A collapse ends it with an earlier policy,
+where `watch.stop` asks for that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from turnwise.app.checkpointer import Checkpointer
+from turnwise.app.closing import close_run, told, with_warm_start
+from turnwise.app.progress import Progress
+from turnwise.app.recording import RunRecorder, evaluation_metrics
+from turnwise.app.set_up import Start, set_up
+from turnwise.app.watching import CollapsedError, Watcher
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.errors import SyncError
+from turnwise.loop.build import find_loop
+from turnwise.loop.evaluate import Evaluation, is_evaluation_due, measure_baselines
+from turnwise.loop.separate import Shared, train_from_buffer
+from turnwise.loop.serial import LoopStep
+from turnwise.report.console import phase, print_notice
+from turnwise.report.metrics import Stopwatch
+from turnwise.report.run_dir import RunDirectory
+from turnwise.report.summary import Summary
+from turnwise.report.watch import Finding
+
+
+class Training:
+    """One run, from its settings to its summary."""
+
+    def __init__(
+        self, settings: TurnwiseSettings, directory: RunDirectory, console: Console, checkpoint: Path | None = None
+    ) -> None:
+        self._settings = settings
+        self._directory = directory
+        self._console = console
+        self._checkpoint = checkpoint
+        self._progress = Progress()
+        self._started_s = time.perf_counter()
+        self._watch = Stopwatch()
+        self._stopped: Mapping[str, str | int] | None = None
+
+    async def run(self) -> None:
+        if self._settings.run.mode != "train":
+            await self._run(find_loop(self._settings))
+            return
+        shared = Shared.open(self._settings, self._directory)
+        shared.trainer.claim()
+        try:
+            await self._run(partial(train_from_buffer, shared=shared))
+        finally:
+            shared.trainer.leave()
+
+    async def _run(self, loop: Callable[..., Awaitable[None]]) -> None:
+        start = await set_up(self._settings, self._directory, self._console, self._checkpoint)
+        try:
+            await self._play_and_learn(start, loop)
+        finally:
+            await start.close()
+
+    async def _play_and_learn(self, start: Start, loop: Callable[..., Awaitable[None]]) -> None:
+        self._directory, self._progress = start.directory, start.progress
+        self._started_s -= start.progress.wall_s
+        baselines = self._measure_baselines(start)
+        before = self._recorded_start() or await self._evaluate(start)
+        setup_s = time.perf_counter() - self._started_s
+        self._watch = Stopwatch()
+        await self._train(start, loop, before)
+        time_split = self._watch.time_split()
+        after = await self._evaluate(start)
+        summary = self._summarise(before, after, baselines, time_split, setup_s)
+        close_run(self._settings, self._directory, self._console, summary, after.trajectories if after else ())
+
+    # --- before and after ----------------------------------------------------------------------------------------
+
+    def _measure_baselines(self, start: Start) -> dict[str, float]:
+        if not start.evaluator.is_wanted:
+            return {}
+        play = start.evaluator.play
+        return measure_baselines(self._settings, play.eval_tasks, play.judging)
+
+    def _recorded_start(self) -> Evaluation | None:
+        """How good a resumed run's policy was before its first update; None where that is not on record."""
+        rows = self._directory.read_metrics() if self._checkpoint is not None else []
+        if not rows or not {"eval/success", "eval/return"} <= rows[0].keys() or rows[0]["step"] != 0:
+            return None
+        success, mean_return = rows[0]["eval/success"], rows[0]["eval/return"]
+        return Evaluation(env=self._settings.env.type, success=success, mean_return=mean_return, trajectories=())
+
+    async def _evaluate(self, start: Start) -> Evaluation | None:
+        if not start.evaluator.is_wanted:
+            return None
+        with phase(self._console, f"evaluating on {self._settings.eval.episodes} held-out episodes") as advance:
+            return await start.evaluator.evaluate(advance)
+
+    def _summarise(
+        self,
+        before: Evaluation | None,
+        after: Evaluation | None,
+        baselines: Mapping[str, float],
+        time_split: Mapping[str, float],
+        setup_s: float,
+    ) -> Summary:
+        progress = self._progress
+        return Summary(
+            recipe=self._settings.recipe,
+            env=self._settings.env.type,
+            seed=self._settings.run.seed,
+            steps=progress.step,
+            wall_s=time.perf_counter() - self._started_s,
+            setup_s=setup_s,
+            success_before=before.success if before else None,
+            success_after=after.success if after else None,
+            return_before=before.mean_return if before else None,
+            return_after=after.mean_return if after else None,
+            eval_episodes=after.episodes if after else 0,
+            baselines=with_warm_start(baselines, before.success if before and progress.warm_start else None),
+            tokens_sampled=progress.tokens_sampled,
+            tokens_trained=progress.tokens_trained,
+            time_split=time_split,
+            policy_version=progress.policy_version,
+            warm_start=progress.warm_start,
+            failures=progress.failures,
+            findings=[told(finding) for finding in self._directory.read_findings()],
+            stopped=self._stopped,
+        )
+
+    # --- training ------------------------------------------------------------------------------------------------
+
+    async def _train(self, start: Start, loop: Callable[..., Awaitable[None]], before: Evaluation | None) -> None:
+        settings, first = self._settings, self._progress.step
+        watcher = Watcher(settings, self._directory, self._console)
+        checkpointer = Checkpointer(settings, self._directory, start.parts)
+        with RunRecorder(
+            settings,
+            self._directory,
+            self._console,
+            self._watch,
+            start_step=first,
+            start_s=self._progress.wall_s,
+        ) as recorder:
+            if first == 0:
+                recorder.write_start(before)
+                if checkpointer.is_due(0):
+                    checkpointer.save(self._now())
+
+            async def on_step(step: LoopStep) -> None:
+                self._progress = self._progress.after(step)
+                metrics = recorder.metrics_of(step)
+                if is_evaluation_due(settings, step.step):
+                    with recorder.display.phase("evaluating") as advance:
+                        metrics |= evaluation_metrics(await start.evaluator.evaluate(advance))
+                found = watcher.look(step.step, metrics)
+                recorder.write(step, metrics | {"watch/findings": float(len(found))})
+                watcher.check(found)
+                if checkpointer.is_due(step.step):
+                    checkpointer.save(self._now())
+                    checkpointer.prune(watcher.watch)
+
+            try:
+                await loop(start.parts, self._watch, start_step=first, on_step=on_step)
+            except SyncError:
+                # The other side is gone; what was learnt from what it left must not go with it.
+                checkpointer.save(self._now())
+                raise
+            except CollapsedError as collapsed:
+                self._go_back(checkpointer, collapsed.finding)
+        if not checkpointer.has_saved(self._progress.step):
+            checkpointer.save(self._now())
+
+    def _now(self) -> Progress:
+        return replace(self._progress, wall_s=time.perf_counter() - self._started_s)
+
+    def _go_back(self, checkpointer: Checkpointer, collapse: Finding) -> None:
+        """The learner, and what is reported, are those of the checkpoint; the metrics of the collapse stay on disk."""
+        self._progress = checkpointer.go_back(collapse)
+        self._stopped = {**told(collapse), "returned_to_step": self._progress.step}
+        print_notice(
+            self._console,
+            f"stopped at step {collapse.step} ({collapse.kind}); the result is the policy of step "
+            f"{self._progress.step}. Resuming would repeat the collapse: start anew with other settings.",
+        )

@@ -1,0 +1,80 @@
+"""What the loops hold: protocols only, so that whatever keeps a contract can stand in any place.
+
+`build.py` puts them together. A process has the parts of what it does: who evaluates has `PlayParts`, an explorer has
+`ExploreParts` and no learner, a trainer has `LearnParts` and no engine, and a whole run has `TrainParts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.protocols import (
+    Buffer,
+    Channel,
+    ChatTemplate,
+    Collector,
+    CreditRule,
+    Engine,
+    Learner,
+    Mailbox,
+    TaskSource,
+)
+from turnwise.rollout.judges import Judging
+from turnwise.types import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """The settings of a run, and how its model speaks."""
+
+    settings: TurnwiseSettings
+    tokenizer: PreTrainedTokenizerBase
+    template: ChatTemplate
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayParts(Words):
+    """What is needed to play with a policy: for evaluation alone, this is all."""
+
+    engine: Engine
+    channel: Channel
+    """The way of weights into the engine."""
+    judging: Judging | None
+    """None where the environment gives its own rewards."""
+    eval_proxy: Collector
+    eval_tasks: Sequence[Task]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExploreParts(PlayParts):
+    """What is needed to explore: to play training tasks and to store what came out."""
+
+    tasks: TaskSource
+    groups_per_rollout: int
+    proxy: Collector
+    greedy_proxy: Collector | None
+    """Plays each task once more, greedily, for credit that measures against it."""
+    new_proxies: Callable[[], tuple[Collector, Collector | None]]
+    """Makes the two above once more, for a rollout beside a running one."""
+    buffer: Buffer
+    open_mailbox: Callable[[Callable[[], None]], Mailbox]
+    """Opens the way of weights from trainer to explorer; what it is given wakes whoever waits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnParts(Words):
+    """What is needed to learn from what is stored."""
+
+    buffer: Buffer
+    credit: CreditRule
+    learner: Learner
+    open_mailbox: Callable[[Callable[[], None]], Mailbox]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainParts(ExploreParts, LearnParts):
+    """Everything a training loop connects."""
