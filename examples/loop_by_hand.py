@@ -29,8 +29,8 @@ from turnwise.engine.local import LocalEngine
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.boundary import reset_env, step_env
 from turnwise.floor.seeds import fingerprint
-from turnwise.learn.models import load_model
 from turnwise.learn.tiny_model import tiny_model_folder
+from turnwise.pretrained import load_model
 from turnwise.protocols import Engine
 from turnwise.types import (
     Experience,
@@ -99,23 +99,25 @@ async def play(template: LearnedTemplate, engine: Engine, task: Task, trajectory
         turns.append(
             Turn(
                 index=number,
+                step=number,
                 segment_index=0,
                 observation=observation,
                 response_text=reply,
                 actions=(reply.strip(),),
                 reward=result.reward,
-                penalty=0.0 if result.info["action_is_valid"] else INVALID_PENALTY,
+                penalty=0.0 if result.is_valid else INVALID_PENALTY,
                 policy_version=completion.policy_version,
+                is_valid=result.is_valid,
                 info=result.info,
             )
         )
         observation = result.text
         if result.done:
-            stop_reason, is_success = StopReason.TERMINATED, bool(result.info["success"])
+            stop_reason, is_success = StopReason.TERMINATED, bool(result.is_success)
             break
         # The bridge closes the reply, says what the world answered and opens the next reply; earlier ids stay.
-        is_closed = int(completion.token_ids[-1]) == template.end_of_turn_id
-        transcript.add_context(template.encode_bridge(observation, reply_is_closed=is_closed))
+        is_closed = template.is_closed(completion)
+        transcript.add_context(template.encode_bridge([Message("user", observation)], reply_is_closed=is_closed))
     engine.release(str(trajectory_id))
     return Trajectory(
         id=trajectory_id,

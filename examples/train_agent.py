@@ -12,7 +12,6 @@ import argparse
 
 import turnwise as tw
 from turnwise.envs.boundary import reset_env, step_env
-from turnwise.rollout.step_wise import WorkflowTask
 from turnwise.types import StepResult
 
 MOVES = ("Left", "Down", "Right", "Up")
@@ -21,13 +20,13 @@ MOVES = ("Left", "Down", "Right", "Up")
 class LakeAgent(tw.BaseAgent):
     """What the model sees, and what its words do, is decided here."""
 
-    def __init__(self, task: WorkflowTask) -> None:
+    def __init__(self, task: tw.WorkflowTask) -> None:
         super().__init__(task)
         self.env = task.make_env()
 
     def reset(self) -> StepResult:
-        text = reset_env(self.env, seed=self.task.seed, split=self.task.task.split)
-        return StepResult(text=text, reward=0.0, terminated=False, truncated=False, info={})
+        text = reset_env(self.env, seed=self.task.seed, split=self.task.split)
+        return StepResult(text=text, reward=0.0, terminated=False, truncated=False)
 
     def get_llm_prompts(self, env_out: StepResult) -> list[dict[str, str]]:
         return [{"role": "user", "content": env_out.text}]
@@ -35,8 +34,14 @@ class LakeAgent(tw.BaseAgent):
     def get_env_outputs(self, llm_response: str) -> StepResult:
         said = [move for move in MOVES if move in llm_response]
         if len(said) != 1:
-            info = {"success": False, "action_is_valid": False}
-            return StepResult(text=self.env.render(), reward=0.0, terminated=False, truncated=False, info=info)
+            return StepResult(
+                text=self.env.render(),
+                reward=0.0,
+                terminated=False,
+                truncated=False,
+                is_valid=False,
+                is_effective=False,
+            )
         return step_env(self.env, said[0])
 
 
