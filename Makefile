@@ -2,12 +2,14 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+# One process per core. Tests are handed out one by one, except for groups that share what is costly to make.
+PARALLEL := -n auto --maxprocesses=8 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test check format bench results clean
+.PHONY: help install train test test-fast check format bench results clean
 
 help: ## list the commands
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
 
 install: $(VENV)/.installed ## set up .venv with everything the tests need
 
@@ -17,15 +19,18 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@# torch first and by its exact version: every later requirement is then satisfied by it.
 	$(BIN)/pip install --quiet -c constraints.txt torch
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
-	@# Only for its chat template files, which the tests of the context room read; none of its requirements.
-	$(BIN)/pip install --quiet --no-deps -c constraints.txt trl
+	@# Only for their chat template files, which the tests of the context room read; none of their requirements.
+	$(BIN)/pip install --quiet --no-deps -c constraints.txt trl axolotl
 	@touch $@
 
 train: install ## train the default recipe and show the curve
 	$(BIN)/turnwise train frozenlake
 
 test: install ## run all tests that need no extra service
-	$(BIN)/pytest --cov=src/turnwise --cov-report=term --durations=8
+	$(BIN)/pytest $(PARALLEL) --cov=src/turnwise --cov-report=term --durations=8
+
+test-fast: install ## run the tests that take no time: for all day long
+	$(BIN)/pytest $(PARALLEL) -m 'not slow'
 
 check: install ## format, lint, types, import layers
 	$(BIN)/ruff format --check .

@@ -17,14 +17,14 @@ from transformers import PreTrainedModel
 
 from turnwise.app.models import resolve_model
 from turnwise.config.load import load_settings
+from turnwise.context.manager import ContextManager
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
 from turnwise.engine.local import LocalEngine
 from turnwise.exchange import EnvOutput, HistoryEntry
-from turnwise.learn.models import load_model
-from turnwise.loop.build import build_context
-from turnwise.loop.worlds import main_world
-from turnwise.types import GenerateRequest, IntArray, Sampling
+from turnwise.pretrained import load_model
+from turnwise.rollout.worlds import main_world
+from turnwise.types import GenerateRequest, IntArray, Message, Sampling
 
 NUM_TURNS = 5
 NUM_REPEATS = 7
@@ -41,7 +41,7 @@ def run(num_episodes: int = 64) -> dict[str, object]:
     tokenizer = load_tokenizer(path)
     template = LearnedTemplate(tokenizer)
     first = _first_prompts(settings, template, num_episodes)
-    bridge = template.encode_bridge("Pa1 Gd4 Ob2 Oc3", reply_is_closed=False)
+    bridge = template.encode_bridge([Message("user", "Pa1 Gd4 Ob2 Oc3")], reply_is_closed=False)
     ours = LocalEngine(load_model(path), stop_ids=frozenset())
     theirs = load_model(path)
     return {
@@ -75,7 +75,7 @@ def _compare(
 
 def _first_prompts(settings: object, template: LearnedTemplate, num_episodes: int) -> list[IntArray]:
     env = main_world(settings).make("eval")  # type: ignore[arg-type]
-    context = build_context([main_world(settings)], template)  # type: ignore[arg-type]
+    context = ContextManager(template, main_world(settings).context)  # type: ignore[arg-type]
     outputs = [
         EnvOutput(
             env_id=seed,

@@ -29,15 +29,16 @@ from turnwise.envs.frozen_lake.env import FrozenLake
 from turnwise.envs.frozen_lake.settings import LakeParams
 from turnwise.exchange import EnvInput, EnvOutput, LmInput, LmOutput
 from turnwise.floor.seeds import derive_seed
-from turnwise.loop.build import TrainParts, build_context, build_states, build_train
+from turnwise.loop.build import build_states, build_train
 from turnwise.loop.evaluate import evaluate_policy
+from turnwise.loop.parts import TrainParts
 from turnwise.loop.pipelined import train_pipelined
 from turnwise.loop.serial import LoopStep, train_serial
 from turnwise.loop.warm_start import warm_start
-from turnwise.loop.worlds import worlds_of
 from turnwise.protocols import Weights
 from turnwise.report.metrics import Stopwatch
 from turnwise.rollout.env_manager import EnvStateManager
+from turnwise.rollout.worlds import worlds_of
 from turnwise.types import Completion, GenerateRequest, Group, Sampling, Task, Trajectory
 
 STEP_S = 0.1
@@ -105,20 +106,24 @@ class BarrierProxy:
     """Plays like `AgentProxy`, turn by turn: all running episodes ask, then all step, then all ask again."""
 
     def __init__(self, states: EnvStateManager, context: ContextManager, engine: LocalEngine, seed: int) -> None:
-        # What the loop asks for the time spent inside environments.
-        self.front = states
+        self._states = states
         self._context = context
         self._engine = engine
         self._seed = seed
 
+    @property
+    def env_seconds(self) -> float:
+        """What the loop asks for the time spent inside environments."""
+        return self._states.env_seconds
+
     async def collect(self, tasks: Sequence[Task], *, rollout: int, **_: object) -> list[Group]:
-        running = self.front.begin(tasks, rollout=rollout)
+        running = self._states.begin(tasks, rollout=rollout)
         while running:
             asked = self._context.get_lm_inputs(running)
             replies = await asyncio.gather(*(self._ask(lm_input, rollout, running) for lm_input in asked))
             outputs = [LmOutput(env_id=i.env_id, completion=c) for i, c in zip(asked, replies, strict=True)]
             running = await self._step(self._context.get_env_inputs(outputs))
-        trajectories = self._context.formulate_rollouts(self.front.get_rollout_states())
+        trajectories = self._context.formulate_rollouts(self._states.get_rollout_states())
         return [_as_group(task, trajectory) for task, trajectory in zip(tasks, trajectories, strict=True)]
 
     async def _ask(self, lm_input: LmInput, rollout: int, running: Sequence[EnvOutput]) -> Completion:
@@ -131,8 +136,8 @@ class BarrierProxy:
         return await self._engine.generate(request)
 
     async def _step(self, env_inputs: Sequence[EnvInput]) -> list[EnvOutput]:
-        outputs = await asyncio.gather(*(self.front.step_one(env_input) for env_input in env_inputs))
-        return [output for output in outputs if output is not None]
+        outputs = await asyncio.gather(*(asyncio.to_thread(self._states.step, [given]) for given in env_inputs))
+        return [output for going_on in outputs for output in going_on]
 
 
 def _as_group(task: Task, trajectory: Trajectory) -> Group:
@@ -163,7 +168,12 @@ def run(seeds: Sequence[int] = (0, 1, 2)) -> dict[str, object]:
 def _with_barrier(parts: TrainParts) -> TrainParts:
     settings, worlds = parts.settings, worlds_of(parts.settings)
     states = build_states(settings, worlds, "train", group_size=1)
-    proxy = BarrierProxy(states, build_context(worlds, parts.template), parts.engine, settings.run.seed)
+    proxy = BarrierProxy(
+        states,
+        ContextManager(parts.template, {world.tag: world.context for world in worlds}),
+        parts.engine,
+        settings.run.seed,
+    )
     return replace(parts, proxy=proxy)  # type: ignore[arg-type]
 
 
@@ -179,11 +189,12 @@ def _seconds_to_target(
     assert parts.settings.learn.num_threads is not None
     # One core plays and one learns: threads of torch that wait actively would take both from either side.
     torch.set_num_threads(parts.settings.learn.num_threads)
-    warm_start(parts, parts.settings.warm_start, lambda _done, _total: None)
     return asyncio.run(_train_and_measure(parts, partial(loop, parts)))
 
 
 async def _train_and_measure(parts: TrainParts, loop: Callable[..., object]) -> float:
+    assert isinstance(parts.settings.warm_start, OracleWarmStart)
+    await warm_start(parts, parts.settings.warm_start, lambda _done, _total: None)
     kept: list[tuple[float, Weights]] = []
     started_s = time.perf_counter()
 

@@ -17,6 +17,7 @@ NAMES = (
     "buffer",
     "credit",
     "engine_multi_turn",
+    "learning_record",
     "memory",
     "pipelined",
     "prefix_merge",

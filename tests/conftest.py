@@ -1,19 +1,40 @@
-"""For all tests: made models go to a folder of this session, and one thread keeps numbers and times steady."""
+"""For all tests: one cache of made models, one thread each, the slow ones first, and nobody looks at the clock.
+
+Tests run in several processes at once (`make test`), so what they share lies in a folder that all of them know.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# A busy machine is no reason to fail: examples may take as long as they take.
+settings.register_profile("turnwise", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("turnwise")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests come first, so that no process is left alone with a long one at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all processes of this test run."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
 
 @pytest.fixture(scope="session", autouse=True)
-def turnwise_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Nothing is read from or left in the home folder."""
+def turnwise_cache(shared_folder: Path) -> Iterator[str]:
+    """Nothing is read from or left in the home folder. A model that one process has made is found by the others."""
     with pytest.MonkeyPatch.context() as patch:
-        folder = str(tmp_path_factory.mktemp("cache"))
+        folder = str(shared_folder / "models")
         patch.setenv("TURNWISE_CACHE", folder)
         yield folder

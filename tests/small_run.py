@@ -6,7 +6,8 @@ from pathlib import Path
 
 from turnwise.app.models import resolve_model
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.loop.build import TrainParts, build_train
+from turnwise.loop.build import build_train
+from turnwise.loop.parts import TrainParts
 
 SMALL_MODEL = [
     "model.tiny.hidden_size=16",
@@ -28,7 +29,7 @@ SMALL = [
 ]
 SMALL_LAKE = [*SMALL, "warm_start.episodes=6", "warm_start.steps=2"]
 
-PLOTS = ("turnwise.app.session.plot_learning_curve", "turnwise.app.session.plot_training_health")
+PLOTS = ("turnwise.app.closing.plot_learning_curve", "turnwise.app.closing.plot_training_health")
 """Most of a small run's time goes into drawing; tests that do not look at the plots leave them out."""
 
 

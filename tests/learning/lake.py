@@ -17,8 +17,8 @@ import torch
 
 from turnwise.config.load import load_settings
 from turnwise.config.sections.warm_start import OracleWarmStart
-from turnwise.loop.build import TrainParts
 from turnwise.loop.evaluate import evaluate_policy, measure_baselines
+from turnwise.loop.parts import TrainParts
 from turnwise.loop.serial import LoopStep, train_serial
 from turnwise.loop.warm_start import warm_start
 from turnwise.protocols import CreditRule
@@ -93,7 +93,7 @@ def play(seed: int, fault: Fault) -> Outcome:
     settings = load_settings(RECIPE, {"run.seed": seed})
     parts = build_parts(settings)
     assert isinstance(settings.warm_start, OracleWarmStart)
-    warm_start(parts, settings.warm_start, lambda _done, _total: None)
+    asyncio.run(warm_start(parts, settings.warm_start, lambda _done, _total: None))
     return asyncio.run(_learn(_broken(parts, fault), seed, fault))
 
 

@@ -31,6 +31,7 @@ def test_a_recipe_loads_and_agrees_with_itself(file: Path, tmp_path: Path) -> No
     assert load_settings(str(tmp_path / "config.yaml")).model_dump() == settings.model_dump()
 
 
+@pytest.mark.slow
 @every_recipe
 def test_a_recipe_runs_two_steps(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_plots(monkeypatch)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks import pipelined
+from benchmarks import learning_record, pipelined
 
 from turnwise.loop.serial import train_serial
+
+from ..small_run import SMALL_LAKE
 
 SMALL = {
     "learn.steps": 2,
@@ -16,6 +18,7 @@ SMALL = {
 }
 
 
+@pytest.mark.slow
 def test_both_sides_of_the_pipelined_benchmark_reach_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipelined, "TARGET", 0.0)
     assert pipelined._seconds_to_target(0, pipelined._with_barrier, train_serial, SMALL) > 0
@@ -27,3 +30,10 @@ def test_a_target_that_is_not_reached_is_no_result(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(pipelined, "TARGET", 1.1)
     with pytest.raises(RuntimeError, match=r"success stayed below 1\.1"):
         pipelined._seconds_to_target(0, pipelined._with_barrier, train_serial, SMALL)
+
+
+def test_the_learning_record_is_measured_with_and_without_it() -> None:
+    result = learning_record.run(pairs=2, overrides=SMALL_LAKE)
+    assert 0 < result["bytes_per_token"] < result["bytes_per_sampled_token"]  # type: ignore[operator]
+    assert 0 < result["tracing_and_writing_share"] < 1  # type: ignore[operator]
+    assert result["at_the_bound"]["tokens_written"] == 200_000  # type: ignore[index]

@@ -258,6 +258,7 @@ def test_an_interrupted_run_says_how_to_go_on(
     assert "--resume" in err
 
 
+@pytest.mark.slow
 def test_a_mistake_in_a_process_of_its_own() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "turnwise", "train", "learn.stepz=3"], capture_output=True, text=True, check=False

@@ -18,6 +18,8 @@ from turnwise.experience.store import ExperienceStore
 from ...small_run import SMALL_LAKE, without_plots
 from .test_run import same_weights, untimed
 
+pytestmark = pytest.mark.slow
+
 DURABLE = [
     *SMALL_LAKE,
     "buffer.type=sqlite",
@@ -99,7 +101,7 @@ def test_without_the_rewind_a_resumed_run_would_differ(tmp_path: Path, monkeypat
     straight = train("frozenlake", DURABLE, run_dir=tmp_path / "straight")
     words = [sys.executable, "-c", _CHILD, str(tmp_path / "killed"), *DURABLE]
     subprocess.run(words, env=dict(os.environ), check=False)
-    monkeypatch.setattr("turnwise.app.session._rewind", lambda *_, **__: None)
+    monkeypatch.setattr("turnwise.experience.store.ExperienceStore.rewind", lambda *_, **__: None)
     assert untimed(resume(tmp_path / "killed")) != untimed(straight)
 
 

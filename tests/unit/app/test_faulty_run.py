@@ -13,10 +13,11 @@ RECIPE = {
     "env": {"type": "tests.unit.envs.faulty:FaultyEnv", "train": {"hang_rate": 0.01, "crash_rate": 0.05}},
     "context": {"window": "single_turn", "instructions": "none", "answer": {"type": "plain"}, "max_response_tokens": 2},
     "credit": {"type": "reinforce"},
-    "rollout": {"isolation": {"type": "process", "time_limit_s": 0.5}},
+    "rollout": {"isolation": {"type": "process", "time_limit_s": 5.0}},
 }
 
 
+@pytest.mark.slow
 def test_a_hanging_and_crashing_environment_costs_episodes_and_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

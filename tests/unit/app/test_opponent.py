@@ -14,22 +14,24 @@ from turnwise.app import opponent
 from turnwise.app.run import Run, train
 from turnwise.config.load import load_settings
 from turnwise.context.answer import render_answer
-from turnwise.context.manager import write_preamble
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
+from turnwise.context.window import write_preamble
 from turnwise.envs.boundary import describe_env, reset_env, step_env
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError, EnvError, TaskError
 from turnwise.experience.build import split_trajectory
-from turnwise.learn.models import load_model
 from turnwise.learn.policy import PolicyModel
 from turnwise.learn.warm_start import imitate
+from turnwise.pretrained import load_model
+from turnwise.protocols import Imitation
 from turnwise.rollout.demonstrations import recite
 from turnwise.types import StepResult
 
 from ...small_run import SMALL, without_plots
 
 pytest.importorskip("textarena", reason="textarena is not installed")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("opponent")]
 
 GAME = "textarena:TicTacToe-v0"
 RECIPE = {"env": {"type": GAME}, "credit": {"type": "grpo"}}
@@ -63,9 +65,10 @@ def centre(earlier: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = Run(run).policy
     model, template = load_model(folder), LearnedTemplate(load_tokenizer(str(folder)))
     answer = render_answer(["[4]"], earlier.settings.context.answer)
-    lesson = [e for t in recite([(asked[0], answer)], template) for e in split_trajectory(t)]
+    lesson = [e for t in recite([(asked[0], answer)], template, max_tokens=1000) for e in split_trajectory(t)]
     actor = PolicyModel(model.eval(), 1.0)
-    loss = imitate(actor, lesson, steps=150, batch_rows=1, lr=1e-2, seed=0, micro_batch_tokens=4096)
+    how = Imitation(steps=150, batch_rows=1, lr=1e-2)
+    loss = imitate(actor, lesson, how, seed=0, micro_batch_tokens=4096)
     assert loss < 0.01
     model.save_pretrained(folder)
     return run

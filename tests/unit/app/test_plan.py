@@ -10,7 +10,7 @@ import pytest
 from turnwise.app.models import resolve_model
 from turnwise.app.plan import describe_plan, make_plan
 from turnwise.config.load import load_settings
-from turnwise.learn.models import load_model
+from turnwise.pretrained import load_model
 
 RECIPE: dict[str, Any] = {
     "env": {"type": "frozen_lake"},

@@ -15,7 +15,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from turnwise.app import session as session_module
+from turnwise.app import recording, set_up
 from turnwise.app.run import Run, evaluate, resume, train
 from turnwise.errors import ConfigError, LearnError, ModelError, RunError
 from turnwise.learn.trainer import Trainer
@@ -52,6 +52,7 @@ def small(tmp_path: Path, name: str, *overrides: str) -> Run:
 # --- the same again --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run_and_another_does_not(tmp_path: Path) -> None:
     first, again = small(tmp_path, "a"), small(tmp_path, "b")
     assert untimed(first) == untimed(again)
@@ -65,6 +66,7 @@ class Killed(BaseException):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["value_head", "model", "full_window", "lora"])
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -85,7 +87,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
         more += ["context.window=full", "context.max_tokens=128"]
     straight = train(recipe, [*SMALL_LAKE, *more], run_dir=tmp_path / "straight")
 
-    plain = session_module.ProgressDisplay.update
+    plain = recording.ProgressDisplay.update
 
     def kill_in_step_3(self: Any, step: int, *rest: Any) -> None:
         plain(self, step, *rest)
@@ -93,7 +95,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(session_module.ProgressDisplay, "update", kill_in_step_3)
+        patch.setattr(recording.ProgressDisplay, "update", kill_in_step_3)
         with pytest.raises(Killed):
             train(recipe, [*SMALL_LAKE, *more], run_dir=tmp_path / "killed")
     killed = Run(tmp_path / "killed")
@@ -127,8 +129,8 @@ def test_the_summary_of_a_resumed_run_begins_where_the_run_began(tmp_path: Path)
     assert summary.warm_start == first.warm_start
     assert summary.baselines["warm_start"] == 0.375
     # The clock goes on as well: the time before the checkpoint is part of the run.
-    state = json.loads((run.path / "checkpoints" / "step-000001" / "state.json").read_text())
-    assert summary.wall_s > state["progress"]["wall_s"] > 0
+    state = json.loads((run.path / "checkpoints" / "step-000001" / "progress.json").read_text())
+    assert summary.wall_s > state["wall_s"] > 0
     times = [row["time_s"] for row in run.metrics()]
     assert times == sorted(times)
 
@@ -153,7 +155,9 @@ def test_a_run_without_a_checkpoint_cannot_go_on(tmp_path: Path, monkeypatch: py
         evaluate(tmp_path / "a")
 
 
-@pytest.mark.parametrize("file", ["state.json", "optimizer.pt", "critic.safetensors", "policy/model.safetensors"])
+@pytest.mark.parametrize(
+    "file", ["learner.json", "progress.json", "optimizer.pt", "critic.safetensors", "policy/model.safetensors"]
+)
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path, finished: Run, file: str) -> None:
     shutil.copytree(finished.path, tmp_path / "run")
     (tmp_path / "run" / "checkpoints" / "step-000002" / file).write_bytes(b"garbage")
@@ -198,13 +202,13 @@ def test_the_policy_that_is_evaluated_in_the_end_is_the_one_that_is_saved(
 ) -> None:
     """Weights are published every two steps; the third step's must still reach the last evaluation."""
     versions: list[int] = []
-    plain = session_module.evaluate_policy
+    plain = set_up.evaluate_policy
 
     async def watch(parts: Any, *rest: Any) -> Any:
         versions.append(parts.engine.policy_version)
         return await plain(parts, *rest)
 
-    monkeypatch.setattr(session_module, "evaluate_policy", watch)
+    monkeypatch.setattr(set_up, "evaluate_policy", watch)
     run = small(tmp_path, "a", "learn.steps=3", "sync.interval=2")
     assert versions == [0, run.summary.policy_version] == [0, 3]
 
@@ -234,6 +238,7 @@ def test_seeds_of_tasks(tmp_path: Path) -> None:
     assert [t.task.seed for t in evaluated] == [70, 71, 72, 73, 74]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -264,6 +269,7 @@ def test_a_setting_changes_the_run(tmp_path: Path, base: Run, change: str) -> No
     assert untimed(changed) != untimed(base)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

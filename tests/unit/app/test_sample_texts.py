@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from turnwise.app.sample_texts import draw_sample_texts
 from turnwise.config.load import load_settings
-from turnwise.loop.worlds import main_world
+from turnwise.rollout.worlds import main_world
 
 
 def test_where_any_text_is_an_answer_the_whole_game_of_the_oracle_is_heard() -> None:

@@ -23,13 +23,14 @@ from turnwise.app.run import Run, train
 from turnwise.app.serving import TOKEN_VARIABLE, Served, load_served, open_endpoint, serve
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, ServeError
-from turnwise.loop.build import build_buffer
+from turnwise.loop.build import open_buffer
 from turnwise.loop.serial import learn_from
 from turnwise.protocols import PolicyMark
 from turnwise.sync.checkpoint import CheckpointMailbox
 from turnwise.sync.waiting import Bell
 from turnwise.types import Experience
 
+from ...clock import HANG_S
 from ...small_run import SMALL_LAKE, SMALL_MODEL, build_parts
 
 HELLO = {"messages": [{"role": "user", "content": "P _ O G"}]}
@@ -48,7 +49,7 @@ def durable(finished: Run, tmp_path: Path) -> Path:
 
 def post(url: str, body: object, key: str) -> dict[str, object]:
     request = Request(url, json.dumps(body).encode(), {"Authorization": f"Bearer {key}"})
-    with urlopen(request, timeout=30) as reply:
+    with urlopen(request, timeout=HANG_S) as reply:
         return json.loads(reply.read())
 
 
@@ -86,11 +87,11 @@ def running_server(run: Path, token: str | None) -> Iterator[tuple[subprocess.Po
 
 
 def read_experience(run: Path) -> list[Experience]:
-    return build_buffer(load_settings(str(run / "config.yaml")), run).take(1)
+    return open_buffer(load_settings(str(run / "config.yaml")), run).take(1)
 
 
 def test_a_run_with_a_buffer_on_disk_is_served_as_it_is_and_goes_on_counting(durable: Path) -> None:
-    newest = json.loads((Run(durable).policy.parent / "state.json").read_text())["policy_version"]
+    newest = json.loads((Run(durable).policy.parent / "progress.json").read_text())["policy_version"]
     assert newest > 0
     for _ in range(2):
         served = load_served(str(durable))
@@ -126,14 +127,15 @@ def test_what_has_no_buffer_on_disk_gets_a_run_that_starts_from_its_policy(
         np.testing.assert_array_equal(weight.numpy(), parts.learner.weights()[name].numpy())
     experiences = parts.buffer.take(1)
     assert len(experiences) == 4
-    report = learn_from(parts, experiences)
+    report = learn_from(parts, experiences).report
     assert report.policy_version == 1
     assert report.metrics["learn/approx_kl"] == pytest.approx(0.0, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_trainer_learns_from_what_clients_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    served = load_served("frozenlake", overrides=[*SMALL_LAKE, "learn.steps=3", "sync.timeout_s=20"])
+    served = load_served("frozenlake", overrides=[*SMALL_LAKE, "learn.steps=3", f"sync.timeout_s={HANG_S}"])
     play(served)
     path = served.directory.path
     run = train(path / "config.yaml", ["run.mode=train"], run_dir=path)
@@ -146,7 +148,7 @@ def test_what_a_trainer_publishes_is_served_from_then_on(durable: Path, caplog: 
     served = load_served(str(durable))
     first, versions = served.engine.policy_version, []
     weights = served.engine._model.state_dict()
-    mailbox = CheckpointMailbox(durable / "weights", Bell())
+    mailbox = CheckpointMailbox(durable / "weights", Bell().ring)
 
     async def ask(address: str) -> object:
         return (await asyncio.to_thread(post, f"{address}/v1/chat/completions", HELLO, "key"))["system_fingerprint"]
@@ -163,7 +165,7 @@ def test_what_a_trainer_publishes_is_served_from_then_on(durable: Path, caplog: 
                 await asyncio.sleep(0.01)
             return [*answered, await ask(endpoint.address)]
 
-    answered = asyncio.run(asyncio.wait_for(run(), 20))
+    answered = asyncio.run(asyncio.wait_for(run(), HANG_S))
     assert answered == [f"policy-{version}" for version in (first, first, first + 2)]
     assert versions == [first + 2]
     assert caplog.text.count("the policy stays at version") == 1
@@ -192,6 +194,7 @@ def test_a_port_that_is_none_is_refused(durable: Path) -> None:
         asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("token", ["of-my-own", None])
 def test_the_command_says_where_it_is_and_ends_cleanly(durable: Path, token: str | None) -> None:
     with running_server(durable, token) as (process, told):
@@ -201,7 +204,7 @@ def test_the_command_says_where_it_is_and_ends_cleanly(durable: Path, token: str
         post(f"{told['base URL'].removesuffix('/v1')}/episodes/default/reward", {"reward": 1}, key)
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=HANG_S) == 0
     assert reply["object"] == "chat.completion"
     assert (token is None) is (TOKEN_VARIABLE not in told["token"])
     assert token is None or token not in str(told)
@@ -209,6 +212,7 @@ def test_the_command_says_where_it_is_and_ends_cleanly(durable: Path, token: str
     assert len(read_experience(durable)) == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_loses_no_finished_episode(durable: Path) -> None:
     with running_server(durable, "key") as (process, told):
         address = told["base URL"].removesuffix("/v1")

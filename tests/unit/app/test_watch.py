@@ -13,7 +13,8 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from turnwise.app import session as session_module
+from turnwise.app import recording
+from turnwise.app.checkpointer import Checkpointer
 from turnwise.app.run import Run, evaluate, resume, train
 from turnwise.learn.trainer import Trainer
 from turnwise.report.run_dir import RunDirectory
@@ -21,6 +22,8 @@ from turnwise.report.trajectories import read_trajectories
 from turnwise.types import Batch, StepReport
 
 from ...small_run import SMALL_LAKE, without_plots
+
+pytestmark = pytest.mark.slow
 
 WATCH = [
     "watch.window=2",
@@ -55,10 +58,10 @@ def collapsing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Trainer, "step", ruin)
     # The small run succeeds at chance; what counts here is that it does not succeed.
-    measured = session_module.Session._step_metrics
+    measured = recording.RunRecorder.metrics_of
     monkeypatch.setattr(
-        session_module.Session,
-        "_step_metrics",
+        recording.RunRecorder,
+        "metrics_of",
         lambda self, step: measured(self, step) | {"rollout/success": 0.0, "rollout/return": 0.0},
     )
 
@@ -131,7 +134,7 @@ def test_a_run_that_is_killed_and_resumed_finds_the_same(tmp_path: Path, monkeyp
     class Killed(BaseException):
         pass
 
-    plain = session_module.ProgressDisplay.update
+    plain = recording.ProgressDisplay.update
 
     def kill(self: Any, step: int, *rest: Any) -> None:
         plain(self, step, *rest)
@@ -140,7 +143,7 @@ def test_a_run_that_is_killed_and_resumed_finds_the_same(tmp_path: Path, monkeyp
 
     straight = small(tmp_path / "straight", "watch.stop=collapse")
     with monkeypatch.context() as patch:
-        patch.setattr(session_module.ProgressDisplay, "update", kill)
+        patch.setattr(recording.ProgressDisplay, "update", kill)
         with pytest.raises(Killed):
             small(tmp_path / "killed", "watch.stop=collapse")
     killed = RunDirectory.open(tmp_path / "killed")
@@ -153,18 +156,18 @@ def test_a_run_that_is_killed_and_resumed_finds_the_same(tmp_path: Path, monkeyp
 
 def test_a_sound_run_keeps_few_checkpoints_and_learns_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[list[int]] = []
-    plain = session_module.Keeper.prune
+    plain = Checkpointer.prune
 
-    def count(self: Any) -> None:
-        plain(self)
+    def count(self: Any, watch: Any) -> None:
+        plain(self, watch)
         kept.append(RunDirectory(tmp_path / "watched").checkpoint_steps())
 
-    monkeypatch.setattr(session_module.Keeper, "prune", count)
+    monkeypatch.setattr(Checkpointer, "prune", count)
     # Success that rises a little with every step: the newest policy is always the best.
-    measured = session_module.Session._step_metrics
+    measured = recording.RunRecorder.metrics_of
     monkeypatch.setattr(
-        session_module.Session,
-        "_step_metrics",
+        recording.RunRecorder,
+        "metrics_of",
         lambda self, step: measured(self, step) | {f"rollout/{n}": step.step / 20 for n in ("success", "return")},
     )
     watched = small(tmp_path / "watched", "watch.stop=collapse", "watch.max_grad_ratio=1e9")

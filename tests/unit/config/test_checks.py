@@ -9,7 +9,7 @@ import pytest
 from turnwise.config.checks import RULES, Rule, check_settings, credit_says_what_it_needs, find_no_effect
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.errors import ConfigError
-from turnwise.loop.worlds import main_world
+from turnwise.rollout.worlds import main_world
 
 VALID = {"env": {"type": "frozen_lake"}, "learn": {"critic": {"type": "value_head"}}}
 
@@ -231,6 +231,16 @@ def test_a_class_of_ones_own_names_its_idle_settings_beside_those_of_the_section
         "buffer.own_number has no effect with buffer.capacity None: custom.",
         "buffer.unit 'tokens' has no effect without buffer.train_batch_size.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_changed"),
+    [([], False), (["buffer.priority.type=linear_decay"], True), (["buffer.capacity=50"], False)],
+)
+def test_a_section_in_which_a_class_is_chosen_is_changed_where_anything_in_it_is(
+    overrides: list[str], is_changed: bool
+) -> None:
+    assert load_settings(VALID, overrides).buffer.changed("priority") == ["priority"] * is_changed
 
 
 def test_a_file_beside_the_settings_of_drawn_tasks_is_played(tmp_path: Path) -> None:

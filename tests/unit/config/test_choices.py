@@ -145,6 +145,7 @@ def test_equal_settings_compare_equal_whoever_loads_them() -> None:
     assert load_settings(LAKE, ["learn.steps=3"]) != load_settings(LAKE)
 
 
+@pytest.mark.slow
 def test_reading_and_checking_settings_imports_no_torch() -> None:
     code = (
         "import sys\n"
@@ -174,6 +175,15 @@ def test_a_class_without_the_methods_of_its_kind_is_refused(choice: Choice, plug
     wanted = ", ".join(choice.methods)
     assert message == f"{path}: 'my_choices:Own' has no {missing}; expected a class with {wanted}."
     check_settings(load_settings(LAKE, [f"{path}=my_choices:Whole"]))
+
+
+@pytest.mark.parametrize("choice", WITH_METHODS, ids=path_of)
+def test_a_class_that_was_given_a_name_is_looked_at_too(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine:
+        needs_values = needs_groups = needs_greedy = False
+
+    monkeypatch.setattr(choice.registry, "_added", {"mine": Mine})
+    assert f"'mine' has no {', '.join(choice.methods)}" in problem(f"{choice.path}.{choice.key}=mine")
 
 
 def test_an_environment_in_a_mix_is_looked_at_too(plug_in: Any) -> None:

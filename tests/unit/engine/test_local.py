@@ -14,9 +14,8 @@ from transformers import PreTrainedModel
 from turnwise.engine import local
 from turnwise.engine.kv_pool import SlotPool
 from turnwise.engine.local import LocalEngine
-from turnwise.engine.scoped import ScopedEngine
 from turnwise.errors import EngineError, SyncError
-from turnwise.types import Completion, FinishReason, GenerateRequest, Sampling
+from turnwise.types import Completion, GenerateRequest, Sampling
 
 from .tiny_models import FAMILIES, POSITIONS, VOCABULARY, WINDOW, make_model
 
@@ -243,20 +242,6 @@ def test_a_model_in_bfloat16_keeps_its_cache_and_its_logprobs(family: str) -> No
 # --- what ends a reply -----------------------------------------------------------------------------------------------
 
 
-def test_stop_token_is_the_last_one_and_length_is_a_limit() -> None:
-    engine = make_engine()
-    completions = ask_all(engine, [request(random_prompt(n, 5), seed=n, new=30) for n in range(24)])
-    reasons = {c.finish_reason for c in completions}
-    assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
-    for completion in completions:
-        ids = completion.token_ids.tolist()
-        if completion.finish_reason is FinishReason.STOP:
-            assert ids.index(STOP) == len(ids) - 1
-        else:
-            assert STOP not in ids
-            assert len(ids) == 30
-
-
 def test_a_prompt_that_does_not_fit_is_refused_and_hurts_nobody() -> None:
     engine, model = make_engine(), make_model("llama")
     prompt = random_prompt(1, 5)
@@ -297,12 +282,6 @@ def test_tokens_depend_on_the_request_alone(family: str) -> None:
     assert tokens_of(ask_all(make_engine(family, max_rows=3), requests)) == tokens_of(together)
 
 
-def test_seeds_make_a_difference() -> None:
-    prompt = random_prompt(0, 6)
-    completions = ask_all(make_engine(), [request(prompt, seed=seed, new=8) for seed in range(6)])
-    assert len({tuple(ids) for ids in tokens_of(completions)}) > 1
-
-
 def test_prefill_in_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [request(random_prompt(n, 4 + 5 * n), seed=n) for n in range(6)]
     whole = ask_all(make_engine(), requests)
@@ -324,17 +303,6 @@ def test_new_weights_replace_kept_rows() -> None:
     assert_exact(new, longer, after)
     old = own_logprobs(make_model("llama"), longer, after.token_ids.tolist())
     assert np.abs(old - after.behavior_logprobs).max() > 0.01
-
-
-def test_weights_are_copied_not_shared() -> None:
-    engine, new = make_engine(), make_model("llama", seed=1)
-    engine.load_weights(new.state_dict(), 1)
-    with torch.no_grad():
-        for parameter in new.parameters():
-            parameter.zero_()
-    prompt = random_prompt(1, 6)
-    (completion,) = ask_all(engine, [request(prompt)])
-    assert_exact(make_model("llama", seed=1), prompt, completion)
 
 
 def test_weights_of_another_shape_of_model_are_refused() -> None:
@@ -430,12 +398,6 @@ def test_a_cancelled_request_leaves_the_others_alone() -> None:
     assert len(engine._pool._free) == engine._pool.num_slots
 
 
-def test_the_engine_outlives_an_event_loop() -> None:
-    engine = make_engine()
-    first = ask_all(engine, [request(random_prompt(1, 5))])
-    assert tokens_of(ask_all(engine, [request(random_prompt(1, 5))])) == tokens_of(first)
-
-
 # --- slots -----------------------------------------------------------------------------------------------------------
 
 
@@ -524,21 +486,3 @@ def test_an_idle_engine_has_new_weights_at_once() -> None:
     # A refusal must not leave the engine waiting.
     (completion,) = ask_all(engine, [request(random_prompt(1, 5))])
     assert completion.policy_version == 3
-
-
-def test_scopes_keep_cache_keys_apart() -> None:
-    engine = make_engine()
-    scopes = [ScopedEngine(engine), ScopedEngine(engine)]
-    prompts = [random_prompt(n, 8 + n) for n in range(2)]
-
-    async def run() -> list[Completion]:
-        asked = zip(scopes, prompts, strict=True)
-        return await asyncio.gather(*(scope.generate(request(p, cache_key="0#0")) for scope, p in asked))
-
-    completions = bounded(run())
-    assert len(engine._rows_by_key) == 2
-    scopes[0].release("0#0")
-    assert len(engine._rows_by_key) == 1
-    for prompt, completion in zip(prompts, completions, strict=True):
-        assert_exact(make_model("llama"), prompt, completion)
-    assert scopes[1].policy_version == engine.policy_version

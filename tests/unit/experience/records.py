@@ -35,6 +35,7 @@ def make_trajectory(
     turns = [
         Turn(
             index=turn,
+            step=turn,
             segment_index=index,
             observation="",
             response_text="",

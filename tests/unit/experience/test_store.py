@@ -187,6 +187,7 @@ def test_a_killed_process_leaves_nothing_half_done(tmp_path: Path) -> None:
     assert seeds(store.take(2)) == [2, 3]
 
 
+@pytest.mark.slow
 def test_four_writers_and_two_readers_lose_nothing_and_double_nothing(tmp_path: Path) -> None:
     counts = count_in_processes(tmp_path / "e.db", seconds=2.0)
     assert counts["written"] == counts["read"] + counts["left"] > 0

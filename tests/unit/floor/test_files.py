@@ -18,6 +18,7 @@ import pytest
 
 from turnwise.errors import RunError, StoreError
 from turnwise.floor.files import (
+    append_bytes,
     append_line,
     encode_object,
     read_object,
@@ -156,6 +157,7 @@ def write_often(path: Path, letter: str) -> None:
         write_whole(path, letter * 20_000)
 
 
+@pytest.mark.slow
 def test_two_processes_that_write_one_file_never_mix(tmp_path: Path) -> None:
     path = tmp_path / "file.txt"
     write_whole(path, "a" * 20_000)
@@ -286,6 +288,15 @@ def test_a_line_that_does_not_fit_leaves_no_part_of_itself(tmp_path: Path) -> No
         append_line(path, "x" * 5000)
     append_line(path, "two")
     assert read_text(path) == "one\ntwo\n"
+
+
+def test_bytes_are_appended_where_it_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "blocks.bin"
+    blocks = [b"\x00one\n", b"", b"\xfftwo"]
+    starts = [append_bytes(path, block) for block in blocks]
+    data = path.read_bytes()
+    assert data == b"".join(blocks)
+    assert [data[at:].startswith(block) for at, block in zip(starts, blocks, strict=True)] == [True] * 3
 
 
 def test_objects_come_back_half_a_surrogate_pair_included(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def errors(world: str, rule: str, *overrides: str, **options: object) -> Errors:
 UNDISCOUNTED = ("bi_level_gae.high_level_gamma=1.0", "bi_level_gae.whiten=false")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", ["corridor", "lake"])
 @pytest.mark.parametrize(
     ("rule", "settings"),

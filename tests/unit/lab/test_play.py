@@ -40,6 +40,7 @@ def test_experiences_tell_what_the_world_did(world: World) -> None:
         np.testing.assert_allclose(np.exp(sampled), policy.action_probs[states, actions], rtol=1e-5)
 
 
+@pytest.mark.slow
 @every_world
 def test_every_cell_is_played_as_often_as_the_truth_says(world: World) -> None:
     policy = draw_policy(world, np.random.default_rng(1))

@@ -15,6 +15,7 @@ from turnwise.errors import ConfigError
 from turnwise.learn.adapters import adapter_off, add_adapter, fold_adapter, merged_weights
 from turnwise.learn.policy import PolicyModel
 from turnwise.learn.warm_start import imitate
+from turnwise.protocols import Imitation
 
 from ..engine.tiny_models import make_model as make_family
 from .parts import copy_of, is_equal, make_batch, make_model, make_samples, make_trainer, one_micro_batch
@@ -190,7 +191,8 @@ def test_an_error_inside_leaves_the_adapters_on() -> None:
 def test_after_a_warm_start_the_reference_is_the_policy_of_that_moment() -> None:
     trainer = make_trainer(kl=KL, model_settings=LORA)
     untouched = reference_logprobs(trainer)
-    imitate(trainer.actor, EXPERIENCES, steps=6, batch_rows=6, lr=1e-2, seed=0, micro_batch_tokens=1000)
+    how = Imitation(steps=6, batch_rows=6, lr=1e-2)
+    imitate(trainer.actor, EXPERIENCES, how, seed=0, micro_batch_tokens=1000)
     trainer.step(make_batch())
     warm = logprobs(trainer.actor.model)
     trainer.refresh_reference()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from turnwise.errors import ModelError
-from turnwise.learn.models import load_model
+from turnwise.pretrained import load_model
 
 from .parts import make_model
 

@@ -16,7 +16,7 @@ from turnwise.app.sample_texts import draw_sample_texts
 from turnwise.config.load import load_settings
 from turnwise.config.sections.model import TinySettings
 from turnwise.learn.tiny_model import find_or_make, fit_tokenizer, tiny_model_folder
-from turnwise.loop.worlds import main_world
+from turnwise.rollout.worlds import main_world
 
 SMALL = TinySettings(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32)
 WORDS = fit_tokenizer(["color: white, black\nsize: 11"], 300, "words")

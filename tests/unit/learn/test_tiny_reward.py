@@ -29,6 +29,7 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny_reward, "_WARMUP_STEPS", 1)
 
 
+@pytest.mark.slow
 def test_it_ranks_held_out_pairs() -> None:
     judging = build_judging(load_settings("single_turn_ppo"))
     assert judging is not None

@@ -10,43 +10,39 @@ import torch
 
 from turnwise.learn.policy import PolicyModel
 from turnwise.learn.warm_start import imitate
+from turnwise.protocols import Imitation
 
 from .parts import copy_of, is_equal, make_batch, make_model, make_samples, make_trainer, one_micro_batch
 
 DEMONSTRATIONS = [s.experience for s in make_samples(num_rows=6)]
 
 
-def run(actor: PolicyModel | None = None, **changes: Any) -> tuple[PolicyModel, list[float], float]:
-    options: dict[str, Any] = {"steps": 8, "batch_rows": 6, "lr": 1e-2, "seed": 0, "micro_batch_tokens": 1000}
+def run(actor: PolicyModel | None = None, **changes: Any) -> tuple[PolicyModel, float]:
+    options: dict[str, Any] = {"steps": 8, "batch_rows": 6, "lr": 1e-2, "seed": 0, "micro_batch_tokens": 1000} | changes
     actor = actor or PolicyModel(make_model(), 1.0)
-    losses: list[float] = []
-    steps: list[int] = []
-
-    def on_step(step: int, loss: float) -> None:
-        steps.append(step)
-        losses.append(loss)
-
-    last = imitate(actor, DEMONSTRATIONS, on_step=on_step, **(options | changes))
-    assert steps == list(range(1, len(losses) + 1))
-    return actor, losses, last
+    how = Imitation(**{name: options.pop(name) for name in ("steps", "batch_rows", "lr")})
+    told: list[tuple[int, int]] = []
+    last = imitate(actor, DEMONSTRATIONS, how, on_step=lambda *done: told.append(done), **options)
+    assert told == [(step, how.steps) for step in range(1, how.steps + 1)]
+    return actor, last
 
 
 def test_the_loss_is_the_mean_over_demonstrated_tokens_and_falls() -> None:
     actor = PolicyModel(make_model(), 1.0)
     expected = -actor.score(one_micro_batch(make_batch())).logprobs.mean().item()
-    _, losses, last = run(actor)
-    assert losses[0] == pytest.approx(expected, rel=1e-5)
-    assert losses[-1] == last < losses[0] - 0.3
+    _, first = run(steps=1)
+    assert first == pytest.approx(expected, rel=1e-5)
+    assert run(actor)[1] < first - 0.3
 
 
 def test_micro_batches_do_not_matter() -> None:
-    (_, wide, _), (_, narrow, _) = run(), run(micro_batch_tokens=1)
+    (_, wide), (_, narrow) = run(), run(micro_batch_tokens=1)
     np.testing.assert_allclose(narrow, wide, atol=1e-3)
 
 
 @pytest.mark.parametrize("change", [{"batch_rows": 2}, {"lr": 1e-3}, {"steps": 4}])
 def test_every_setting_changes_the_result(change: dict[str, Any]) -> None:
-    assert run()[2] != pytest.approx(run(**change)[2], abs=1e-4)
+    assert run()[1] != pytest.approx(run(**change)[1], abs=1e-4)
 
 
 def test_the_seed_chooses_the_rows() -> None:
@@ -65,7 +61,7 @@ def test_the_critic_is_left_alone() -> None:
 
 
 def test_tokens_off_the_mask_are_not_imitated() -> None:
-    actor, _, _ = run(steps=30)
+    actor, _ = run(steps=30)
     sampled, given = [], []
     for experience in DEMONSTRATIONS:
         ids = torch.tensor(experience.segment.token_ids, dtype=torch.long)

@@ -6,9 +6,7 @@ import pytest
 
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError
-from turnwise.rollout.runner import RunnerLimits
-from turnwise.rollout.workflow import EnvironmentFront
-from turnwise.rollout.workflow_front import WorkflowFront
+from turnwise.rollout.limits import RunnerLimits
 
 from ...small_run import SMALL_LAKE, build_parts
 
@@ -24,23 +22,19 @@ from ...small_run import SMALL_LAKE, build_parts
 )
 def test_the_runners_limits_are_those_of_the_settings(words: tuple[str, ...], expected: RunnerLimits) -> None:
     parts = build_parts(load_settings("frozenlake", [*SMALL_LAKE, *words]))
-    assert parts.proxy._limits == expected
-    assert parts.eval_proxy._limits == expected
+    assert parts.proxy.rules.limits == expected
+    assert parts.eval_proxy.rules.limits == expected
 
 
-def test_the_workflow_decides_who_owns_the_world() -> None:
-    managed = build_parts(load_settings("frozenlake", SMALL_LAKE))
-    owned = build_parts(
+def test_the_workflow_has_the_budget_and_the_arguments_of_the_settings() -> None:
+    own = build_parts(
         load_settings(
             "frozenlake",
             [*SMALL_LAKE, "rollout.workflow=step_wise_environment", "rollout.workflow_args.max_env_steps=1"],
         )
     )
-    assert isinstance(managed.proxy.front, EnvironmentFront)
-    assert isinstance(owned.proxy.front, WorkflowFront)
-    (terms,) = owned.proxy.front._terms.values()
-    assert terms.workflow_args == {"max_env_steps": 1}
-    assert terms.limits.max_turns == owned.settings.rollout.max_turns
+    assert own.proxy.rules.workflow_args == {"max_env_steps": 1}
+    assert own.proxy.states.limits_of("frozen_lake").max_turns == own.settings.rollout.max_turns
 
 
 @pytest.mark.parametrize(

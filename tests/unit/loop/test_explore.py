@@ -15,8 +15,8 @@ from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, LearnError, TaskError
 from turnwise.experience.build import build_experiences
-from turnwise.loop.build import TrainParts
 from turnwise.loop.explore import Explored, explore
+from turnwise.loop.parts import TrainParts
 from turnwise.loop.serial import refuse_to_starve
 from turnwise.loop.warm_start import mix_in_demonstrations
 
@@ -172,6 +172,7 @@ def losses(tmp_path: Path, name: str, *overrides: str) -> dict[str, float]:
     return train("frozenlake", [*SMALL_LAKE, *overrides], run_dir=tmp_path / name).metrics()[-1]
 
 
+@pytest.mark.slow
 def test_settings_of_the_update_reach_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_plots(monkeypatch)
     plain = losses(tmp_path, "plain")
@@ -217,6 +218,6 @@ def test_a_file_of_responses_is_mixed_in_token_for_token(tmp_path: Path, monkeyp
 )
 def test_a_bad_row_of_the_mix_is_named(tmp_path: Path, text: str, words: list[str]) -> None:
     with pytest.raises((ConfigError, TaskError)) as raised:
-        mix_in_demonstrations(build_parts(settings_of(write_rows(tmp_path / "rows.jsonl", text))))
+        asyncio.run(mix_in_demonstrations(build_parts(settings_of(write_rows(tmp_path / "rows.jsonl", text)))))
     for word in words:
         assert word in str(raised.value)

@@ -12,6 +12,8 @@ from turnwise.report.trajectories import read_trajectories
 
 from ...small_run import SMALL_LAKE, without_plots
 
+pytestmark = pytest.mark.slow
+
 WORDS = [
     *SMALL_LAKE,
     "learn.steps=4",

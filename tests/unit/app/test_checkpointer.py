@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,18 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from tests.unit.learn.parts import copy_of, is_equal, make_batch, make_model, make_trainer
+from turnwise.app.checkpointer import load_checkpoint, save_checkpoint
+from turnwise.app.progress import Progress
 from turnwise.config.sections.model import TinySettings
 from turnwise.errors import RunError
-from turnwise.learn.checkpoint import load_checkpoint, resumed_model, save_checkpoint
-from turnwise.learn.models import load_model
+from turnwise.learn.checkpoint import resumed_model
 from turnwise.learn.policy import PolicyModel
 from turnwise.learn.tiny_model import tiny_model_folder
 from turnwise.learn.trainer import Trainer
+from turnwise.pretrained import load_model
 
-from .parts import copy_of, is_equal, make_batch, make_model, make_trainer
-
-PROGRESS = {"step": 2, "next_seed": 17}
+PROGRESS = Progress(step=2, tokens_sampled=7, tasks={"next": 3})
 FULL: dict[str, Any] = {
     "critic": {"type": "model", "lr": 1e-3},
     "kl": {"type": "loss"},
@@ -127,12 +127,12 @@ def test_an_adapter_of_another_rank_is_refused(tmp_path: Path, tokenizer: Any) -
 
 def test_a_checkpoint_replaces_an_older_one_and_leaves_nothing_else(tmp_path: Path, tokenizer: Any) -> None:
     folder = tmp_path / "step-000002"
-    save_checkpoint(folder, trained(1), tokenizer, {"step": 1})
+    save_checkpoint(folder, trained(1), tokenizer, Progress(step=1))
     (folder / "left_over").write_text("")
     save_checkpoint(folder, trained(2), tokenizer, PROGRESS)
     assert [p.name for p in tmp_path.iterdir()] == ["step-000002"]
     assert not (folder / "left_over").exists()
-    assert json.loads((folder / "state.json").read_text())["progress"] == PROGRESS
+    assert load_checkpoint(folder, trained(0)) == PROGRESS
 
 
 @pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), RuntimeError("No space left on device")])
@@ -151,7 +151,9 @@ def test_a_save_that_fails_names_the_checkpoint_and_leaves_the_old_one(
     assert load_checkpoint(tmp_path / "step-000002", trained(0)) == PROGRESS
 
 
-@pytest.mark.parametrize("file", ["state.json", "optimizer.pt", "critic.safetensors", "reference/model.safetensors"])
+@pytest.mark.parametrize(
+    "file", ["learner.json", "progress.json", "optimizer.pt", "critic.safetensors", "reference/model.safetensors"]
+)
 @pytest.mark.parametrize("content", [None, b"", b"garbage", b"{}"])
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path, tokenizer: Any, file: str, content: bytes | None) -> None:
     folder = tmp_path / "step-000002"

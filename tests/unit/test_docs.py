@@ -1,0 +1,161 @@
+"""The documentation says what is there: generated pages are fresh, named files and names exist, examples run."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+import turnwise
+from tests.small_run import SMALL_LAKE, without_plots
+from turnwise.app.models import resolve_model
+from turnwise.config.load import load_settings
+from turnwise.loop.build import build_play
+from turnwise.loop.evaluate import evaluate_policy
+from turnwise.report.trajectories import encode_trajectory
+from turnwise.types import Trajectory
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS, PACKAGE = ROOT / "docs", ROOT / "src" / "turnwise"
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
+
+
+def pages() -> Iterator[tuple[Path, str]]:
+    """Every page for people, and its text."""
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]:
+        yield page, page.read_text(encoding="utf-8")
+
+
+# --- what pages name -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("script", ["generate_configuration.py", "generate_files.py"])
+def test_a_generated_page_is_fresh(script: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(DOCS / script), "--check"], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def missing_modules(page: Path, text: str) -> list[str]:
+    """Modules that a page names and that are nowhere where a reader would look for them."""
+    of_the_reader = set(re.findall(r"^(?:# |`)([\w.]+)`?:?$", text, flags=re.MULTILINE))
+    named = set(re.findall(r"(?<![\w/.-])((?:[\w-]+/)*[\w-]+\.py)\b", text)) - of_the_reader
+    # A bare name may lie deeper: the page has said in which folder.
+    deep = PACKAGE / page.stem if page.parent.name == "rooms" else PACKAGE
+    return sorted(
+        name
+        for name in named
+        if not any((place / name).is_file() for place in (ROOT, PACKAGE, DOCS))
+        and ("/" in name or not any(deep.rglob(name)))
+    )
+
+
+def test_every_module_that_a_page_names_exists() -> None:
+    written = [(page, text) for page, text in pages() if page.name != "files.md"]
+    assert {page.name: missing for page, text in written if (missing := missing_modules(page, text))} == {}
+
+
+def test_every_link_of_a_page_leads_somewhere() -> None:
+    broken = [
+        f"{page.name}: {link}"
+        for page, text in pages()
+        for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", FENCED.sub("", text))
+        if "://" not in link and not (page.parent / link).exists()
+    ]
+    assert broken == []
+
+
+def test_every_name_of_the_package_that_a_page_uses_exists() -> None:
+    dotted = re.compile(r"\bturnwise((?:\.\w+)+)|`(?=protocols\.|types\.)([a-z]+\.[A-Z]\w+)")
+    used = {f"turnwise.{(found[1] or found[2]).strip('.')}" for _, text in pages() for found in dotted.finditer(text)}
+    assert len(used) > 10
+    assert [name for name in sorted(used) if not _is_known(name)] == []
+
+
+def _is_known(name: str) -> bool:
+    """Whether a module of the package has it, at whatever depth."""
+    found, *rest = [turnwise, *name.split(".")[1:]]
+    for number, part in enumerate(rest):
+        if not hasattr(found, part):
+            try:
+                importlib.import_module(".".join(["turnwise", *rest[: number + 1]]))
+            except ImportError:
+                return False
+        found = getattr(found, part)
+    return True
+
+
+def test_every_room_has_a_page_and_a_line_in_the_readme() -> None:
+    rooms = {folder.name for folder in PACKAGE.iterdir() if (folder / "__init__.py").is_file()}
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert {page.stem for page in (DOCS / "rooms").glob("*.md")} == rooms
+    assert {room for room in rooms if f"\n  {room}/ " not in readme} == set()
+
+
+def test_the_readme_lists_no_files_of_rooms() -> None:
+    named = re.findall(r"^ +(\w+\.py)", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert named == ["types.py"]
+
+
+# --- what pages promise ----------------------------------------------------------------------------------------------
+
+
+def example(page: str, *, holding: str, language: str = "python") -> str:
+    """The block of a page with these words in it."""
+    blocks = FENCED.findall((DOCS / page).read_text(encoding="utf-8"))
+    (found,) = (text for kind, text in blocks if kind == language and holding in text)
+    return found
+
+
+@pytest.fixture
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of a user's own, whose modules can be named in settings."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def play(workflow: str, *overrides: str) -> list[Trajectory]:
+    """Held-out lakes, played with replies that come from a script."""
+    replies = '["Right</answer>", "Down</answer>", "no idea"]'
+    scripted = ["engine.type=scripted", f"engine.replies={replies}", "eval.episodes=40", "rollout.max_turns=8"]
+    settings = load_settings("frozenlake", [*SMALL_LAKE, *scripted, f"rollout.workflow={workflow}", *overrides])
+    return list(asyncio.run(evaluate_policy(build_play(settings, resolve_model(settings)))).trajectories)
+
+
+@pytest.mark.parametrize("window", ["full", "single_turn"])
+def test_the_first_workflow_of_the_page_plays_as_the_built_in_one(beside: Path, window: str) -> None:
+    (beside / "play_environment.py").write_text(example("write_a_workflow.md", holding="class PlayEnvironment"))
+    given = (f"context.window={window}", "context.max_tokens=512", "rollout.invalid_penalty=-0.1")
+    ours, theirs = play("environment", *given), play("play_environment:PlayEnvironment", *given)
+    assert {t.is_success for t in ours} == {True, False}
+    assert {len(t.segments) == 1 for t in ours if len(t.turns) > 1} == {window == "full"}
+    # What stands behind the last action is all that the short version leaves out.
+    told = [{**encode_trajectory(t), "final_observation": ""} for t in (*ours, *theirs)]
+    assert told[: len(ours)] == told[len(ours) :]
+
+
+def test_the_workflow_of_two_methods_trains(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_plots(monkeypatch)
+    (beside / "my_agent.py").write_text(example("write_a_workflow.md", holding="class LakeWorkflow"))
+    command = example("write_a_workflow.md", holding="LakeWorkflow", language="bash").split()
+    assert command[:3] == ["turnwise", "train", "agent_class"]
+    run = turnwise.train("agent_class", [*SMALL_LAKE, *command[3:]], run_dir=beside / "run")
+    assert run.metrics()[-1]["rollout/errors"] == 0
+    assert run.summary.tokens_trained > 0
+
+
+def test_the_environment_of_the_page_keeps_the_contract_and_its_settings_are_taken(beside: Path) -> None:
+    (beside / "guess_number.py").write_text(example("add_an_environment.md", holding="class GuessNumber"))
+    report = turnwise.check_env("guess_number:GuessNumber")
+    assert report.ok, report.failures
+    given = yaml.safe_load(example("add_an_environment.md", holding="guess_number:GuessNumber", language="yaml"))
+    assert load_settings(given).env.type == "guess_number:GuessNumber"
