@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.contracts.setting import template
 from tests.unit.rollout.worlds import WordWorld, make_proxy, make_states
 from turnwise.config.registry import WORKFLOWS
 from turnwise.engine.scripted import ScriptedEngine
@@ -18,6 +17,7 @@ from turnwise.rollout.limits import Limits
 from turnwise.types import Completion, GenerateRequest, Group, StopReason, Task, Trajectory
 
 from .entries import names_of
+from .setting import template
 
 every_workflow = pytest.mark.parametrize("name", names_of("rollout"))
 ARGS: dict[str, dict[str, Any]] = {
@@ -29,7 +29,6 @@ ARGS: dict[str, dict[str, Any]] = {
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
 SCRIPT = ("hm", CALL, "<answer>go</answer>", "<answer>lose</answer>", "well", "<answer>win</answer>")
 """Replies that mean nothing, that call a tool, that go on and that end an episode."""
-TEMPLATE = template()
 
 
 def episode_of(request: GenerateRequest) -> str:
@@ -38,14 +37,14 @@ def episode_of(request: GenerateRequest) -> str:
 
 def spelled(text: str) -> list[int]:
     """Letter by letter: ids that no tokenizer would make of the text, so that re-tokenising would show."""
-    return [*(int(i) for letter in text for i in TEMPLATE.encode_text(letter)), int(TEMPLATE.end_of_turn_id or 0)]
+    return [*(int(i) for letter in text for i in template().encode_text(letter)), int(template().end_of_turn_id or 0)]
 
 
 class EpisodeEngine(ScriptedEngine):
     """Says the script to every episode from its start; refuses one of them from its call number `fails_at` on."""
 
     def __init__(self, script: tuple[str, ...] = SCRIPT, *, fails_at: int | None = None, episode: str = "") -> None:
-        super().__init__(lambda request: self._say(request), stop_ids=TEMPLATE.stop_ids)
+        super().__init__(lambda request: self._say(request), stop_ids=template().stop_ids)
         self._lines = script
         self._fails_at = fails_at
         self._episode = episode
@@ -79,7 +78,7 @@ def play(name: str, engine: EpisodeEngine) -> list[Group]:
     args = ARGS.get(name, {})
     target.check_args(args)
     states = make_states(lambda _tag, _split: Fragile(), limits=Limits(max_turns=4), invalid_penalty=-0.1)
-    proxy = make_proxy(engine, TEMPLATE, states, workflow=target, workflow_args=args)
+    proxy = make_proxy(engine, template(), states, workflow=target, workflow_args=args)
     return asyncio.run(proxy.collect([Task(tag="words", seed=seed) for seed in (0, 1)], rollout=3))
 
 
