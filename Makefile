@@ -30,7 +30,7 @@ test: install ## run all tests that need no extra service
 	$(BIN)/pytest $(PARALLEL) --cov=src/turnwise --cov-report=term --durations=8
 
 test-fast: install ## run the tests that take no time: for all day long
-	$(BIN)/pytest $(PARALLEL) -m 'not slow'
+	$(BIN)/pytest $(PARALLEL) -m 'not slow' --hypothesis-profile=fast
 
 check: install ## format, lint, types, import layers
 	$(BIN)/ruff format --check .

@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A busy machine is no reason to fail: examples may take as long as they take.
-settings.register_profile("turnwise", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("turnwise")
+# A busy machine is no reason to fail: examples may take as long as they take. `make test-fast` tries fewer of them.
+settings.register_profile("whole", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("fast", settings.get_profile("whole"), max_examples=20)
+settings.load_profile("whole")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,3 +39,14 @@ def turnwise_cache(shared_folder: Path) -> Iterator[str]:
         folder = str(shared_folder / "models")
         patch.setenv("TURNWISE_CACHE", folder)
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_power_cuts() -> Iterator[None]:
+    """A killed process loses nothing that it has handed to the system; only a power cut needs the disk to be waited for.
+
+    Tests of files call `os.fsync` some ten thousand times. That it is called is asserted where it matters.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _descriptor: None)
+        yield

@@ -227,10 +227,11 @@ def _check_untouched(subject: Subject, read: Callable[[], dict[str, Any]], fault
 
 
 def _global_rngs() -> dict[str, Any]:
-    states = {"random": random.getstate(), "numpy.random": repr(np.random.get_state())}
+    kind, words, *rest = np.random.get_state(legacy=True)
+    states = {"random": random.getstate(), "numpy.random": (kind, np.asarray(words).tobytes(), *rest)}
     # Whoever plays may have loaded torch; this room itself does not.
     torch: Any = sys.modules.get("torch")
-    return states if torch is None else states | {"torch": torch.get_rng_state().tolist()}
+    return states if torch is None else states | {"torch": torch.get_rng_state().numpy().tobytes()}
 
 
 def _global_state() -> dict[str, Any]:
