@@ -43,7 +43,7 @@ def turnwise_cache(shared_folder: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_power_cuts() -> Iterator[None]:
-    """A killed process loses nothing that it has handed to the system; only a power cut needs the disk to be waited for.
+    """A killed process loses nothing that it has handed to the system; only a power cut needs the disk.
 
     Tests of files call `os.fsync` some ten thousand times. That it is called is asserted where it matters.
     """

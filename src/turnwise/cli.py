@@ -120,6 +120,10 @@ def _add_look_before(commands: argparse._SubParsersAction) -> None:  # type: ign
     check = _add(commands, "check", "check a config file, or an environment against its contract", _OVERRIDES)
     check.add_argument("target", metavar="FILE|ENV", help="a recipe, a YAML file, or an environment")
     check.add_argument("--json", action="store_true", help="print JSON")
+    convert = _add(commands, "convert", "write a config file of another project in the words of this one")
+    convert.add_argument("file", metavar="FILE", help="a YAML file of RAGEN, align-anything, verl or Trinity-RFT")
+    convert.add_argument("--out", metavar="FILE", help="where to write it (default: the terminal)")
+    convert.add_argument("--json", action="store_true", help="print what has become of every key as JSON")
     plan = _add(commands, "plan", "say in plain words what a recipe will do", _OVERRIDES)
     _add_recipe(plan)
     plan.add_argument("--json", action="store_true", help="print JSON")
@@ -166,7 +170,7 @@ def _add_serve(commands: argparse._SubParsersAction) -> None:  # type: ignore[ty
     )
 
 
-COMMANDS = ("train", "eval", "play", "envs", "check", "plan", "export", "lab", "serve")
+COMMANDS = ("train", "eval", "play", "envs", "check", "convert", "plan", "export", "lab", "serve")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -195,13 +199,13 @@ def _tell(problem: str) -> None:
 
 
 def parse_overrides(words: Sequence[str]) -> list[str]:
-    """`key=value`, `--key=value` and `--key value` all become `key=value`; a lone `--key` means true."""
+    """`key=value`, `+key=value`, `--key=value` and `--key value` become `key=value`; a lone `--key` means true."""
     overrides: list[str] = []
     waiting = list(words)
     while waiting:
         word = waiting.pop(0)
         if not word.startswith("--") or "=" in word:
-            overrides.append(word.removeprefix("--"))
+            overrides.append(word.removeprefix("--").lstrip("+"))
         elif waiting and not waiting[0].startswith("--"):
             overrides.append(f"{word[2:]}={waiting.pop(0)}")
         else:

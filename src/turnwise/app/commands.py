@@ -13,12 +13,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from turnwise.app.foreign import default_recipe, describe_translation, to_recipe, to_translation_rows
 from turnwise.app.plan import describe_plan, make_plan
 from turnwise.app.play import play_in_terminal
 from turnwise.app.run import evaluate, resume, train
 from turnwise.app.serving import serve
 from turnwise.config.checks import check_settings, find_no_effect
-from turnwise.config.load import dump_settings, load_settings, parse_params
+from turnwise.config.load import dump_settings, load_settings, parse_params, translate_file
 from turnwise.config.recipes import find_recipe, list_recipes
 from turnwise.config.registry import ENVS
 from turnwise.config.schema import TurnwiseSettings
@@ -27,6 +28,7 @@ from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.experience.files import write_experiences
 from turnwise.experience.store import ExperienceStore
+from turnwise.floor.files import write_whole
 from turnwise.lab.credit import CreditStudy, make_rules, run_study
 from turnwise.lab.page import check_page, write_page
 from turnwise.lab.tables import to_rows, to_table
@@ -68,7 +70,7 @@ def _recipe_and_overrides(options: argparse.Namespace, overrides: list[str]) -> 
         )
     if options.config and not Path(options.config).is_file():
         raise ConfigError(f"--config: file '{options.config}' does not exist.")
-    return (given[0] if given else "frozenlake"), overrides
+    return (given[0] if given else default_recipe(overrides)), overrides
 
 
 def _eval(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
@@ -163,20 +165,40 @@ def _check(options: argparse.Namespace, overrides: list[str], console: Console) 
     if options.target not in known and not Path(options.target).suffix and not Path(options.target).exists():
         meant = did_you_mean(options.target, known)
         raise ConfigError(f"there is no recipe, file or environment named '{options.target}'. {meant}")
+    translation = translate_file(options.target, overrides)
+    if translation is not None and not options.json:
+        console.print(describe_translation(translation), soft_wrap=True)
     settings = load_settings(options.target, overrides)
     check_settings(settings)
     notes = find_no_effect(settings)
     if options.json:
-        console.print_json(
-            json.dumps(
-                {"file": str(find_recipe(options.target)), "settings": settings.model_dump(mode="json"), "notes": notes}
-            )
-        )
+        keys = {} if translation is None else {"dialect": translation.dialect, "keys": to_translation_rows(translation)}
+        found = {"file": str(find_recipe(options.target)), "settings": settings.model_dump(mode="json"), "notes": notes}
+        console.print_json(json.dumps({**found, **keys}))
         return 0
     console.print(dump_settings(settings), markup=False, highlight=False)
     for note in notes:
         console.print(f"note: {note}", markup=False)
     console.print(f"{find_recipe(options.target)} is valid.", markup=False, highlight=False)
+    return 0
+
+
+def _convert(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    _refuse(overrides)
+    translation = translate_file(options.file)
+    if translation is None:
+        raise ConfigError(f"'{options.file}' is written in the words of turnwise already; there is nothing to convert.")
+    # Loaded as `train` would: what is written out has been understood.
+    check_settings(load_settings(options.file))
+    text = to_recipe(translation, Path(options.file).name)
+    if options.json:
+        shown = {"dialect": translation.dialect, "keys": to_translation_rows(translation), "recipe": text}
+        console.print_json(json.dumps(shown))
+    elif options.out:
+        write_whole(Path(options.out), text)
+        console.print(f"wrote {options.out}; train it with: turnwise train --config {options.out}", markup=False)
+    else:
+        console.print(text, markup=False, highlight=False, soft_wrap=True, end="")
     return 0
 
 
@@ -253,6 +275,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, list[str], Console], int]] = 
     "play": _play,
     "envs": _envs,
     "check": _check,
+    "convert": _convert,
     "plan": _plan,
     "export": _export,
     "lab": _lab,

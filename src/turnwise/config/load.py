@@ -17,6 +17,10 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from turnwise.config.choices import made_for, without_switched
+from turnwise.config.dialects.known import detect_dialect
+from turnwise.config.dialects.load import find_composed, foreign_key, translate_config, translate_overrides
+from turnwise.config.dialects.table import Dialect
+from turnwise.config.dialects.translate import Translation
 from turnwise.config.problems import describe_problems
 from turnwise.config.recipes import describe_namesake, find_base, find_recipe
 from turnwise.config.schema import TurnwiseSettings
@@ -30,16 +34,84 @@ _log = logging.getLogger("turnwise.config")
 def load_settings(
     recipe: str | Path | Mapping[str, object], overrides: Sequence[str] | Mapping[str, object] = ()
 ) -> TurnwiseSettings:
-    """A recipe's name, file or mapping, and `key.path=value` overrides (or a mapping of them)."""
+    """A recipe's name, file or mapping, and `key.path=value` overrides (or a mapping of them).
+
+    All of them may speak in the words of another project (`config/dialects`).
+    """
+    return load_with_translation(recipe, overrides)[0]
+
+
+def load_with_translation(
+    recipe: str | Path | Mapping[str, object], overrides: Sequence[str] | Mapping[str, object] = ()
+) -> tuple[TurnwiseSettings, Translation | None]:
+    """The settings, and what has become of every key where the file is one of another project."""
+    source, name = _read_source(recipe)
+    dialect = detect_dialect(source)
+    ours, theirs = _split_overrides(overrides, dialect)
+    translation = None
+    if dialect is not None:
+        for words, item in theirs:
+            source = _merge_foreign(source, item, f"override '{words}'")
+        translation = translate_config(dialect, source)
+        source = _our_words(translation)
+        idle = translation.count("no meaning")
+        _tell(
+            f"read as a file of {dialect.name}: {translation.count('mapped')} keys mapped, {idle} without meaning here"
+        )
+    elif theirs:
+        changes = OmegaConf.create({})
+        for words, item in theirs:
+            changes = _merge_foreign(changes, item, f"override '{words}'")
+        translation = translate_overrides(changes)
+        source = _merge(source, _our_words(translation), "an override")
+    for words, item in ours:
+        source = _merge(source, item, f"override '{words}'")
+    try:
+        settings = _validate(_resolve(source), name)
+    except ConfigError as error:
+        if translation is None:
+            raise
+        raise ConfigError(translation.name_sources(str(error))) from error
+    return settings, translation if dialect is not None else None
+
+
+def translate_file(recipe: str | Path, overrides: Sequence[str] = ()) -> Translation | None:
+    """What becomes of a file of another project, refused keys included; None for a file in our own words."""
+    source, _ = _read_source(recipe)
+    dialect = detect_dialect(source)
+    if dialect is None:
+        return None
+    for words, item in _split_overrides(overrides, dialect)[1]:
+        source = _merge_foreign(source, item, f"override '{words}'")
+    return translate_config(dialect, source)
+
+
+def _read_source(recipe: str | Path | Mapping[str, object]) -> tuple[DictConfig, str]:
     if isinstance(recipe, Mapping):
-        merged, name = _merge(OmegaConf.create({}), dict(recipe), "the given mapping"), "custom"
-    else:
-        path = find_recipe(str(recipe))
-        _tell(describe_namesake(str(recipe)))
-        merged, name = _read_with_bases(path, ()), path.stem
-    for words, item in _override_items(overrides):
-        merged = _merge(merged, item, f"override '{words}'")
-    return _validate(_resolve(merged), name)
+        return _merge_foreign(OmegaConf.create({}), dict(recipe), "the given mapping"), "custom"
+    path = find_recipe(str(recipe))
+    _tell(describe_namesake(str(recipe)))
+    return _read_with_bases(path, ()), path.stem
+
+
+def _our_words(translation: Translation) -> DictConfig:
+    translation.refuse_problems()
+    return cast(DictConfig, OmegaConf.create(translation.nested()))
+
+
+def _split_overrides(
+    overrides: Sequence[str] | Mapping[str, object], dialect: Dialect | None
+) -> tuple[list[tuple[str, DictConfig]], list[tuple[str, DictConfig]]]:
+    """Overrides in our words, and those in another project's; their keys made whole."""
+    ours: list[tuple[str, DictConfig]] = []
+    theirs: list[tuple[str, DictConfig]] = []
+    for words, key, item in _override_items(overrides):
+        meant = foreign_key(key, dialect)
+        if meant is None:
+            ours.append((words, item))
+        else:
+            theirs.append((words, item if meant == key else _nest(meant, item[key])))
+    return ours, theirs
 
 
 def parse_params(words: Sequence[str]) -> dict[str, Any]:
@@ -59,6 +131,8 @@ def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> DictConfig:
     if path.resolve() in seen:
         raise ConfigError(f"'{path}' extends itself: {' -> '.join(p.name for p in (*seen, path))}")
     config = _read_yaml(path)
+    for part in find_composed(config, path.parent):
+        config = _merge_foreign(_read_with_bases(part, (*seen, path.resolve())), config, str(path))
     base_name = config.pop("extends", None)
     if base_name is None:
         return config
@@ -84,11 +158,11 @@ def _read_yaml(path: Path) -> DictConfig:
     return config
 
 
-def _override_items(overrides: Sequence[str] | Mapping[str, object]) -> list[tuple[str, DictConfig]]:
-    """Each override as a config of its own, beside the words it was given in."""
+def _override_items(overrides: Sequence[str] | Mapping[str, object]) -> list[tuple[str, str, DictConfig]]:
+    """Each override as a config of its own, beside the words it was given in and its key."""
     if isinstance(overrides, Mapping):
-        return [(f"{key}={value}", _nest(str(key), value)) for key, value in overrides.items()]
-    return [(text, _parse_override(text)) for text in overrides]
+        return [(f"{key}={value}", str(key), _nest(str(key), value)) for key, value in overrides.items()]
+    return [(text, text.partition("=")[0].strip(), _parse_override(text)) for text in overrides]
 
 
 def _parse_override(text: str) -> DictConfig:
@@ -115,6 +189,14 @@ def _merge(base: DictConfig, new: DictConfig | dict[str, Any], source: str) -> D
     try:
         kept = without_switched(_as_dict(base), _as_dict(OmegaConf.create(new)))
         return cast(DictConfig, OmegaConf.merge(OmegaConf.create(kept), new))
+    except (OmegaConfBaseException, ValueError, TypeError) as error:
+        raise ConfigError(f"{source} does not fit the settings it changes: {_one_line(error)}") from error
+
+
+def _merge_foreign(base: DictConfig, new: DictConfig | dict[str, Any], source: str) -> DictConfig:
+    """As `_merge`, for keys of which ours may be none: nothing is dropped where another choice is made."""
+    try:
+        return cast(DictConfig, OmegaConf.merge(base, new))
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         raise ConfigError(f"{source} does not fit the settings it changes: {_one_line(error)}") from error
 

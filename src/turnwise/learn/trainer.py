@@ -8,6 +8,7 @@ or how advantages came about.
 from __future__ import annotations
 
 import copy
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -330,6 +331,8 @@ def learning_rate_share(optim: learning.OptimSettings, step: int, num_steps: int
     if optim.schedule == "constant":
         return warm
     left = max(0.0, 1 - step / max(num_steps, 1))
+    if optim.schedule == "cosine":
+        left = (1 - math.cos(math.pi * left)) / 2
     return warm * (optim.final_lr_share + (1 - optim.final_lr_share) * left)
 
 

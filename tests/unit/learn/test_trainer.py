@@ -319,6 +319,10 @@ def test_explained_variance() -> None:
         ({"schedule": "linear"}, 12, 0.0),
         ({"schedule": "linear", "final_lr_share": 0.2}, 5, 0.6),
         ({"schedule": "linear", "final_lr_share": 0.2}, 10, 0.2),
+        ({"schedule": "cosine"}, 0, 1.0),
+        ({"schedule": "cosine"}, 5, 0.5),
+        ({"schedule": "cosine", "final_lr_share": 0.2}, 2, 0.2 + 0.8 * 0.9045084971874737),
+        ({"schedule": "cosine", "final_lr_share": 0.2}, 10, 0.2),
         ({"schedule": "linear", "warmup_steps": 4}, 1, 0.5 * 0.9),
     ],
 )

@@ -117,10 +117,10 @@ class OraclePtx(Settings):
 class OptimSettings(Settings):
     lr: PositiveFloat = 1e-6
     """Peak learning rate."""
-    schedule: Literal["constant", "linear"] = "constant"
-    """Stay, or fall in a straight line to `final_lr_share` at the last step."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Stay, or fall to `final_lr_share` at the last step: in a straight line, or along half a cosine."""
     final_lr_share: float = Field(default=0.0, ge=0, le=1)
-    """Share of `lr` that the linear schedule ends with."""
+    """Share of `lr` that a falling schedule ends with."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps in which the rate rises from 0 in a straight line."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
