@@ -12,25 +12,34 @@ from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from turnwise.config.choices import made_for, without_switched
+from turnwise.config.other_files import describe_other_file
 from turnwise.config.problems import describe_problems
 from turnwise.config.recipes import describe_namesake, find_base, find_recipe
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.env import EnvSettings
-from turnwise.config.shorthands import expand_shorthands
+from turnwise.config.shorthands import SHORTHANDS, expand_shorthands
 from turnwise.errors import ConfigError
 
 _log = logging.getLogger("turnwise.config")
+_SETTINGS_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def load_settings(
     recipe: str | Path | Mapping[str, object], overrides: Sequence[str] | Mapping[str, object] = ()
 ) -> TurnwiseSettings:
     """A recipe's name, file or mapping, and `key.path=value` overrides (or a mapping of them)."""
+    return validate(read_keys(recipe, overrides))
+
+
+def read_keys(
+    recipe: str | Path | Mapping[str, object], overrides: Sequence[str] | Mapping[str, object] = ()
+) -> dict[str, Any]:
+    """The keys of a recipe with its bases and overrides, before anything is known about what they mean."""
     if isinstance(recipe, Mapping):
         merged, name = _merge(OmegaConf.create({}), dict(recipe), "the given mapping"), "custom"
     else:
@@ -39,7 +48,8 @@ def load_settings(
         merged, name = _read_with_bases(path, ()), path.stem
     for words, item in _override_items(overrides):
         merged = _merge(merged, item, f"override '{words}'")
-    return _validate(_resolve(merged), name)
+    raw = _resolve(merged)
+    return expand_shorthands({**raw, "recipe": raw.get("recipe") or name})
 
 
 def parse_params(words: Sequence[str]) -> dict[str, Any]:
@@ -76,12 +86,27 @@ def _read_yaml(path: Path) -> DictConfig:
     try:
         config = OmegaConf.load(path)
     except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
+        if path.suffix not in _SETTINGS_SUFFIXES:
+            raise ConfigError(describe_other_file(path)) from error
         raise ConfigError(f"'{path}' is not valid YAML: {_one_line(error)}") from error
     except OSError as error:
-        raise ConfigError(f"'{path}' cannot be read: {error.strerror}.") from error
-    if not isinstance(config, DictConfig):
-        raise ConfigError(f"'{path}' must hold settings as 'key: value'; found {type(config).__name__}.")
+        # OmegaConf says the same of a file that holds a number alone.
+        reason = error.strerror
+        raise ConfigError(
+            f"'{path}' cannot be read: {reason}." if reason else describe_other_file(path)
+        ) from error
+    if isinstance(config, ListConfig) and path.suffix in _SETTINGS_SUFFIXES:
+        raise ConfigError(f"'{path}' must hold settings as 'key: value'; found a list.")
+    if not isinstance(config, DictConfig) or _is_text(config, path):
+        raise ConfigError(describe_other_file(path))
     return config
+
+
+def _is_text(config: DictConfig, path: Path) -> bool:
+    """OmegaConf takes plain text for a key without a value, and YAML takes 'Question: ...' for a setting."""
+    if path.suffix in _SETTINGS_SUFFIXES:
+        return len(config) == 1 and not isinstance(yaml.safe_load(path.read_text(encoding="utf-8")), dict)
+    return not config.keys() & {*TurnwiseSettings.model_fields, *SHORTHANDS, "extends"}
 
 
 def _override_items(overrides: Sequence[str] | Mapping[str, object]) -> list[tuple[str, DictConfig]]:
@@ -130,8 +155,8 @@ def _resolve(config: DictConfig) -> dict[str, Any]:
         raise ConfigError(f"a reference cannot be resolved: {_one_line(error)}") from error
 
 
-def _validate(raw: dict[str, Any], name: str) -> TurnwiseSettings:
-    raw = expand_shorthands({**raw, "recipe": raw.get("recipe") or name})
+def validate(raw: dict[str, Any]) -> TurnwiseSettings:
+    """Keys in, settings out, or one ConfigError."""
     settings_class = made_for(raw)
     try:
         return settings_class.model_validate(raw)

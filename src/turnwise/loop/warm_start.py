@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.learn import FilePtx, NoPtx, OraclePtx
 from turnwise.config.sections.warm_start import OracleWarmStart
 from turnwise.context.recorder import require_end_of_turn
@@ -45,7 +46,8 @@ async def mix_in_demonstrations(parts: LearnParts) -> None:
             pass
 
 
-def _recitations(parts: LearnParts, ptx: FilePtx) -> list[Experience]:
+def read_pairs(ptx: FilePtx) -> list[tuple[str, str]]:
+    """The prompts and responses of the file that `learn.ptx` names."""
     fields = Fields(prompt=ptx.prompt_field, response=ptx.response_field, section="learn.ptx")
     pairs: list[tuple[str, str]] = []
     for number, row in enumerate(read_prompts(ptx.path, fields), start=1):
@@ -55,7 +57,11 @@ def _recitations(parts: LearnParts, ptx: FilePtx) -> list[Experience]:
                 "must have a response. Set learn.ptx.response_field to the key that holds it."
             )
         pairs.append((row.prompt, row.response))
-    limit = parts.settings.context.max_tokens
+    return pairs
+
+
+def _recitations(parts: LearnParts, ptx: FilePtx) -> list[Experience]:
+    pairs, limit = read_pairs(ptx), parts.settings.context.max_tokens
     try:
         trajectories = recite(pairs, parts.template, max_tokens=limit)
     except ContextOverflow as overflow:
@@ -63,11 +69,16 @@ def _recitations(parts: LearnParts, ptx: FilePtx) -> list[Experience]:
     return [e for trajectory in trajectories for e in split_trajectory(trajectory)]
 
 
+def require_oracle(run: TurnwiseSettings, *, asked_by: str) -> None:
+    """The main environment must have one where demonstrations are asked for."""
+    if not main_world(run).make("train").has_oracle:
+        raise ConfigError(f"{asked_by} is 'oracle' and '{run.env.type}' has no oracle. Set {asked_by} to 'none'.")
+
+
 async def _demonstrations(parts: LearnParts, num_episodes: int, seed_offset: int, *, asked_by: str) -> list[Experience]:
     """Of every world that has an oracle; the main one must."""
     run = parts.settings
-    if not main_world(run).make("train").has_oracle:
-        raise ConfigError(f"{asked_by} is 'oracle' and '{run.env.type}' has no oracle. Set {asked_by} to 'none'.")
+    require_oracle(run, asked_by=asked_by)
     require_end_of_turn(parts.template)
     trajectories = [
         trajectory
