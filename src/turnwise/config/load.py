@@ -92,9 +92,7 @@ def _read_yaml(path: Path) -> DictConfig:
     except OSError as error:
         # OmegaConf says the same of a file that holds a number alone.
         reason = error.strerror
-        raise ConfigError(
-            f"'{path}' cannot be read: {reason}." if reason else describe_other_file(path)
-        ) from error
+        raise ConfigError(f"'{path}' cannot be read: {reason}." if reason else describe_other_file(path)) from error
     if isinstance(config, ListConfig) and path.suffix in _SETTINGS_SUFFIXES:
         raise ConfigError(f"'{path}' must hold settings as 'key: value'; found a list.")
     if not isinstance(config, DictConfig) or _is_text(config, path):

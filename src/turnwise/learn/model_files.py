@@ -57,7 +57,9 @@ def check_reward_model(path: str) -> None:
     try:
         AutoTokenizer.from_pretrained(path)
     except Exception as error:  # transformers raises OSError, KeyError, bare Exception from Rust: all mean one thing
-        raise ModelError(f"reward.judge.path '{path}' has no tokenizer that can be loaded: {_first_line(error)}") from error
+        raise ModelError(
+            f"reward.judge.path '{path}' has no tokenizer that can be loaded: {_first_line(error)}"
+        ) from error
 
 
 def check_held_as(config: PreTrainedConfig, settings: ModelSettings) -> None:
