@@ -20,6 +20,7 @@ from turnwise.config.sections.warm_start import OracleWarmStart
 from turnwise.envs.boundary import reset_env
 from turnwise.errors import ConfigError, EnvError, TurnwiseError
 from turnwise.experience.files import read_experiences
+from turnwise.rollout.chosen import find_workflow, read_pairs, require_oracle
 from turnwise.rollout.worlds import World, main_world, worlds_of
 
 
@@ -44,7 +45,7 @@ def find_refusals(settings: TurnwiseSettings) -> list[Refusal]:
     found = [Refusal(about="settings", message=problem) for problem in find_contradictions(settings)]
     # A workflow that cannot be imported is told there already.
     if not any(refusal.message.startswith("rollout.workflow:") for refusal in found):
-        found += _caught("workflow", lambda: _check_workflow(settings))
+        found += _caught("workflow", lambda: find_workflow(settings))
     found += [refusal for path, world in worlds_by_path(settings) for refusal in _world_refusals(settings, path, world)]
     broken = {refusal.about for refusal in found}
     if "env" not in broken:
@@ -56,22 +57,12 @@ def find_refusals(settings: TurnwiseSettings) -> list[Refusal]:
     return found
 
 
-def _caught(about: str, check: Callable[[], None]) -> list[Refusal]:
+def _caught(about: str, check: Callable[[], object]) -> list[Refusal]:
     try:
         check()
     except TurnwiseError as error:
         return [Refusal(about=about, message=str(error))]
     return []
-
-
-# --- workflow --------------------------------------------------------------------------------------------------------
-
-
-def _check_workflow(settings: TurnwiseSettings) -> None:
-    # Imported when it is asked for: mistakes in the settings answer without loading torch.
-    from turnwise.loop.build import find_workflow  # noqa: PLC0415
-
-    find_workflow(settings)
 
 
 # --- environments ----------------------------------------------------------------------------------------------------
@@ -134,18 +125,12 @@ def _check_oracle(settings: TurnwiseSettings) -> None:
         "warm_start.type": isinstance(settings.warm_start, OracleWarmStart),
         "learn.ptx.type": isinstance(settings.learn.ptx, OraclePtx),
     }
-    if not any(asked.values()):
-        return
-    from turnwise.loop.warm_start import require_oracle  # noqa: PLC0415 - it loads torch
-
     for asked_by in (path for path, is_asked in asked.items() if is_asked):
         require_oracle(settings, asked_by=asked_by)
 
 
 def _check_rows(settings: TurnwiseSettings) -> None:
     if isinstance(ptx := settings.learn.ptx, FilePtx):
-        from turnwise.loop.warm_start import read_pairs  # noqa: PLC0415 - it loads torch
-
         read_pairs(ptx)
 
 
