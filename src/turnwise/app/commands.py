@@ -205,6 +205,22 @@ def _plan(options: argparse.Namespace, overrides: list[str], console: Console) -
     return 0
 
 
+def _doctor(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    recipe, overrides = _recipe_and_overrides(options, overrides)
+    from turnwise.app.doctor.examine import examine
+    from turnwise.app.doctor.show import show_examination
+    from turnwise.report.progress import phase
+
+    # Progress on the console would stand in front of the JSON.
+    told = Console(quiet=True) if options.json else console
+    examination = examine(recipe, overrides, lambda text: phase(told, text))
+    if options.json:
+        console.print_json(json.dumps(examination.to_dict()))
+    else:
+        show_examination(console, examination)
+    return 0 if examination.ok else 2
+
+
 def _export(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
     _refuse(overrides)
     from turnwise.experience.files import write_experiences
@@ -278,6 +294,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, list[str], Console], int]] = 
     "envs": _envs,
     "check": _check,
     "plan": _plan,
+    "doctor": _doctor,
     "export": _export,
     "lab": _lab,
     "serve": _serve,
