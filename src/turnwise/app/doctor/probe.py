@@ -46,6 +46,7 @@ class Probe:
     replies: int
     cut_replies: int
     mean_reply_tokens: float
+    longest_reply_tokens: int
     longest_episode_tokens: int
     """Of the longest segment: what the context must hold."""
     overflowed: int
@@ -138,6 +139,7 @@ def _count(groups: Sequence[Group], template: ChatTemplate, max_response_tokens:
         replies=len(replies),
         cut_replies=sum(len(r) >= max_response_tokens and int(r[-1]) not in template.stop_ids for r in replies),
         mean_reply_tokens=statistics.fmean(map(len, replies)) if replies else 0.0,
+        longest_reply_tokens=max(map(len, replies), default=0),
         longest_episode_tokens=max((len(segment) for t in played for segment in t.segments), default=0),
         overflowed=sum(t.stop_reason is StopReason.CONTEXT_OVERFLOW for t in played),
         out_of_turns=sum(t.stop_reason is StopReason.MAX_TURNS for t in played),

@@ -35,7 +35,16 @@ def judge_oracle(world: World, probe: Probe) -> list[Finding]:
     check = "demonstrations"
     if probe.failed == probe.episodes:
         return [problem(check, f"no demonstration can be written: {probe.failure}")]
-    findings = [_replies("env", world, probe), _context("env", world, probe), _turns("env", world, probe)]
+    limit = world.context.max_response_tokens
+    if probe.longest_reply_tokens > limit:
+        return [
+            problem(
+                check,
+                f"the oracle's replies have up to {probe.longest_reply_tokens} tokens, and the policy that learns from "
+                f"them is cut at context.max_response_tokens = {limit}. Raise it.",
+            )
+        ]
+    findings = [_context("env", world, probe), _turns("env", world, probe)]
     if wrong := [finding for finding in findings if finding.status is not Status.OK]:
         return [replace(finding, check=check, message=f"by the oracle: {finding.message}") for finding in wrong]
     words = f"the oracle succeeds in {probe.success:.0%}, in {probe.turns / probe.episodes:.1f} turns"
