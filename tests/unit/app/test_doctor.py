@@ -49,6 +49,7 @@ class Leaky(BaseEnv):
 TEN_MISTAKES: dict[str, Any] = {
     **BASE,
     "env": {"type": "leaky_world:Leaky"},
+    "engine": {"type": "scripted", "replies": ["I would rather talk about the weather of last week."]},
     "context": {"max_response_tokens": 4},
     "credit": {"type": "bi_level_gae"},
     "rollout": {**BASE["rollout"], "workflow": "reflect_and_retry", "workflow_args": {"max_attempt": 2}},
@@ -64,7 +65,7 @@ TOLD = {
     "an unknown setting": "learn.stepz: unknown setting. Did you mean 'steps'?",
     "credit without its critic": "credit.type 'bi_level_gae' needs a critic",
     "a group larger than a batch": "a group does not fit into buffer.train_batch_size = 2",
-    "an argument that the workflow does not take": "rollout.workflow_args.max_attempt: ReflectAndRetryWorkflow takes no",
+    "an argument the workflow does not take": "rollout.workflow_args.max_attempt: ReflectAndRetryWorkflow takes no",
     "a missing file of pairs": "learn.ptx.path: 'missing_pairs.jsonl' cannot be read",
     "an environment that breaks its contract": "breaks its contract (global_rng)",
     "a missing file of a mixed environment": "mix.questions.env.path: 'missing_rows.jsonl' cannot be read",
@@ -96,9 +97,9 @@ def model() -> Path:
 
 
 @pytest.mark.slow
-def test_ten_mistakes_are_found_in_one_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ten_mistakes_are_found_in_one_run(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("ten.yaml").write_text(json.dumps(TEN_MISTAKES))
-    assert main(["doctor", "ten.yaml", "--json"]) == 2
+    assert main(["doctor", "ten.yaml", f"model.path={model}", "--json"]) == 2
     report = json.loads(capsys.readouterr().out)
     told = [row["message"] for row in report["findings"] if row["status"] == "problem"]
     missed = {mistake for mistake, words in TOLD.items() if not any(words in message for message in told)}

@@ -139,7 +139,12 @@ class _Patient:
         for path, world in worlds.items():
             has_rewards = has_judge or not world.is_judged
             findings += judge_policy(
-                path, world, probed.policy[world.tag], is_taught_first=is_taught, has_rewards=has_rewards
+                path,
+                world,
+                probed.policy[world.tag],
+                is_taught_first=is_taught,
+                is_beginner=playable.model.path == "tiny",
+                has_rewards=has_rewards,
             )
         if self._plan is not None and "env" in worlds:
             findings += examine_time(self._plan, probed.policy[worlds["env"].tag])

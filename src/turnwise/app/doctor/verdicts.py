@@ -12,7 +12,9 @@ _MOST, _FEW = 0.5, 0.1
 """From which share on something is the rule, and up to which it is an exception."""
 
 
-def judge_policy(path: str, world: World, probe: Probe, *, is_taught_first: bool, has_rewards: bool) -> list[Finding]:
+def judge_policy(
+    path: str, world: World, probe: Probe, *, is_taught_first: bool, is_beginner: bool, has_rewards: bool
+) -> list[Finding]:
     """What sixteen episodes of the model say; what a warm start will teach is told, and not held against it."""
     failed = _failures(path, probe)
     if probe.failed == probe.episodes:
@@ -20,14 +22,21 @@ def judge_policy(path: str, world: World, probe: Probe, *, is_taught_first: bool
     told = [failed] if probe.failed else []
     if is_taught_first:
         return [*told, _before_lessons(path, probe)]
-    return [
-        *told,
+    findings = [
         _format(path, world, probe),
         _rewards(path, probe) if has_rewards else fine(f"rewards of {path}", "not tested: see the reward model"),
         _replies(path, world, probe),
         _context(path, world, probe),
         _turns(path, world, probe),
     ]
+    return [*told, *(map(_of_beginner, findings) if is_beginner else findings)]
+
+
+def _of_beginner(finding: Finding) -> Finding:
+    """The built-in model has learnt nothing yet: it may find the format by chance, so nothing is certain."""
+    if finding.status is not Status.PROBLEM:
+        return finding
+    return warning(finding.check, f"{finding.message} The built-in model starts from random weights.")
 
 
 def judge_oracle(world: World, probe: Probe) -> list[Finding]:
