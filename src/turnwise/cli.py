@@ -127,6 +127,14 @@ def _add_look_before(commands: argparse._SubParsersAction) -> None:  # type: ign
     plan = _add(commands, "plan", "say in plain words what a recipe will do", _OVERRIDES)
     _add_recipe(plan)
     plan.add_argument("--json", action="store_true", help="print JSON")
+    doctor = _add(
+        commands,
+        "doctor",
+        "look at a whole setup and try it before it runs: packages, settings, models, data, sixteen episodes",
+        _OVERRIDES,
+    )
+    _add_recipe(doctor)
+    doctor.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_export(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
@@ -170,7 +178,7 @@ def _add_serve(commands: argparse._SubParsersAction) -> None:  # type: ignore[ty
     )
 
 
-COMMANDS = ("train", "eval", "play", "envs", "check", "convert", "plan", "export", "lab", "serve")
+COMMANDS = ("train", "eval", "play", "envs", "check", "convert", "plan", "doctor", "export", "lab", "serve")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -79,7 +79,7 @@ class RunError(TurnwiseError):
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """The sentence that helps after a wrong name: the closest match, or everything there is."""
-    names = sorted(known)
+    names = sorted(set(known))
     close = get_close_matches(given, names, n=1, cutoff=0.5)
     if close:
         return f"Did you mean '{close[0]}'?"

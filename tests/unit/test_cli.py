@@ -105,6 +105,7 @@ def test_settings_reach_the_recipe_in_any_form_and_place(
         ("envs", ["--json"]),
         ("check", ["FILE|ENV", "--json", "key.path=value"]),
         ("plan", ["RECIPE", "--config FILE", "--config-name NAME", "--json", "key.path=value"]),
+        ("doctor", ["RECIPE", "--config FILE", "--config-name NAME", "--json", "key.path=value"]),
         ("lab", ["credit", "--world NAME", "--critic C", "--critic-noise X", "--episodes N", "--out DIR", "--json"]),
         ("lab", ["--group-size N", "--batches N", "--seed N", "rule.setting=value"]),
         ("serve", ["TARGET", "--port N", "--recipe RECIPE", "TURNWISE_SERVE_TOKEN", "key.path=value"]),
@@ -120,7 +121,7 @@ def test_help_lists_every_option(capsys: pytest.CaptureFixture[str], command: st
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "--help")
     assert code == 0
-    assert set(COMMANDS) == {"train", "eval", "play", "envs", "check", "plan", "export", "lab", "serve"}
+    assert set(COMMANDS) == {"train", "eval", "play", "envs", "check", "plan", "doctor", "export", "lab", "serve"}
     assert all(f"    {command} " in out for command in COMMANDS)
     assert call(capsys, "--version")[1].startswith("turnwise ")
 
@@ -141,6 +142,13 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "--config", "missing.yaml"], "--config: file 'missing.yaml' does not exist"),
         (["train", "--config-name", "nothing"], "no recipe named 'nothing'"),
         (["train", "frozenlake", "--config-name", "bandit"], "frozenlake and bandit given; expected one recipe"),
+        (["train", ""], "RECIPE: an empty word given"),
+        (["train", "--config-name", ""], "--config-name: an empty word given"),
+        (["train", "--config", " "], "--config: an empty word given"),
+        (["train", "--resume", ""], "--resume: an empty word given"),
+        (["plan", ""], "RECIPE: an empty word given"),
+        (["doctor", ""], "RECIPE: an empty word given"),
+        (["eval", "oracle", "--recipe", ""], "RECIPE: an empty word given"),
         (["train", "frozenlake", "bandit"], "override 'bandit' is not of the form key.path=value"),
         (["train", "rollout.group_size=1", "credit={type: grpo}", "--credit.type", "grpo"], "credit"),
         (["train", "buffer.train_batch_size=2", "rollout.group_size=3"], "a group does not fit into"),
@@ -391,6 +399,31 @@ def test_check_of_what_is_no_environment(target: str, message: str, capsys: pyte
     code, _, err = call(capsys, "check", target)
     assert code == 2
     assert message in err
+
+
+def test_check_of_an_unknown_name_lists_each_name_once(capsys: pytest.CaptureFixture[str]) -> None:
+    names = refused(capsys, "check", "xyzzy").partition("Known: ")[2].rstrip(".").split(", ")
+    assert "bandit" in names  # a recipe and an environment
+    assert len(names) == len(set(names))
+
+
+def test_check_of_a_file_that_is_no_recipe_says_what_it_looks_like(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "prompts.txt").write_text("Say hi.\nSay bye.\n")
+    message = refused(capsys, "check", str(tmp_path / "prompts.txt"))
+    assert "prompts.txt' is no settings file: it looks like plain text (2 lines)" in message
+
+
+@pytest.mark.slow
+def test_whoever_only_asks_does_not_wait_for_torch() -> None:
+    """A list, a sound recipe, and mistakes in the settings are answered without it."""
+    asked = (["envs", "--json"], ["check", "frozenlake"], ["train", "learn.stepz=3"], ["plan", "nothing"])
+    code = (
+        "import sys\nfrom turnwise.cli import main\n"
+        f"for words in {asked!r}:\n    main(words)\nassert 'torch' not in sys.modules\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 
 def test_plan(capsys: pytest.CaptureFixture[str]) -> None:

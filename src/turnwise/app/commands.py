@@ -1,4 +1,10 @@
-"""What each command of the command line does, on top of the loop."""
+"""What each command of the command line does, on top of the loop.
+
+Each command imports what it needs when it is called: whoever asks for a list, or has made a mistake in the settings, is
+answered at once, without loading torch.
+"""
+
+# ruff: noqa: PLC0415 - see above
 
 from __future__ import annotations
 
@@ -14,11 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from turnwise.app.foreign import default_recipe, describe_translation, to_recipe, to_translation_rows
-from turnwise.app.plan import describe_plan, make_plan
-from turnwise.app.play import play_in_terminal
-from turnwise.app.run import evaluate, resume, train
-from turnwise.app.serving import serve
-from turnwise.config.checks import check_settings, find_no_effect
+from turnwise.app.refusals import refuse_what_cannot_run
+from turnwise.config.checks import find_no_effect
 from turnwise.config.load import dump_settings, load_settings, parse_params, translate_file
 from turnwise.config.recipes import find_recipe, list_recipes
 from turnwise.config.registry import ENVS
@@ -26,16 +29,7 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.check import check_env
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError, did_you_mean
-from turnwise.experience.files import write_experiences
-from turnwise.experience.store import ExperienceStore
 from turnwise.floor.files import write_whole
-from turnwise.lab.credit import CreditStudy, make_rules, run_study
-from turnwise.lab.page import check_page, write_page
-from turnwise.lab.tables import to_rows, to_table
-from turnwise.loop.build import held_out_tasks
-from turnwise.loop.evaluate import measure_rule_in
-from turnwise.report.progress import phase
-from turnwise.report.run_dir import RunDirectory
 
 _MAX_ACTIONS = 6
 """Of an environment, in a list of environments."""
@@ -43,7 +37,15 @@ _MAX_ACTIONS = 6
 
 def run(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Dispatch a parsed command; returns the exit code."""
+    _refuse_empty_words(options)
     return _COMMANDS[options.command](options, list(overrides), Console())
+
+
+def _refuse_empty_words(options: argparse.Namespace) -> None:
+    """An empty word is a variable that was not set, and never means the default."""
+    if empty := [name for name, given in vars(options).items() if isinstance(given, str) and not given.strip()]:
+        shown = empty[0].upper() if empty[0] in ("recipe", "target", "run") else f"--{empty[0].replace('_', '-')}"
+        raise ConfigError(f"{shown}: an empty word given; expected a name or a path. Leave it out for the default.")
 
 
 def _train(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
@@ -52,10 +54,14 @@ def _train(options: argparse.Namespace, overrides: list[str], console: Console) 
             raise ConfigError(
                 "--resume goes on with the settings of the run; give no recipe and no overrides beside it."
             )
+        from turnwise.app.run import resume
+
         resume(options.resume, console=console)
     else:
-        recipe, overrides = _recipe_and_overrides(options, overrides)
-        train(recipe, overrides, run_dir=options.run_dir, console=console)
+        settings = load_settings(*_recipe_and_overrides(options, overrides))
+        from turnwise.app.run import train
+
+        train(settings.model_dump(), run_dir=options.run_dir, console=console)
     return 0
 
 
@@ -77,6 +83,10 @@ def _eval(options: argparse.Namespace, overrides: list[str], console: Console) -
     _refuse(overrides)
     if options.episodes is not None and options.episodes < 1:
         raise ConfigError(f"--episodes: {options.episodes} given; expected at least 1.")
+    from turnwise.app.run import evaluate
+    from turnwise.loop.build import held_out_tasks
+    from turnwise.loop.evaluate import measure_rule_in
+
     if options.target in ("oracle", "random"):
         settings = _setting_of(options)
         env, episodes = settings.env.type, settings.eval.episodes
@@ -111,6 +121,8 @@ def _setting_of(options: argparse.Namespace) -> TurnwiseSettings:
 
 
 def _play(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    from turnwise.app.play import play_in_terminal
+
     play_in_terminal(
         console,
         options.env,
@@ -169,7 +181,7 @@ def _check(options: argparse.Namespace, overrides: list[str], console: Console) 
     if translation is not None and not options.json:
         console.print(describe_translation(translation), soft_wrap=True)
     settings = load_settings(options.target, overrides)
-    check_settings(settings)
+    refuse_what_cannot_run(settings)
     notes = find_no_effect(settings)
     if options.json:
         keys = {} if translation is None else {"dialect": translation.dialect, "keys": to_translation_rows(translation)}
@@ -189,7 +201,7 @@ def _convert(options: argparse.Namespace, overrides: list[str], console: Console
     if translation is None:
         raise ConfigError(f"'{options.file}' is written in the words of turnwise already; there is nothing to convert.")
     # Loaded as `train` would: what is written out has been understood.
-    check_settings(load_settings(options.file))
+    refuse_what_cannot_run(load_settings(options.file))
     text = to_recipe(translation, Path(options.file).name)
     if options.json:
         shown = {"dialect": translation.dialect, "keys": to_translation_rows(translation), "recipe": text}
@@ -203,9 +215,10 @@ def _convert(options: argparse.Namespace, overrides: list[str], console: Console
 
 
 def _plan(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
-    recipe, overrides = _recipe_and_overrides(options, overrides)
-    settings = load_settings(recipe, overrides)
-    check_settings(settings)
+    settings = load_settings(*_recipe_and_overrides(options, overrides))
+    refuse_what_cannot_run(settings)
+    from turnwise.app.plan import describe_plan, make_plan
+
     plan = make_plan(settings)
     if options.json:
         console.print_json(json.dumps(plan.to_dict()))
@@ -214,8 +227,28 @@ def _plan(options: argparse.Namespace, overrides: list[str], console: Console) -
     return 0
 
 
+def _doctor(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    recipe, overrides = _recipe_and_overrides(options, overrides)
+    from turnwise.app.doctor.examine import examine
+    from turnwise.app.doctor.show import show_examination
+    from turnwise.report.progress import phase
+
+    # Progress on the console would stand in front of the JSON.
+    told = Console(quiet=True) if options.json else console
+    examination = examine(recipe, overrides, lambda text: phase(told, text))
+    if options.json:
+        console.print_json(json.dumps(examination.to_dict()))
+    else:
+        show_examination(console, examination)
+    return 0 if examination.ok else 2
+
+
 def _export(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
     _refuse(overrides)
+    from turnwise.experience.files import write_experiences
+    from turnwise.experience.store import ExperienceStore
+    from turnwise.report.run_dir import RunDirectory
+
     directory = RunDirectory.open(Path(options.run))
     if not directory.experience.is_file():
         raise ConfigError(f"{directory.path} has no experience.db; it is kept by runs with buffer.type=sqlite.")
@@ -226,6 +259,11 @@ def _export(options: argparse.Namespace, overrides: list[str], console: Console)
 
 
 def _lab(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    from turnwise.lab.credit import CreditStudy, make_rules, run_study
+    from turnwise.lab.page import check_page, write_page
+    from turnwise.lab.tables import to_rows, to_table
+    from turnwise.report.progress import phase
+
     given = {field.name: value for field in fields(CreditStudy) if (value := getattr(options, field.name)) is not None}
     study, rules = CreditStudy(**given), make_rules(overrides)
     folder = Path(options.out) if options.out else None
@@ -247,6 +285,8 @@ def _lab(options: argparse.Namespace, overrides: list[str], console: Console) ->
 
 
 def _serve(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    from turnwise.app.serving import serve
+
     serve(options.target, console, port=options.port, recipe=options.recipe, overrides=overrides)
     return 0
 
@@ -277,6 +317,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, list[str], Console], int]] = 
     "check": _check,
     "convert": _convert,
     "plan": _plan,
+    "doctor": _doctor,
     "export": _export,
     "lab": _lab,
     "serve": _serve,

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from turnwise.app.exploring import Exploring, evaluate_alone
+from turnwise.app.refusals import refuse_what_cannot_run
 from turnwise.app.training import Training
-from turnwise.config.checks import check_settings
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.boundary import reset_env
@@ -77,7 +77,7 @@ def train(
 ) -> Run:
     """Train a recipe (name, file or mapping) with overrides; returns the finished Run."""
     settings = load_settings(recipe, overrides)
-    check_settings(settings)
+    refuse_what_cannot_run(settings)
     path = Path(run_dir) if run_dir is not None else new_run_path(Path(settings.run.root), settings.recipe)
     console = console or Console(quiet=True)
     manifest = collect_manifest(settings.recipe, settings.run.seed)

@@ -22,8 +22,9 @@ from rich.console import Console
 
 from turnwise.app.checkpointer import read_progress
 from turnwise.app.models import resolve_model
+from turnwise.app.refusals import refuse_what_cannot_run
 from turnwise.app.run import Run
-from turnwise.config.checks import check_settings, is_shared
+from turnwise.config.checks import is_shared
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.config.registry import BUFFERS, TRANSPORTS
 from turnwise.config.schema import TurnwiseSettings
@@ -76,9 +77,10 @@ def load_served(target: str, *, recipe: str | None = None, overrides: Sequence[s
         settings, policy = load_settings(recipe or "frozenlake", overrides), str(path)
     else:
         settings = load_settings(target, overrides)
+        refuse_what_cannot_run(settings)
         policy = resolve_model(settings)
     settings = _start_from(settings, policy)
-    check_settings(settings)
+    refuse_what_cannot_run(settings)
     directory = RunDirectory.create(
         new_run_path(Path(settings.run.root), settings.recipe),
         config_yaml=dump_settings(settings),

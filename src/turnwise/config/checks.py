@@ -29,11 +29,16 @@ Rule: TypeAlias = Callable[[TurnwiseSettings], Iterator[str]]
 
 def check_settings(settings: TurnwiseSettings) -> None:
     """Raise a ConfigError that lists every contradiction."""
-    problems = [problem for rule in RULES for problem in rule(settings)]
+    problems = find_contradictions(settings)
     if problems:
         raise ConfigError(
             "\n  ".join(["the settings contradict each other:", *problems]) if problems[1:] else problems[0]
         )
+
+
+def find_contradictions(settings: TurnwiseSettings) -> list[str]:
+    """Everything that the rules say against these settings."""
+    return [problem for rule in RULES for problem in rule(settings)]
 
 
 def find_no_effect(settings: TurnwiseSettings) -> list[str]:

@@ -195,7 +195,7 @@ def without_switched(base: dict[str, Any], new: dict[str, Any], path: str = "") 
 
 
 def _keys_that_stay(old: dict[str, Any], change: dict[str, Any], path: str) -> dict[str, Any]:
-    choice = _choice_at(path)
+    choice = choice_at(path)
     if choice is None:
         is_switched = "type" in old and "type" in change and old["type"] != change["type"]
         return {} if is_switched else old
@@ -206,7 +206,8 @@ def _keys_that_stay(old: dict[str, Any], change: dict[str, Any], path: str) -> d
     return {key: value for key, value in old.items() if key in section_keys}
 
 
-def _choice_at(path: str) -> Choice | None:
+def choice_at(path: str) -> Choice | None:
+    """What is chosen in the section at a path; None where nothing is."""
     is_mixed = path.startswith("mix.") and path.endswith(".env")
     return _ENV if is_mixed else next((choice for choice in CHOICES if choice.path == path), None)
 

@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from turnwise.config.choices import made_for, without_switched
-from turnwise.config.dialects.known import detect_dialect
+from turnwise.config.dialects.known import OUR_SECTIONS, detect_dialect
 from turnwise.config.dialects.load import find_composed, foreign_key, translate_config, translate_overrides
 from turnwise.config.dialects.table import Dialect
 from turnwise.config.dialects.translate import Translation
+from turnwise.config.other_files import describe_other_file
 from turnwise.config.problems import describe_problems
 from turnwise.config.recipes import describe_namesake, find_base, find_recipe
 from turnwise.config.schema import TurnwiseSettings
@@ -29,6 +30,7 @@ from turnwise.config.shorthands import expand_shorthands
 from turnwise.errors import ConfigError
 
 _log = logging.getLogger("turnwise.config")
+_SETTINGS_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def load_settings(
@@ -45,6 +47,26 @@ def load_with_translation(
     recipe: str | Path | Mapping[str, object], overrides: Sequence[str] | Mapping[str, object] = ()
 ) -> tuple[TurnwiseSettings, Translation | None]:
     """The settings, and what has become of every key where the file is one of another project."""
+    raw, translation = _read(recipe, overrides)
+    try:
+        return validate(raw), translation
+    except ConfigError as error:
+        if translation is None:
+            raise
+        raise ConfigError(translation.name_sources(str(error))) from error
+
+
+def read_keys(
+    recipe: str | Path | Mapping[str, object], overrides: Sequence[str] | Mapping[str, object] = ()
+) -> dict[str, Any]:
+    """The keys of a recipe with its bases and overrides, before anything is known about what they mean."""
+    return _read(recipe, overrides)[0]
+
+
+def _read(
+    recipe: str | Path | Mapping[str, object], overrides: Sequence[str] | Mapping[str, object]
+) -> tuple[dict[str, Any], Translation | None]:
+    """All keys in our own words."""
     source, name = _read_source(recipe)
     dialect = detect_dialect(source)
     ours, theirs = _split_overrides(overrides, dialect)
@@ -66,13 +88,8 @@ def load_with_translation(
         source = _merge(source, _our_words(translation), "an override")
     for words, item in ours:
         source = _merge(source, item, f"override '{words}'")
-    try:
-        settings = _validate(_resolve(source), name)
-    except ConfigError as error:
-        if translation is None:
-            raise
-        raise ConfigError(translation.name_sources(str(error))) from error
-    return settings, translation if dialect is not None else None
+    raw = _resolve(source)
+    return expand_shorthands({**raw, "recipe": raw.get("recipe") or name}), translation
 
 
 def translate_file(recipe: str | Path, overrides: Sequence[str] = ()) -> Translation | None:
@@ -150,12 +167,25 @@ def _read_yaml(path: Path) -> DictConfig:
     try:
         config = OmegaConf.load(path)
     except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
+        if path.suffix not in _SETTINGS_SUFFIXES:
+            raise ConfigError(describe_other_file(path)) from error
         raise ConfigError(f"'{path}' is not valid YAML: {_one_line(error)}") from error
     except OSError as error:
-        raise ConfigError(f"'{path}' cannot be read: {error.strerror}.") from error
-    if not isinstance(config, DictConfig):
-        raise ConfigError(f"'{path}' must hold settings as 'key: value'; found {type(config).__name__}.")
+        # OmegaConf says the same of a file that holds a number alone.
+        reason = error.strerror
+        raise ConfigError(f"'{path}' cannot be read: {reason}." if reason else describe_other_file(path)) from error
+    if isinstance(config, ListConfig) and path.suffix in _SETTINGS_SUFFIXES:
+        raise ConfigError(f"'{path}' must hold settings as 'key: value'; found a list.")
+    if not isinstance(config, DictConfig) or _is_text(config, path):
+        raise ConfigError(describe_other_file(path))
     return config
+
+
+def _is_text(config: DictConfig, path: Path) -> bool:
+    """OmegaConf takes plain text for a key without a value, and YAML takes 'Question: ...' for a setting."""
+    if path.suffix in _SETTINGS_SUFFIXES:
+        return len(config) == 1 and not isinstance(yaml.safe_load(path.read_text(encoding="utf-8")), dict)
+    return not config.keys() & OUR_SECTIONS and detect_dialect(config) is None
 
 
 def _override_items(overrides: Sequence[str] | Mapping[str, object]) -> list[tuple[str, str, DictConfig]]:
@@ -212,8 +242,8 @@ def _resolve(config: DictConfig) -> dict[str, Any]:
         raise ConfigError(f"a reference cannot be resolved: {_one_line(error)}") from error
 
 
-def _validate(raw: dict[str, Any], name: str) -> TurnwiseSettings:
-    raw = expand_shorthands({**raw, "recipe": raw.get("recipe") or name})
+def validate(raw: dict[str, Any]) -> TurnwiseSettings:
+    """Keys in, settings out, or one ConfigError."""
     settings_class = made_for(raw)
     try:
         return settings_class.model_validate(raw)

@@ -11,11 +11,12 @@ from turnwise.errors import did_you_mean
 
 def describe_problems(error: ValidationError, root: type[BaseModel]) -> str:
     """One line per problem."""
-    lines = [_describe(dict(problem), root) for problem in error.errors()]
+    lines = [describe_problem(dict(problem), root) for problem in error.errors()]
     return lines[0] if len(lines) == 1 else "the settings have several problems:\n  " + "\n  ".join(lines)
 
 
-def _describe(problem: dict[str, Any], root: type[BaseModel]) -> str:
+def describe_problem(problem: dict[str, Any], root: type[BaseModel]) -> str:
+    """One of pydantic's findings."""
     location = [str(part) for part in problem["loc"]]
     keys, models = _follow(root, location[:-1])
     path, kind, given = ".".join([*keys, *location[-1:]]), problem["type"], problem["input"]

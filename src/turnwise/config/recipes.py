@@ -23,6 +23,8 @@ def list_recipes() -> list[str]:
 
 def find_recipe(name: str, *, beside: Path = OWN) -> Path:
     """The file behind a recipe's name or a path; `beside` is where files of the user's own are looked for by name."""
+    if not name.strip():
+        raise ConfigError(f"the recipe is an empty word; give a YAML file or one of: {', '.join(list_recipes())}.")
     path = Path(name)
     is_path = path.suffix in _SUFFIXES or len(path.parts) > 1
     for file in () if is_path else (SHIPPED / f"{name}.yaml", beside / f"{name}.yaml", OWN / f"{name}.yaml"):

@@ -24,7 +24,6 @@ from turnwise.config.registry import (
     LOSSES,
     PRIORITIES,
     TRANSPORTS,
-    WORKFLOWS,
     Registry,
     import_reward_function,
 )
@@ -51,6 +50,7 @@ from turnwise.protocols import (
     TaskSource,
 )
 from turnwise.rollout.agent_proxy import AgentProxy, PlayRules
+from turnwise.rollout.chosen import find_workflow
 from turnwise.rollout.env_manager import EnvConfigs, EnvStateManager
 from turnwise.rollout.judges import FunctionJudge, Judging
 from turnwise.rollout.limits import RunnerLimits
@@ -191,19 +191,6 @@ def open_mailbox(settings: TurnwiseSettings, run_path: Path | None, ring: Callab
 def find_loop(settings: TurnwiseSettings) -> Callable[..., Any]:
     """What runs exploring and learning in one process: `loop.type`."""
     return _chosen(LOOPS, settings.loop)
-
-
-def find_workflow(settings: TurnwiseSettings) -> type[Workflow]:
-    """The class behind `rollout.workflow`, with arguments that it takes."""
-    name = settings.rollout.workflow
-    chosen = WORKFLOWS.get_target(name)
-    if not (isinstance(chosen, type) and issubclass(chosen, Workflow)):
-        raise ConfigError(
-            f"rollout.workflow: '{name}' is {chosen!r}; expected a class that extends turnwise.Workflow, or one of its "
-            "kinds: StepWiseRewardWorkflow, RewardPropagationWorkflow."
-        )
-    chosen.check_args(settings.rollout.workflow_args)
-    return chosen
 
 
 # --- plays -----------------------------------------------------------------------------------------------------------

@@ -8,14 +8,14 @@ from dataclasses import replace
 from turnwise.config.sections.learn import FilePtx, NoPtx, OraclePtx
 from turnwise.config.sections.warm_start import OracleWarmStart
 from turnwise.context.recorder import require_end_of_turn
-from turnwise.envs.prompts.files import Fields, read_prompts
 from turnwise.errors import ConfigError, ContextOverflow, LearnError
 from turnwise.experience.build import split_trajectory
 from turnwise.loop.build import Stage, first_train_seed
 from turnwise.loop.parts import LearnParts
 from turnwise.protocols import Imitation
+from turnwise.rollout.chosen import read_pairs, require_oracle
 from turnwise.rollout.demonstrations import DemonstrationWorkflow, NoEngine, recite
-from turnwise.rollout.worlds import World, main_world, worlds_of
+from turnwise.rollout.worlds import World, worlds_of
 from turnwise.types import Experience, Task, Trajectory
 
 _WARM_START_OFFSET = 5_000_000
@@ -46,16 +46,7 @@ async def mix_in_demonstrations(parts: LearnParts) -> None:
 
 
 def _recitations(parts: LearnParts, ptx: FilePtx) -> list[Experience]:
-    fields = Fields(prompt=ptx.prompt_field, response=ptx.response_field, section="learn.ptx")
-    pairs: list[tuple[str, str]] = []
-    for number, row in enumerate(read_prompts(ptx.path, fields), start=1):
-        if row.response is None:
-            raise ConfigError(
-                f"learn.ptx.path: row {number} of '{ptx.path}' has no text under '{ptx.response_field}'; every row "
-                "must have a response. Set learn.ptx.response_field to the key that holds it."
-            )
-        pairs.append((row.prompt, row.response))
-    limit = parts.settings.context.max_tokens
+    pairs, limit = read_pairs(ptx), parts.settings.context.max_tokens
     try:
         trajectories = recite(pairs, parts.template, max_tokens=limit)
     except ContextOverflow as overflow:
@@ -66,8 +57,7 @@ def _recitations(parts: LearnParts, ptx: FilePtx) -> list[Experience]:
 async def _demonstrations(parts: LearnParts, num_episodes: int, seed_offset: int, *, asked_by: str) -> list[Experience]:
     """Of every world that has an oracle; the main one must."""
     run = parts.settings
-    if not main_world(run).make("train").has_oracle:
-        raise ConfigError(f"{asked_by} is 'oracle' and '{run.env.type}' has no oracle. Set {asked_by} to 'none'.")
+    require_oracle(run, asked_by=asked_by)
     require_end_of_turn(parts.template)
     trajectories = [
         trajectory

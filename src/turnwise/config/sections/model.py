@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from turnwise.config.settings import Settings, WholeSettings
 
@@ -26,6 +26,12 @@ class TinySettings(Settings):
     words, signs and single digits, so that a name is spelled alike wherever it stands and can be copied."""
     max_positions: PositiveInt = 2048
     """Longest sequence the network can read."""
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> TinySettings:
+        if self.hidden_size % self.num_heads:
+            raise ValueError(f"num_heads = {self.num_heads} does not divide hidden_size = {self.hidden_size}")
+        return self
 
 
 class NoLora(Settings):

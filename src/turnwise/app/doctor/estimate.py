@@ -1,0 +1,46 @@
+"""What a run will take: memory from the shapes of its models, time from the pace of a probe."""
+
+from __future__ import annotations
+
+from turnwise.app.doctor.findings import Finding, fine, problem, warning
+from turnwise.app.doctor.installation import free_bytes
+from turnwise.app.doctor.probe import Probe
+from turnwise.app.plan import Plan
+from turnwise.learn.memory import MemoryReport, size_words
+from turnwise.report.progress import format_duration
+
+
+def examine_memory(memory: MemoryReport) -> list[Finding]:
+    """Held against what is free now."""
+    loaded = ", ".join(f"{row.name} {size_words(row.total_bytes)}" for row in memory.models if row.is_loaded)
+    words, free = f"{loaded}; activations come on top", free_bytes()
+    if memory.loaded_bytes is not None and free is not None and memory.loaded_bytes > free:
+        return [
+            problem(
+                "memory",
+                f"{words}: {size_words(memory.loaded_bytes)} in all, and {size_words(free)} are free. Use a smaller "
+                "model, model.lora.type=lora, or model.dtype=bfloat16.",
+            )
+        ]
+    return [fine("memory", words)]
+
+
+def fits(memory: MemoryReport) -> bool:
+    """Whether a model of this shape can be loaded here to be tried."""
+    engine, free = next(row for row in memory.models if row.name == "engine"), free_bytes()
+    return engine.total_bytes is None or free is None or engine.total_bytes < free
+
+
+def examine_time(plan: Plan, probe: Probe) -> list[Finding]:
+    """At the pace of the probe; more episodes at once are faster, and learning comes on top."""
+    if not probe.sampled_tokens or probe.seconds <= 0:
+        return [warning("time", "not known: no token was sampled in the probe.")]
+    pace = probe.sampled_tokens / probe.seconds
+    step_s = plan.episodes_per_step * probe.sampled_tokens / probe.episodes / pace
+    return [
+        fine(
+            "time",
+            f"the rollouts of a step take about {format_duration(step_s)} at {pace:,.0f} tokens a second, those of all "
+            f"{plan.steps} steps about {format_duration(step_s * plan.steps)}; learning comes on top",
+        )
+    ]

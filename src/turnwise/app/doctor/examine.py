@@ -1,0 +1,187 @@
+"""The order of an examination: what each look needs, and what is left out where an earlier one failed.
+
+In: a recipe and overrides. Out: one report with everything that was found. A mistake in one place does not hide one in
+another: what cannot be understood or played is left out, and the rest is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from turnwise.app.doctor.estimate import examine_memory, examine_time, fits
+from turnwise.app.doctor.findings import Examination, Finding, fine, guarded, problem, warning
+from turnwise.app.doctor.installation import examine_machine, examine_packages
+from turnwise.app.doctor.probe import NUM_EPISODES, Probed, probe
+from turnwise.app.doctor.speech import examine_judge, examine_model, examine_template
+from turnwise.app.doctor.verdicts import judge_oracle, judge_policy
+from turnwise.app.doctor.worlds import examine_world
+from turnwise.app.models import resolve_model
+from turnwise.app.plan import Plan, make_plan
+from turnwise.app.refusals import Refusal, find_refusals, worlds_by_path
+from turnwise.app.run import run_async
+from turnwise.config.checks import find_no_effect
+from turnwise.config.lenient import Mended, load_what_can_be
+from turnwise.config.load import load_settings
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.config.sections.warm_start import OracleWarmStart
+from turnwise.report.progress import Advance
+from turnwise.rollout.worlds import World
+
+Phase = Callable[[str], AbstractContextManager[Advance]]
+"""Tells a person what is being done."""
+
+
+def examine(recipe: str, overrides: Sequence[str], phase: Phase) -> Examination:
+    """Look at everything that a run of this recipe needs."""
+    with phase("looking at packages and the machine"):
+        findings = [*guarded("packages", examine_packages), *guarded("machine", examine_machine)]
+    with phase("looking at the settings"):
+        mended = load_what_can_be(recipe, overrides)
+        findings += [problem("settings", message) for message in mended.problems]
+        if mended.settings is None:
+            return Examination(recipe=recipe, findings=tuple(findings), numbers={})
+        patient = _Patient(mended, mended.settings)
+        findings += patient.settings_findings()
+    with phase("playing the environments"):
+        findings += patient.world_findings()
+    with phase("looking at the models"):
+        findings += patient.model_findings()
+    with phase(f"playing {NUM_EPISODES} episodes with the model") as advance:
+        findings += patient.probe_findings(advance)
+    return Examination(recipe=mended.settings.recipe, findings=tuple(findings), numbers=patient.numbers)
+
+
+class _Patient:
+    """One setup, and what is known of it so far."""
+
+    def __init__(self, mended: Mended, settings: TurnwiseSettings) -> None:
+        self._settings = settings
+        self._refusals = [r for r in find_refusals(settings) if not _follows_from(r, mended.left_out)]
+        self._is_clean = not mended.problems
+        self._model_path: str | None = None
+        self._plan: Plan | None = None
+        self.numbers: dict[str, Any] = {}
+
+    # --- what is written ---------------------------------------------------------------------------------------------
+
+    def settings_findings(self) -> list[Finding]:
+        """Contradictions, notes, the workflow and the files of data."""
+        settings = self._settings
+        found = [problem("settings", refusal.message) for refusal in self._about("settings")]
+        if not found and self._is_clean:
+            found = [
+                fine("settings", f"recipe '{settings.recipe}' is understood, and nothing in it contradicts the rest")
+            ]
+        found += [warning("settings", note) for note in find_no_effect(settings)]
+        found += [problem("data", refusal.message) for refusal in self._about("data")]
+        workflow = [problem("workflow", refusal.message) for refusal in self._about("workflow")]
+        if not workflow and not self._is_workflow_lost():
+            workflow = [fine("workflow", f"'{settings.rollout.workflow}' can be used with its arguments")]
+        return found + workflow
+
+    def world_findings(self) -> list[Finding]:
+        """An environment that cannot be made is told so; the others are held to their contract."""
+        findings: list[Finding] = []
+        for path, world in worlds_by_path(self._settings):
+            if refused := self._about(path):
+                findings += [problem(path, refusal.message) for refusal in refused]
+            else:
+                findings += guarded(path, lambda path=path, world=world: examine_world(path, world))
+        return findings
+
+    # --- models ------------------------------------------------------------------------------------------------------
+
+    def model_findings(self) -> list[Finding]:
+        """The model, who judges, the chat template, and what all of it takes in memory."""
+        settings = self._settings
+        refused = [problem("model", refusal.message) for refusal in self._about("model")]
+        findings = refused or guarded("model", lambda: examine_model(settings))
+        judge = [problem("reward model", refusal.message) for refusal in self._about("reward model")]
+        findings += judge or ([] if self._is_judge_lost() else guarded("judge", lambda: examine_judge(settings)))
+        if not refused:
+            findings += guarded("template", self._examine_template) + guarded("memory", self._examine_memory)
+        return findings
+
+    def _examine_template(self) -> list[Finding]:
+        if self._playable_worlds() or self._settings.model.path != "tiny":
+            self._model_path = resolve_model(self._playable())
+            return examine_template(self._settings, self._model_path)
+        return [
+            fine("template", "not tested: the built-in model is made from an environment's texts, and there is none")
+        ]
+
+    def _examine_memory(self) -> list[Finding]:
+        self._plan = make_plan(self._settings)
+        self.numbers["plan"] = self._plan.to_dict()
+        if not fits(self._plan.memory):
+            self._model_path = None
+        return examine_memory(self._plan.memory)
+
+    # --- the probe ---------------------------------------------------------------------------------------------------
+
+    def probe_findings(self, advance: Advance) -> list[Finding]:
+        """What the model does where it can be played."""
+        worlds, model = self._playable_worlds(), self._model_path
+        if not worlds or model is None:
+            missing = "the model" if worlds else "the environment"
+            return [fine("episodes", f"not played: see the problem with {missing}")]
+        return guarded("episodes", lambda: self._probe(model, worlds, advance))
+
+    def _probe(self, model: str, worlds: dict[str, World], advance: Advance) -> list[Finding]:
+        has_judge = not self._is_judge_lost() and not self._about("reward model")
+        playable = self._playable()
+        probed = run_async(probe(playable, model, list(worlds.values()), advance, is_judged=has_judge))
+        self._keep_numbers(probed)
+        is_taught = isinstance(playable.warm_start, OracleWarmStart)
+        findings = judge_oracle(worlds["env"], probed.oracle) if probed.oracle and "env" in worlds else []
+        for path, world in worlds.items():
+            has_rewards = has_judge or not world.is_judged
+            findings += judge_policy(
+                path,
+                world,
+                probed.policy[world.tag],
+                is_taught_first=is_taught,
+                is_beginner=playable.model.path == "tiny",
+                has_rewards=has_rewards,
+            )
+        if self._plan is not None and "env" in worlds:
+            findings += examine_time(self._plan, probed.policy[worlds["env"].tag])
+        return findings
+
+    def _keep_numbers(self, probed: Probed) -> None:
+        self.numbers["probe"] = {tag: counted.to_dict() for tag, counted in probed.policy.items()}
+
+    def _playable_worlds(self) -> dict[str, World]:
+        """Without the main environment there is nothing to play: the built-in model and the tasks come from it."""
+        worlds = {path: world for path, world in worlds_by_path(self._settings) if not self._about(path)}
+        return worlds if "env" in worlds else {}
+
+    def _playable(self) -> TurnwiseSettings:
+        """The settings without what is broken: its environments are left out, its workflow is the built-in one."""
+        raw = self._settings.model_dump()
+        for path, world in worlds_by_path(self._settings):
+            if path != "env" and self._about(path):
+                del raw["mix"][world.tag]
+        if self._about("workflow") or self._is_workflow_lost():
+            raw["rollout"] |= {"workflow": "environment", "workflow_args": {}}
+        if self._about("data"):
+            raw["warm_start"], raw["learn"]["ptx"] = {"type": "none"}, {"type": "none"}
+        return load_settings(raw)
+
+    # --- what is known -----------------------------------------------------------------------------------------------
+
+    def _about(self, what: str) -> list[Refusal]:
+        return [refusal for refusal in self._refusals if refusal.about == what]
+
+    def _is_workflow_lost(self) -> bool:
+        return any(refusal.message.startswith("rollout.workflow") for refusal in self._about("settings"))
+
+    def _is_judge_lost(self) -> bool:
+        return any("reward.judge" in refusal.message for refusal in self._about("settings"))
+
+
+def _follows_from(refusal: Refusal, left_out: Sequence[str]) -> bool:
+    """Whether it speaks of what was left out for a mistake of its own."""
+    return any(path and path in refusal.message for path in left_out)

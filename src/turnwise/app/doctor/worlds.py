@@ -1,0 +1,31 @@
+"""The environments of a run, held to their contract by playing them for a moment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from turnwise.app.doctor.findings import Finding, fine, problem
+from turnwise.config.sections.rollout import NoIsolation
+from turnwise.envs.check import check_env
+from turnwise.rollout.worlds import World
+
+_NUM_EPISODES = 3
+"""Enough for every fault that is in all episodes; `turnwise check ENV` plays more."""
+
+
+def examine_world(path: str, world: World) -> list[Finding]:
+    """One line for an environment that keeps its contract, or one for each part that it breaks."""
+    # Processes of their own would take longer to start than to play.
+    plain = replace(world, isolation=NoIsolation())
+    env = plain.make("train")
+    data, is_slow = getattr(env, "description", ""), env.is_slow
+    env.close()
+    report = check_env(lambda: plain.make("train"), num_episodes=1 if is_slow else _NUM_EPISODES)
+    if report.ok:
+        words = f"'{world.env.type}' keeps all {len(report.checks)} parts of its contract"
+        return [fine(path, f"{words}; {data}" if data else words)]
+    advice = f"See: turnwise check {world.env.type}"
+    return [
+        problem(path, f"'{world.env.type}' breaks its contract ({check.name}): {check.detail.rstrip('.')}. {advice}")
+        for check in report.failures
+    ]

@@ -1,0 +1,186 @@
+"""Everything that a run would refuse, found before anything of it is made: one function decides for all who ask.
+
+In: settings. Out: every reason why they cannot run, each with what it is about. Nothing is written, no weight is
+loaded, and one reason does not hide another. Whether the model plays well is no reason: `turnwise doctor` tries that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnwise.config.checks import find_contradictions
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.config.sections.learn import FilePtx, OraclePtx
+from turnwise.config.sections.reward import ModelJudgeSettings
+from turnwise.config.sections.warm_start import OracleWarmStart
+from turnwise.envs.boundary import reset_env
+from turnwise.errors import ConfigError, EnvError, TurnwiseError
+from turnwise.experience.files import read_experiences
+from turnwise.rollout.chosen import find_workflow, read_pairs, require_oracle
+from turnwise.rollout.worlds import World, main_world, worlds_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """One reason against a run."""
+
+    about: str
+    """`settings`, `workflow`, `data`, `model`, `reward model`, or the config path of an environment."""
+    message: str
+
+
+def refuse_what_cannot_run(settings: TurnwiseSettings) -> None:
+    """Raise a ConfigError that lists every reason why these settings cannot run."""
+    reasons = [refusal.message for refusal in find_refusals(settings)]
+    if reasons:
+        raise ConfigError("\n  ".join(["this cannot run:", *reasons]) if reasons[1:] else reasons[0])
+
+
+def find_refusals(settings: TurnwiseSettings) -> list[Refusal]:
+    """Every reason, in the order of the pipeline."""
+    found = [Refusal(about="settings", message=problem) for problem in find_contradictions(settings)]
+    # A workflow that cannot be imported is told there already.
+    if not any(refusal.message.startswith("rollout.workflow:") for refusal in found):
+        found += _caught("workflow", lambda: find_workflow(settings))
+    found += [refusal for path, world in worlds_by_path(settings) for refusal in _world_refusals(settings, path, world)]
+    broken = {refusal.about for refusal in found}
+    if "env" not in broken:
+        found += _caught("data", lambda: _check_oracle(settings))
+    found += _caught("data", lambda: _check_rows(settings))
+    found += _caught("data", lambda: _check_offline(settings))
+    found += _caught("model", lambda: _check_model(settings))
+    found += _caught("reward model", lambda: _check_reward_model(settings))
+    return found
+
+
+def _caught(about: str, check: Callable[[], object]) -> list[Refusal]:
+    try:
+        check()
+    except TurnwiseError as error:
+        return [Refusal(about=about, message=str(error))]
+    return []
+
+
+# --- environments ----------------------------------------------------------------------------------------------------
+
+
+def worlds_by_path(settings: TurnwiseSettings) -> list[tuple[str, World]]:
+    """Every environment with its config path."""
+    main, *mixed = worlds_of(settings)
+    return [("env", main), *((f"mix.{world.tag}.env", world) for world in mixed)]
+
+
+def _world_refusals(settings: TurnwiseSettings, path: str, world: World) -> list[Refusal]:
+    """An environment that cannot be made, or has no task where one is needed; each reason once."""
+    reasons: dict[str, None] = {}
+    for split, is_sure in _splits_played(settings, world).items():
+        try:
+            _try(world, split, is_sure=is_sure)
+        except TurnwiseError as error:
+            reasons[_at_path(str(error), path)] = None
+    return [Refusal(about=path, message=reason) for reason in reasons]
+
+
+def _splits_played(settings: TurnwiseSettings, world: World) -> dict[str, bool]:
+    """The splits that a run of these settings plays; whether it ends where their first task fails."""
+    mode, is_tiny = settings.run.mode, settings.model.path == "tiny"
+    has_oracle = isinstance(settings.warm_start, OracleWarmStart) or isinstance(settings.learn.ptx, OraclePtx)
+    splits: dict[str, bool] = {}
+    if mode in ("both", "explore") or is_tiny or has_oracle:
+        # The tokenizer of the built-in model is made from the texts of training tasks.
+        splits["train"] = is_tiny
+    if world == main_world(settings) and settings.eval.episodes > 0 and mode != "explore":
+        splits["eval"] = True
+    return splits
+
+
+def _try(world: World, split: str, *, is_sure: bool) -> None:
+    env = world.make(split)
+    try:
+        reset_env(env, seed=0, split=split)
+    except EnvError:
+        # One task that fails is an episode that fails: data, not the end of a run.
+        if is_sure:
+            raise
+    finally:
+        env.close()
+
+
+def _at_path(message: str, path: str) -> str:
+    """Environments speak of their settings as `env.KEY`, wherever they stand."""
+    if path == "env":
+        return message
+    return f"{path}{message.removeprefix('env')}" if message.startswith("env.") else f"{path}: {message}"
+
+
+# --- data ------------------------------------------------------------------------------------------------------------
+
+
+def _check_oracle(settings: TurnwiseSettings) -> None:
+    asked = {
+        "warm_start.type": isinstance(settings.warm_start, OracleWarmStart),
+        "learn.ptx.type": isinstance(settings.learn.ptx, OraclePtx),
+    }
+    for asked_by in (path for path, is_asked in asked.items() if is_asked):
+        require_oracle(settings, asked_by=asked_by)
+
+
+def _check_rows(settings: TurnwiseSettings) -> None:
+    if isinstance(ptx := settings.learn.ptx, FilePtx):
+        read_pairs(ptx)
+
+
+def _check_offline(settings: TurnwiseSettings) -> None:
+    if settings.buffer.offline is not None:
+        read_experiences(Path(settings.buffer.offline))
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+def _check_model(settings: TurnwiseSettings) -> None:
+    model = settings.model
+    if model.path == "tiny" and model.lora.type == "none" and not model.gradient_checkpointing:
+        # It is made to fit, so there is nothing to look at, and no reason to load torch.
+        return
+    from turnwise.context.recorder import require_end_of_turn  # noqa: PLC0415 - they load torch
+    from turnwise.learn.model_files import check_causal_model, check_held_as, is_hub_name  # noqa: PLC0415
+    from turnwise.learn.tiny_model import tiny_config  # noqa: PLC0415
+    from turnwise.loop.build import load_words  # noqa: PLC0415
+
+    if model.path == "tiny":
+        check_held_as(tiny_config(model.tiny, vocab_size=model.tiny.vocab_size), model)
+        return
+    if is_hub_name(model.path):
+        return
+    # What a template cannot do is told when the run begins, once.
+    with _silenced("turnwise.context"):
+        words = load_words(settings, model.path)
+    if isinstance(settings.warm_start, OracleWarmStart) or settings.learn.ptx.type != "none":
+        require_end_of_turn(words.template)
+    if config := check_causal_model(model.path):
+        check_held_as(config, model)
+
+
+def _check_reward_model(settings: TurnwiseSettings) -> None:
+    judge = settings.reward.judge
+    # Where no path is given, the rules of the settings say so.
+    if isinstance(judge, ModelJudgeSettings) and judge.path not in (None, "", "tiny"):
+        from turnwise.learn.model_files import check_reward_model  # noqa: PLC0415 - it loads torch
+
+        check_reward_model(str(judge.path))
+
+
+@contextmanager
+def _silenced(name: str) -> Iterator[None]:
+    logger = logging.getLogger(name)
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
