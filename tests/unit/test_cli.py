@@ -121,7 +121,19 @@ def test_help_lists_every_option(capsys: pytest.CaptureFixture[str], command: st
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "--help")
     assert code == 0
-    assert set(COMMANDS) == {"train", "eval", "play", "envs", "check", "plan", "doctor", "export", "lab", "serve"}
+    assert set(COMMANDS) == {
+        "train",
+        "eval",
+        "play",
+        "envs",
+        "check",
+        "convert",
+        "plan",
+        "doctor",
+        "export",
+        "lab",
+        "serve",
+    }
     assert all(f"    {command} " in out for command in COMMANDS)
     assert call(capsys, "--version")[1].startswith("turnwise ")
 
