@@ -95,7 +95,7 @@ def test_stages_of_a_trainer(stage: str) -> None:
     [
         (
             "compute_bi_level_gae_advantage_return",
-            "token_level_rewards values loss_mask gamma lam high_level_gamma turn_ids whiten turn_ends",
+            "token_level_rewards values loss_mask gamma lam high_level_gamma turn_ids whiten",
         ),
         ("compute_gae_advantage_return", "token_level_rewards values loss_mask gamma lam whiten"),
         ("compute_grpo_advantage", "token_level_rewards loss_mask group_ids epsilon scale_by_std"),

@@ -55,6 +55,8 @@ class Choice:
     """The key that chooses."""
     takes_params: bool = True
     """Whether the chosen class's own settings stand in the section."""
+    takes_functions: bool = True
+    """Whether a function that makes the object will do in place of its class."""
     also_own: tuple[str, ...] = ()
     """Keys of the section that speak of the chosen class, and go with it."""
 
@@ -78,8 +80,9 @@ CHOICES = (
         key="workflow",
         registry=WORKFLOWS,
         base=RolloutSettings,
-        methods=("run",),
+        methods=("run", "check_args", "finish"),
         takes_params=False,
+        takes_functions=False,
     ),
     Choice(
         path="buffer",

@@ -139,7 +139,7 @@ def test_ending_turns_at_rewards_equals_plain_loops() -> None:
         rewards, values = (torch.randn(1, 9, generator=generator, dtype=torch.float64) for _ in range(2))
         rewards = rewards * paid
         found, _ = compute_bi_level_gae_advantage_return(
-            rewards, values, mask, 0.9, 0.8, 0.7, whiten=False, turn_ends="rewards"
+            rewards, values, mask, 0.9, 0.8, 0.7, whiten=False, turn_ids="rewards"
         )
         wanted = end_turns_at_rewards(rewards[0].tolist(), values[0].tolist(), mask[0].tolist(), 0.9, 0.8, 0.7)
         assert found[0].tolist() == pytest.approx(wanted)
@@ -153,14 +153,12 @@ def test_turns_that_may_touch_are_never_joined_in_silence() -> None:
             0
         ].tolist()[0]
 
-    with pytest.raises(ValueError, match=r"row 0 has a reward at token 1 .* Give turn_ids; or turn_ends='rewards'"):
+    with pytest.raises(ValueError, match=r"row 0 has a reward at token 1 .* Give turn_ids; or turn_ids='rewards'"):
         compute()
-    assert compute(turn_ends="rewards") == compute(turn_ids=torch.tensor([[0, 0, 1, 1]])) == [2, 2, 2, 2]
-    assert compute(turn_ends="mask") == compute(turn_ids=torch.tensor([[0, 0, 0, 0]])) == [3, 3, 2, 2]
-    with pytest.raises(ValueError, match="turn_ends: 'turns' given"):
-        compute(turn_ends="turns")
-    with pytest.raises(ValueError, match="both given"):
-        compute(turn_ends="mask", turn_ids=torch.tensor([[0, 0, 0, 0]]))
+    assert compute(turn_ids="rewards") == compute(turn_ids=torch.tensor([[0, 0, 1, 1]])) == [2, 2, 2, 2]
+    assert compute(turn_ids="mask") == compute(turn_ids=torch.tensor([[0, 0, 0, 0]])) == [3, 3, 2, 2]
+    with pytest.raises(ValueError, match="turn_ids: 'turns' given"):
+        compute(turn_ids="turns")
 
 
 @pytest.mark.parametrize("turn_ids", [[[0, 0, 0, -1, 1, 1]], [[0, -1, -1, -1, 1, 1]]])
@@ -174,7 +172,7 @@ def test_turn_ids_must_fit_the_mask(turn_ids: list[list[int]]) -> None:
 @pytest.mark.parametrize(
     "compute",
     [
-        lambda r, v, m: compute_bi_level_gae_advantage_return(r, v, m, 0.9, 0.8, 0.7, whiten=False, turn_ends="mask"),
+        lambda r, v, m: compute_bi_level_gae_advantage_return(r, v, m, 0.9, 0.8, 0.7, whiten=False, turn_ids="mask"),
         lambda r, v, m: compute_gae_advantage_return(r, v, m, 0.9, 0.8, whiten=False),
         lambda r, v, m: compute_grpo_advantage(r, m, ["a", "a", "b"]),
     ],
