@@ -72,14 +72,16 @@ def _class_problems(path: str, choice: Choice, name: str, target: object) -> Ite
     if not isinstance(target, type):
         # What a function returns is known when it is called.
         if not choice.takes_functions:
-            yield f"{path}: '{name}' is {target!r}; expected a class that extends turnwise.{choice.registry.kind.title()}."
+            kind = choice.registry.kind.title()
+            yield f"{path}: '{name}' is {target!r}; expected a class that extends turnwise.{kind}."
         return
     # Not hasattr: every class can be called, its objects only where it says so.
     written = set(dir(target)) - getattr(target, "__abstractmethods__", frozenset[str]())
     if missing := [method for method in choice.methods if method not in written]:
         yield f"{path}: '{name}' has no {', '.join(missing)}; expected a class with {', '.join(choice.methods)}."
     elif unwritten := sorted(getattr(target, "__abstractmethods__", ())):
-        yield f"{path}: '{name}' has no {', '.join(unwritten)}, which its kind must have; write {' and '.join(unwritten)}."
+        words = " and ".join(unwritten)
+        yield f"{path}: '{name}' has no {words}, which its kind must have; write {words}."
 
 
 def workflow_takes_its_arguments(settings: TurnwiseSettings) -> Iterator[str]:

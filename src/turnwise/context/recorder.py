@@ -45,7 +45,7 @@ class Response:
     step: int
     """The step of the workflow that made the call."""
     reward: float = 0.0
-    """What is known of its step, where a workflow is asked for a reward: what it earned so far, and below, what else."""
+    """Of its step, where a workflow is asked for a reward: what it earned so far; below, what else is known."""
     metrics: Metrics = field(default_factory=dict)
     info: Info = field(default_factory=dict)
 

@@ -173,8 +173,8 @@ def _guess_turns(rewards: Tensor, loss_mask: Tensor, ends: str | None) -> Tensor
         row, column = inside[0].tolist()
         raise ValueError(
             f"row {row} has a reward at token {column} and goes on with sampled tokens, so turns may touch there. Give "
-            "turn_ids; or turn_ids='rewards' to end a turn at every reward, turn_ids='mask' to take each stretch of the "
-            "mask as one turn"
+            "turn_ids; or turn_ids='rewards' to end a turn at every reward, turn_ids='mask' to take each stretch of "
+            "the mask as one turn"
         )
     return None
 

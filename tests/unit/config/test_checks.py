@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.config.checks import RULES, Rule, check_settings, credit_says_what_it_needs, find_no_effect
+from turnwise.config.checks import (
+    RULES,
+    Rule,
+    a_workflows_own_reward_is_the_only_one,
+    check_settings,
+    credit_says_what_it_needs,
+    find_no_effect,
+)
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.errors import ConfigError
 from turnwise.rollout.step_wise import RewardPropagationWorkflow, StepWiseRewardWorkflow
@@ -59,10 +66,12 @@ def test_contradictions_are_refused(overrides: list[str], words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", [rule for rule in RULES if rule is not credit_says_what_it_needs], ids=lambda rule: rule.__name__
+    "rule",
+    [rule for rule in RULES if rule not in (credit_says_what_it_needs, a_workflows_own_reward_is_the_only_one)],
+    ids=lambda rule: rule.__name__,
 )
 def test_every_rule_stands_behind_a_contradiction_above(rule: Rule) -> None:
-    """But the one that needs a class of the user's own, below."""
+    """But those that need a class of the user's own, below."""
     assert any(list(rule(load_settings(VALID, overrides))) for overrides, _ in CONTRADICTIONS.args[1])
 
 

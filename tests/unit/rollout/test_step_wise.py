@@ -549,20 +549,17 @@ class Reading(RewardPropagationWorkflow):
 
     def step(self, step_num: int) -> bool:
         (reply,) = self.model.chat([{"role": "user", "content": "say"}])
-        self.note(reward=float(step_num), metrics={"letters": len(reply.response_text)}, info={"said": step_num})
+        self.note(reward=float(step_num), metrics={"replies": len([reply])}, info={"said": step_num})
         return step_num < 2
 
     def reward(self, exps: list[Response]) -> float:
-        assert [(exp.reward, exp.info["said"], exp.response_text) for exp in exps] == [
-            (0, 0, "a"),
-            (1, 1, "b"),
-            (2, 2, "c"),
-        ]
+        assert [(exp.reward, exp.info["said"]) for exp in exps] == [(0, 0), (1, 1), (2, 2)]
+        assert ["c<" in exp.response_text for exp in exps] == [False, False, True]
         assert not self.repeatable
         assert self.task.raw_task == {"seed": self.task.seed, "split": "train"}
-        return sum(exp.metrics["letters"] for exp in exps)
+        return sum(exp.metrics["replies"] for exp in exps)
 
 
 def test_a_reward_reads_what_is_known_of_each_call() -> None:
-    trajectory = play_one(Reading, scripted(["a", "b", "c"]))
+    trajectory = play_one(Reading, scripted(["b", "b", "c"]))
     assert (trajectory.failure, rewards(trajectory)) == ("", [0.0, 1.0, 5.0])

@@ -45,11 +45,11 @@ class AlfWorldParams(Settings):
     def _sources_agree(self) -> AlfWorldParams:
         if self.game_file is not None and self.games is not None:
             raise ValueError("game_file and games are both given; expected one of them.")
-        if self.backend == "textworld" and self.game_file is None and self.games is None:
-            if "ALFWORLD_DATA" not in os.environ:
-                raise ValueError(
-                    "backend 'textworld' plays game files only; give game_file or games, or set ALFWORLD_DATA."
-                )
+        has_games = self.game_file is not None or self.games is not None or "ALFWORLD_DATA" in os.environ
+        if self.backend == "textworld" and not has_games:
+            raise ValueError(
+                "backend 'textworld' plays game files only; give game_file or games, or set ALFWORLD_DATA."
+            )
         return self
 
     @property
