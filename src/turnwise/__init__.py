@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from turnwise.app.agent_trainer import AgentTrainer
+    from turnwise.app.ppo_trainer import PPOTrainer
     from turnwise.app.run import Run, evaluate, open_run, resume, train
     from turnwise.config.registry import WORKFLOWS
     from turnwise.context.manager import ContextManager
@@ -32,6 +33,7 @@ _HOMES = {
     "check_env": "turnwise.envs.check",
     "make_env": "turnwise.envs.make",
     "AgentTrainer": "turnwise.app.agent_trainer",
+    "PPOTrainer": "turnwise.app.ppo_trainer",
     "Run": "turnwise.app.run",
     "evaluate": "turnwise.app.run",
     "open_run": "turnwise.app.run",
@@ -57,6 +59,7 @@ __all__ = [
     "ContextManager",
     "EnvStateManager",
     "Experience",
+    "PPOTrainer",
     "RewardPropagationWorkflow",
     "Run",
     "StepWiseRewardWorkflow",

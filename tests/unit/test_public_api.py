@@ -37,6 +37,8 @@ every_file = pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.re
         "EnvStateManager",
         "ContextManager",
         "AgentProxy",
+        "AgentTrainer",
+        "PPOTrainer",
         "Experience",
         "WORKFLOWS",
     ],
@@ -65,6 +67,27 @@ def test_all_names_exist_and_an_unknown_one_is_an_attribute_error() -> None:
 )
 def test_parameters_of_functions(function: str, parameters: list[str]) -> None:
     assert list(inspect.signature(getattr(tw, function)).parameters) == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("PPOTrainer", "config overrides run_dir console"),
+        (
+            "AgentTrainer",
+            "config tokenizer role_worker_mapping resource_pool_manager agent_cls reward_fn overrides others",
+        ),
+    ],
+)
+def test_parameters_of_trainers(name: str, parameters: str) -> None:
+    assert list(inspect.signature(getattr(tw, name)).parameters) == parameters.split()
+
+
+@pytest.mark.parametrize(
+    "stage", ["rollout", "reward_model_step", "compute_advantages", "rl_step", "evaluate", "train"]
+)
+def test_stages_of_a_trainer(stage: str) -> None:
+    assert callable(getattr(tw.PPOTrainer, stage))
 
 
 @pytest.mark.parametrize(

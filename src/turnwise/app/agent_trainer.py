@@ -1,82 +1,210 @@
 """Train a class of agents: `AgentTrainer(config, agent_cls=MyAgent).fit()`.
 
-A front for people who bring their own agents; behind it is the same session as behind `turnwise train`.
+A front for people who bring their own agents; behind it are the same session and the same stages as behind
+`turnwise train`. It also takes the call that users of verl know, and names what of it has no meaning here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from turnwise.app.models import resolve_model
-from turnwise.app.run import Run, train
-from turnwise.config.checks import check_settings
-from turnwise.config.load import load_settings
-from turnwise.errors import ConfigError, WorkflowError
+from turnwise.app.agent_config import load_agent_settings
+from turnwise.app.ppo_trainer import PPOTrainer
+from turnwise.app.run import Run, run_async
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.errors import ConfigError, WorkflowError, did_you_mean
 from turnwise.experience.build import build_experiences
-from turnwise.loop.build import build_train
-from turnwise.loop.parts import TrainParts
-from turnwise.rollout.agents import BaseAgent, SyncMultiTurnRollout
+from turnwise.loop.parts import ExploreParts
+from turnwise.rollout.agents import AgentMaker, GenBatch, SyncMultiTurnRollout, find_agent_class, name_agent_class
+from turnwise.rollout.reward_fn import RewardFn, score_groups
+from turnwise.types import Group, Task, Trajectory, TrajectoryId
+
+_log = logging.getLogger("turnwise.app")
+_WITHOUT_MEANING = (
+    "role_worker_mapping",
+    "resource_pool_manager",
+    "processor",
+    "ray_worker_group_cls",
+    "val_reward_fn",
+    "train_dataset",
+    "val_dataset",
+    "collate_fn",
+    "train_sampler",
+    "device_name",
+)
+_playing: ContextVar[SyncMultiTurnRollout | None] = ContextVar("the rollout that is under way", default=None)
 
 
-class AgentTrainer:
+class AgentTrainer(PPOTrainer):
     """Multi-turn training where each agent owns its environment and history.
 
     `init_workers` builds the models and `multi_turn_rollout`, which can be tried before anything is trained; `fit`
-    trains and returns the finished Run.
+    trains and returns the finished Run. In each rollout it calls `_generate_multi_turn_sequences`, which a subclass may
+    write anew.
     """
 
     def __init__(
         self,
-        config: str | Path | Mapping[str, object] = "agent_class",
-        overrides: Mapping[str, object] | None = None,
+        config: str | Path | Mapping[str, object] | TurnwiseSettings = "agent_class",
+        tokenizer: PreTrainedTokenizerBase | Mapping[str, object] | None = None,
+        role_worker_mapping: object = None,
+        resource_pool_manager: object = None,
+        agent_cls: object = None,
         *,
-        agent_cls: type[BaseAgent],
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        run_dir: str | Path | None = None,
-        console: Console | None = None,
+        reward_fn: RewardFn | None = None,
+        overrides: Mapping[str, object] | None = None,
+        **others: Any,
     ) -> None:
-        """`config` and `overrides` are as in `train`. `tokenizer`, where given, must be the model's own."""
-        self.agent_cls = agent_cls
-        self.config = config
+        """`config` and `overrides` (which may also stand second), `run_dir` and `console` are as in `train`.
+
+        `tokenizer`, where given, must be the model's own. `reward_fn(trajectories)` returns one score for each: a
+        number for its end, or a list with one for each turn; it counts in place of what the agents report.
+        """
+        if isinstance(tokenizer, Mapping):
+            tokenizer, overrides = None, {**tokenizer, **(overrides or {})}
+        self.agent_cls = _read_agent_class(agent_cls)
+        self.tokenizer = tokenizer
+        self.reward_fn = _read_reward_fn(reward_fn)
+        places = {key: others.pop(key) for key in ("run_dir", "console") if key in others}
+        _tell_without_meaning(
+            {"role_worker_mapping": role_worker_mapping, "resource_pool_manager": resource_pool_manager, **others}
+        )
         self.overrides = {
             **(overrides or {}),
             "rollout.workflow": "agent",
-            "rollout.workflow_args.agent_cls": f"{agent_cls.__module__}:{agent_cls.__qualname__}",
+            "rollout.workflow_args.agent_cls": name_agent_class(self.agent_cls),
         }
-        self.settings = load_settings(config, self.overrides)
-        check_settings(self.settings)
-        self._tokenizer = tokenizer
-        self._run_dir = run_dir
-        self._console = console
-        self._rollout: SyncMultiTurnRollout | None = None
+        super().__init__(config, self.overrides, **cast("dict[str, Any]", places))
+
+    def read_config(
+        self,
+        config: str | Path | Mapping[str, object] | TurnwiseSettings,
+        overrides: Sequence[str] | Mapping[str, object],
+    ) -> TurnwiseSettings:
+        return load_agent_settings(config, cast("Mapping[str, object]", overrides))
 
     @property
     def multi_turn_rollout(self) -> SyncMultiTurnRollout:
-        if self._rollout is None:
+        """Plays agents: the batch that `fit` is at, or the next tasks where it is tried by hand."""
+        if (current := _playing.get()) is not None:
+            return current
+        if self._opened is None:
             raise WorkflowError("there is no multi_turn_rollout yet; call init_workers() first.")
-        return self._rollout
+        return self._by_hand
 
     def init_workers(self) -> None:
-        """Load the models and check that everything fits together."""
-        parts = build_train(self.settings, resolve_model(self.settings))
-        if self._tokenizer is not None:
-            _check_tokenizer(self._tokenizer, parts)
-        self._rollout = SyncMultiTurnRollout(
-            parts.proxy, lambda: parts.tasks.take(parts.groups_per_rollout), build_experiences
+        if self._opened is not None:
+            return
+        super().init_workers()
+        parts = self.parts
+        if self.tokenizer is not None:
+            _check_tokenizer(self.tokenizer, parts)
+        self._by_hand = SyncMultiTurnRollout(
+            parts.proxy, lambda: parts.tasks.take(parts.groups_per_rollout), build_experiences, run=run_async
         )
 
     def fit(self) -> Run:
-        """Train to the end; the run's directory holds everything that came out."""
-        return train(self.config, self.overrides, run_dir=self._run_dir, console=self._console)
+        return self.train()
+
+    # --- stages ---------------------------------------------------------------------------------------------------
+
+    def _generate_multi_turn_sequences(self, gen_batch: GenBatch) -> list[Group]:
+        """Play the agents of a batch to the end. Runs in a thread, once for every rollout of `fit`."""
+        self.multi_turn_rollout.reset(gen_batch.tasks)
+        return self.multi_turn_rollout.rollout()
+
+    async def rollout(
+        self,
+        parts: ExploreParts,
+        tasks: Sequence[Task],
+        step: int,
+        *,
+        on_done: Callable[[Trajectory], None] | None = None,
+        known: Mapping[TrajectoryId, Trajectory] | None = None,
+    ) -> list[Group]:
+        loop, play = asyncio.get_running_loop(), super().rollout
+
+        class Stage:
+            """The rollout of this step as something that plays tasks."""
+
+            env_seconds = 0.0
+
+            async def collect(self, tasks: Sequence[Task], *, rollout: int, **_: object) -> list[Group]:
+                return await play(parts, tasks, step, on_done=on_done, known=known or {})
+
+        def wait_for(work: Coroutine[object, object, list[Group]]) -> list[Group]:
+            return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+        rollout = SyncMultiTurnRollout(Stage(), lambda: list(tasks), build_experiences, run=wait_for)
+        token = _playing.set(rollout)
+        try:
+            batch = GenBatch(tasks=tuple(tasks), step=step)
+            groups = await asyncio.to_thread(self._generate_multi_turn_sequences, batch)
+        finally:
+            _playing.reset(token)
+        return _checked_groups(groups, tasks)
+
+    def reward_model_step(self, groups: list[Group]) -> list[Group]:
+        return groups if self.reward_fn is None else score_groups(groups, self.reward_fn)
 
 
-def _check_tokenizer(given: Any, parts: TrainParts) -> None:
+def _read_agent_class(given: object) -> AgentMaker:
+    if isinstance(given, type) or callable(given) or isinstance(given, str):
+        return find_agent_class(given, "agent_cls")
+    raise ConfigError(
+        f"agent_cls: {given!r} given; expected a class with reset, get_llm_prompts and get_env_outputs, such as a "
+        "subclass of turnwise.BaseAgent, or its name as 'package.module:Class'."
+    )
+
+
+def _read_reward_fn(given: object) -> RewardFn | None:
+    if given is not None and not callable(given):
+        raise ConfigError(
+            f"reward_fn: {given!r} given; expected a function that takes a list of trajectories and returns a score "
+            "for each."
+        )
+    return cast("RewardFn | None", given)
+
+
+def _tell_without_meaning(given: Mapping[str, object]) -> None:
+    """Name once what of a verl call does nothing here."""
+    for name in given:
+        if name not in _WITHOUT_MEANING:
+            raise ConfigError(f"AgentTrainer takes no '{name}'. {did_you_mean(name, _KEYWORDS)}")
+    if named := [name for name, value in given.items() if value is not None]:
+        _log.warning(
+            "AgentTrainer: %s %s no meaning here and %s not used: one process holds all workers, texts go through the "
+            "model's own tokenizer, and tasks come from the settings.",
+            ", ".join(named),
+            "has" if len(named) == 1 else "have",
+            "is" if len(named) == 1 else "are",
+        )
+
+
+_KEYWORDS = ("config", "tokenizer", "agent_cls", "reward_fn", "overrides", "run_dir", "console", *_WITHOUT_MEANING)
+
+
+def _checked_groups(groups: object, tasks: Sequence[Task]) -> list[Group]:
+    is_right = isinstance(groups, Sequence) and all(isinstance(group, Group) for group in groups)
+    if not is_right or len(cast("Sequence[Group]", groups)) != len(tasks):
+        raise WorkflowError(
+            f"_generate_multi_turn_sequences returned {type(groups).__name__}; expected a list with a Group for each "
+            f"of the {len(tasks)} tasks, as multi_turn_rollout.rollout() returns."
+        )
+    return list(cast("Sequence[Group]", groups))
+
+
+def _check_tokenizer(given: Any, parts: ExploreParts) -> None:
     """Tokens are exact only in the model's own vocabulary."""
+    if not hasattr(given, "get_vocab"):
+        raise ConfigError(f"tokenizer: {type(given).__name__} given; expected the model's own tokenizer, or nothing.")
     if given.get_vocab() != parts.tokenizer.get_vocab():
         raise ConfigError(
             f"tokenizer: a vocabulary of {len(given.get_vocab())} tokens was given, and it is not that of the model "

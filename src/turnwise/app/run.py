@@ -78,18 +78,24 @@ def train(
     """Train a recipe (name, file or mapping) with overrides; returns the finished Run."""
     settings = load_settings(recipe, overrides)
     refuse_what_cannot_run(settings)
-    path = Path(run_dir) if run_dir is not None else new_run_path(Path(settings.run.root), settings.recipe)
     console = console or Console(quiet=True)
-    manifest = collect_manifest(settings.recipe, settings.run.seed)
     if settings.run.mode == "both":
-        directory = RunDirectory.create(path, config_yaml=dump_settings(settings), manifest=manifest)
+        directory = new_directory(settings, run_dir)
         run_async(Training(settings, directory, console).run())
-        return Run(path)
+        return Run(directory.path)
     if settings.run.mode == "train" and run_dir is None and settings.buffer.offline is None:
         raise ConfigError("run.mode: 'train' given without --run-dir; expected the run directory of an explorer.")
-    directory = RunDirectory.join(path, config_yaml=dump_settings(settings), manifest=manifest)
+    directory = new_directory(settings, run_dir, is_shared=True)
     _run_part(settings, directory, console)
-    return Run(path)
+    return Run(directory.path)
+
+
+def new_directory(settings: TurnwiseSettings, run_dir: str | Path | None, *, is_shared: bool = False) -> RunDirectory:
+    """The directory of a run that begins; one that several processes share may be there already."""
+    path = Path(run_dir) if run_dir is not None else new_run_path(Path(settings.run.root), settings.recipe)
+    make = RunDirectory.join if is_shared else RunDirectory.create
+    manifest = collect_manifest(settings.recipe, settings.run.seed)
+    return make(path, config_yaml=dump_settings(settings), manifest=manifest)
 
 
 def _run_part(settings: TurnwiseSettings, directory: RunDirectory, console: Console) -> None:

@@ -20,11 +20,20 @@ from turnwise.config.sections.warm_start import OracleWarmStart
 from turnwise.learn.checkpoint import resumed_model
 from turnwise.learn.memory import describe_in_one_line, read_config, report_memory
 from turnwise.loop.build import build_learn, build_play, build_train
-from turnwise.loop.evaluate import Evaluation, evaluate_policy
+from turnwise.loop.evaluate import Evaluation
 from turnwise.loop.parts import LearnParts, PlayParts, TrainParts
+from turnwise.loop.stages import STAGES, Stages
 from turnwise.loop.warm_start import mix_in_demonstrations, warm_start
 from turnwise.report.console import phase, print_notice
 from turnwise.report.run_dir import RunDirectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """The models of a run and all that works with them, before anything is learnt."""
+
+    parts: LearnParts
+    evaluator: Evaluator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +53,10 @@ class Start:
 class Evaluator:
     """Measures the learner's policy; an engine is opened when it is first needed."""
 
-    def __init__(self, parts: LearnParts, open_play: Callable[[], PlayParts]) -> None:
+    def __init__(self, parts: LearnParts, open_play: Callable[[], PlayParts], stages: Stages = STAGES) -> None:
         self._parts = parts
         self._open_play = open_play
+        self._stages = stages
         self._play: PlayParts | None = None
 
     @property
@@ -63,25 +73,35 @@ class Evaluator:
         learner = self._parts.learner
         if self.play.engine.policy_version != learner.policy_version:
             await self.play.channel.publish(learner.weights(), learner.policy_version)
-        return await evaluate_policy(self.play, advance)
+        return await self._stages.evaluate(self.play, advance)
 
     async def close(self) -> None:
         if self._play is not None:
             await self._play.engine.close()
 
 
-async def set_up(
-    settings: TurnwiseSettings, directory: RunDirectory, console: Console, checkpoint: Path | None
-) -> Start:
-    """From the settings, or from a checkpoint, to a policy that is trained from here on."""
+def open_workers(
+    settings: TurnwiseSettings,
+    directory: RunDirectory,
+    console: Console,
+    checkpoint: Path | None = None,
+    stages: Stages = STAGES,
+) -> Workers:
+    """Fix what chance depends on and load every model, from the settings or from a checkpoint."""
     announce(settings, console)
     with phase(console, "setting up the model"):
         model = str((resumed_model(checkpoint) if checkpoint else None) or resolve_model(settings))
-        parts, evaluator = _build(settings, directory, model)
+        workers = _build(settings, directory, model, stages)
     memory = report_memory(read_config(model), settings.model, settings.learn, judge_path=judge_path(settings))
     print_notice(console, describe_in_one_line(memory))
+    return workers
+
+
+async def set_up(workers: Workers, directory: RunDirectory, console: Console, checkpoint: Path | None) -> Start:
+    """From the model as it is, or from a checkpoint, to a policy that is trained from here on."""
+    parts = workers.parts
     if checkpoint is None:
-        progress = await _start_anew(parts, settings, console)
+        progress = await _start_anew(parts, parts.settings, console)
     else:
         progress = load_checkpoint(checkpoint, parts.learner)
         parts.buffer.rewind(progress.step, plays_again=isinstance(parts, TrainParts))
@@ -92,7 +112,7 @@ async def set_up(
             parts.tasks.restore(progress.tasks)
         progress = replace(progress, tasks=parts.tasks.state())
         await parts.channel.publish(parts.learner.weights(), parts.learner.policy_version)
-    return Start(parts=parts, evaluator=evaluator, progress=progress, directory=directory)
+    return Start(parts=parts, evaluator=workers.evaluator, progress=progress, directory=directory)
 
 
 def announce(settings: TurnwiseSettings, console: Console) -> None:
@@ -106,12 +126,13 @@ def announce(settings: TurnwiseSettings, console: Console) -> None:
     transformers_logging.disable_progress_bar()
 
 
-def _build(settings: TurnwiseSettings, directory: RunDirectory, model: str) -> tuple[LearnParts, Evaluator]:
+def _build(settings: TurnwiseSettings, directory: RunDirectory, model: str, stages: Stages) -> Workers:
     if settings.run.mode == "train":
         learn = build_learn(settings, model, run_path=directory.path)
-        return learn, Evaluator(learn, lambda: build_play(settings, model, run_path=directory.path))
+        evaluator = Evaluator(learn, lambda: build_play(settings, model, run_path=directory.path), stages)
+        return Workers(parts=learn, evaluator=evaluator)
     whole = build_train(settings, model, run_path=directory.path)
-    return whole, Evaluator(whole, lambda: whole)
+    return Workers(parts=whole, evaluator=Evaluator(whole, lambda: whole, stages))
 
 
 async def _start_anew(parts: LearnParts, settings: TurnwiseSettings, console: Console) -> Progress:

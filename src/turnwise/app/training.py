@@ -19,7 +19,7 @@ from turnwise.app.checkpointer import Checkpointer
 from turnwise.app.closing import close_run, told, with_warm_start
 from turnwise.app.progress import Progress
 from turnwise.app.recording import RunRecorder, evaluation_metrics
-from turnwise.app.set_up import Start, set_up
+from turnwise.app.set_up import Start, Workers, open_workers, set_up
 from turnwise.app.watching import CollapsedError, Watcher
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import SyncError
@@ -27,6 +27,7 @@ from turnwise.loop.build import find_loop
 from turnwise.loop.evaluate import Evaluation, is_evaluation_due, measure_baselines
 from turnwise.loop.separate import Shared, train_from_buffer
 from turnwise.loop.serial import LoopStep
+from turnwise.loop.stages import STAGES, Stages
 from turnwise.report.console import phase, print_notice
 from turnwise.report.metrics import Stopwatch
 from turnwise.report.run_dir import RunDirectory
@@ -38,12 +39,22 @@ class Training:
     """One run, from its settings to its summary."""
 
     def __init__(
-        self, settings: TurnwiseSettings, directory: RunDirectory, console: Console, checkpoint: Path | None = None
+        self,
+        settings: TurnwiseSettings,
+        directory: RunDirectory,
+        console: Console,
+        checkpoint: Path | None = None,
+        *,
+        workers: Workers | None = None,
+        stages: Stages = STAGES,
     ) -> None:
+        """`workers`, where they are open already; `stages`, where a trainer has its own."""
         self._settings = settings
         self._directory = directory
         self._console = console
         self._checkpoint = checkpoint
+        self._workers = workers
+        self._stages = stages
         self._progress = Progress()
         self._started_s = time.perf_counter()
         self._watch = Stopwatch()
@@ -51,7 +62,8 @@ class Training:
 
     async def run(self) -> None:
         if self._settings.run.mode != "train":
-            await self._run(find_loop(self._settings))
+            loop = find_loop(self._settings)
+            await self._run(loop if self._stages is STAGES else partial(loop, stages=self._stages))
             return
         shared = Shared.open(self._settings, self._directory)
         shared.trainer.claim()
@@ -61,7 +73,10 @@ class Training:
             shared.trainer.leave()
 
     async def _run(self, loop: Callable[..., Awaitable[None]]) -> None:
-        start = await set_up(self._settings, self._directory, self._console, self._checkpoint)
+        workers = self._workers or open_workers(
+            self._settings, self._directory, self._console, self._checkpoint, self._stages
+        )
+        start = await set_up(workers, self._directory, self._console, self._checkpoint)
         try:
             await self._play_and_learn(start, loop)
         finally:

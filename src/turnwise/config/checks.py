@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from turnwise.config.choices import Choice, chosen_in
 from turnwise.config.load import env_params
 from turnwise.config.problems import describe_problems
-from turnwise.config.registry import BUFFERS, CREDITS, ENVS, TRANSPORTS, Registry, import_reward_function
+from turnwise.config.registry import BUFFERS, CREDITS, ENVS, TRANSPORTS, WORKFLOWS, Registry, import_reward_function
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.context import ContextSettings
 from turnwise.config.sections.env import EnvSettings
@@ -73,13 +73,52 @@ def chosen_classes_have_their_methods(settings: TurnwiseSettings) -> Iterator[st
 def _class_problems(path: str, choice: Choice, name: str, target: object) -> Iterator[str]:
     if not callable(target):
         yield f"{path}: '{name}' is {target!r}; expected a {'class' if choice.methods else 'function'}."
-    # What a function returns is known when it is called.
+        return
     if not isinstance(target, type):
+        # What a function returns is known when it is called.
+        if not choice.takes_functions:
+            kind = choice.registry.kind.title()
+            yield f"{path}: '{name}' is {target!r}; expected a class that extends turnwise.{kind}."
         return
     # Not hasattr: every class can be called, its objects only where it says so.
     written = set(dir(target)) - getattr(target, "__abstractmethods__", frozenset[str]())
     if missing := [method for method in choice.methods if method not in written]:
         yield f"{path}: '{name}' has no {', '.join(missing)}; expected a class with {', '.join(choice.methods)}."
+    elif unwritten := sorted(getattr(target, "__abstractmethods__", ())):
+        words = " and ".join(unwritten)
+        yield f"{path}: '{name}' has no {words}, which its kind must have; write {words}."
+
+
+def workflow_takes_its_arguments(settings: TurnwiseSettings) -> Iterator[str]:
+    """Those of the user's own workflows too, before anything is set up."""
+    name, given = settings.rollout.workflow, settings.rollout.workflow_args
+    if name in WORKFLOWS.shipped and not given:
+        return
+    try:
+        chosen = WORKFLOWS.get_target(name)
+        if isinstance(chosen, type) and callable(check := getattr(chosen, "check_args", None)):
+            check(given)
+    except ConfigError as error:
+        yield str(error)
+
+
+def a_workflows_own_reward_is_the_only_one(settings: TurnwiseSettings) -> Iterator[str]:
+    name, judge = settings.rollout.workflow, settings.reward.judge
+    if _rewards_itself(name) and not isinstance(judge, NoJudge):
+        yield (
+            f"reward.judge.type: '{judge.type}' given; rollout.workflow '{name}' has a reward() of its own, which the "
+            "judge would replace. Set reward.judge.type to 'none', or call your judge in reward()."
+        )
+
+
+def _rewards_itself(workflow: str) -> bool:
+    """Whether a workflow of the user's own says what a run is worth."""
+    if workflow in WORKFLOWS.shipped:
+        return False
+    try:
+        return callable(getattr(WORKFLOWS.get_target(workflow), "reward", None))
+    except ConfigError:
+        return False
 
 
 def credit_says_what_it_needs(settings: TurnwiseSettings) -> Iterator[str]:
@@ -165,6 +204,8 @@ _JUDGE_CHOICES = (
 def rewards_have_one_source(settings: TurnwiseSettings) -> Iterator[str]:
     """Rewards come from the environment or from a judge, never from both and never from nowhere."""
     judge = settings.reward.judge
+    if _rewards_itself(settings.rollout.workflow):
+        return
     judged = {path: (env.type, context) for path, env, context in _worlds(settings) if _is_judged(env)}
     if isinstance(judge, NoJudge):
         for path, (name, _) in list(judged.items())[:1]:
@@ -248,9 +289,11 @@ RULES: tuple[Rule, ...] = (
     a_group_fits_into_the_buffer,
     tasks_suffice_for_an_exploration,
     chosen_classes_have_their_methods,
+    workflow_takes_its_arguments,
     settings_of_training_fit_the_environment,
     tags_differ,
     rewards_have_one_source,
+    a_workflows_own_reward_is_the_only_one,
     weights_may_be_as_old_as_they_get,
     a_file_is_only_learnt_from,
     processes_meet_in_the_run_directory,

@@ -55,6 +55,8 @@ class Choice:
     """The key that chooses."""
     takes_params: bool = True
     """Whether the chosen class's own settings stand in the section."""
+    takes_functions: bool = True
+    """Whether a function that makes the object will do in place of its class."""
     also_own: tuple[str, ...] = ()
     """Keys of the section that speak of the chosen class, and go with it."""
 
@@ -78,8 +80,9 @@ CHOICES = (
         key="workflow",
         registry=WORKFLOWS,
         base=RolloutSettings,
-        methods=("run",),
+        methods=("run", "check_args", "finish"),
         takes_params=False,
+        takes_functions=False,
     ),
     Choice(
         path="buffer",
@@ -125,10 +128,20 @@ def _section_class(
     if choice.field.is_required() and choice.key not in section:
         known = ", ".join(sorted(choice.registry))
         raise ConfigError(f"{path}.{choice.key} is missing. Choose an {choice.registry.kind}: {known}.")
-    name = section.setdefault(choice.key, choice.field.default)
+    name = _spell_as_registered(choice, section)
     params = params_class(choice, name, path) if choice.takes_params else Settings
     bases = (choice.base,) if params is Settings else (params, choice.base)
     return _compose(bases, tuple(inside.items()), choice.key)
+
+
+def _spell_as_registered(choice: Choice, section: dict[str, Any]) -> object:
+    """What is chosen; another system's spelling becomes the name here, with the settings that it stands for."""
+    name = section.setdefault(choice.key, choice.field.default)
+    if isinstance(name, str) and (alias := choice.registry.unalias(name)).name != name:
+        section[choice.key] = name = alias.name
+        for key, value in alias.params.items():
+            section.setdefault(key, value)
+    return name
 
 
 @cache
@@ -199,7 +212,9 @@ def _keys_that_stay(old: dict[str, Any], change: dict[str, Any], path: str) -> d
     if choice is None:
         is_switched = "type" in old and "type" in change and old["type"] != change["type"]
         return {} if is_switched else old
-    is_switched = choice.key in change and change[choice.key] != old.get(choice.key, choice.field.default)
+    names = [given.get(choice.key, choice.field.default) for given in (old, change)]
+    chosen = [choice.registry.unalias(name).name if isinstance(name, str) else name for name in names]
+    is_switched = choice.key in change and chosen[0] != chosen[1]
     if not (is_switched and choice.takes_params):
         return old
     section_keys = choice.base.model_fields.keys() - set(choice.also_own)

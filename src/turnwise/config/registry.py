@@ -1,7 +1,7 @@
 """Every pluggable name, in pipeline order: a table of strings that is also the index of the library.
 
-In: a registered name, a user's `package.module:Class`, or `adapter:NAME` for what another package offers under NAME.
-Out: the object. Nothing is imported before it is chosen.
+In: a registered name, another system's spelling of it, a user's `package.module:Class` (or `package.module.Class`), or
+`adapter:NAME` for what another package offers under NAME. Out: the object. Nothing is imported before it is chosen.
 """
 
 from __future__ import annotations
@@ -10,10 +10,21 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from turnwise.errors import ConfigError, did_you_mean
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A registered name, and the settings that another system's spelling of it stands for."""
+
+    name: str
+    params: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
 class Registry(Mapping[str, str]):
@@ -26,6 +37,7 @@ class Registry(Mapping[str, str]):
         *,
         params: Mapping[str, str | None] | None = None,
         adapters: Mapping[str, str] | None = None,
+        aliases: Mapping[str, Alias] | None = None,
     ) -> None:
         self.kind = kind
         self.default_mapping = dict(default_mapping)
@@ -35,6 +47,8 @@ class Registry(Mapping[str, str]):
         """Where the settings of a name are, None where it has none: for targets that are slow to import."""
         self.adapters = dict(adapters or {})
         """Prefixes to functions that take the rest of a name, `gymnasium:REST`, and return the object."""
+        self.aliases = dict(aliases or {})
+        """What other systems call a name, in their spelling; upper and lower case do not matter."""
         self._added: dict[str, object] = {}
 
     def __getitem__(self, name: str) -> str:
@@ -48,15 +62,33 @@ class Registry(Mapping[str, str]):
 
     def register(self, name: str, target: object) -> None:
         """Add a name at run time; `target` is the object itself or a `module:attribute` string."""
-        if name in self:
+        if name in self and not _is_written_again(self._added.get(name), target):
             raise ConfigError(f"{self.kind} '{name}' is registered already; choose another name.")
         if isinstance(target, str):
             self.default_mapping[name] = target
         else:
             self._added[name] = target
 
+    def register_module(self, name: str) -> Callable[[T], T]:
+        """`register` as a decorator: `@WORKFLOWS.register_module("my_workflow")`."""
+
+        def add(target: T) -> T:
+            self.register(name, target)
+            return target
+
+        return add
+
+    def unalias(self, name: str) -> Alias:
+        """What a spelling stands for; whatever is none stands for itself."""
+        if name not in self:
+            for spelling, alias in self.aliases.items():
+                if spelling.lower() == name.lower():
+                    return alias
+        return Alias(name)
+
     def get_target(self, name: str) -> object:
-        """The object behind a registered name or a `package.module:Attribute` path."""
+        """The object behind a registered name, a spelling of it, or a path such as `package.module:Attribute`."""
+        name = self.unalias(name).name
         if name in self._added:
             return self._added[name]
         if name in self.default_mapping:
@@ -65,7 +97,7 @@ class Registry(Mapping[str, str]):
         if colon and prefix in self.adapters:
             adapt = cast("Callable[[str], object]", import_target(self.adapters[prefix], self.kind))
             return adapt(rest)
-        if colon:
+        if colon or "." in name:
             return import_target(name, self.kind)
         raise ConfigError(
             f"there is no {self.kind} named '{name}'. {did_you_mean(name, self)} "
@@ -74,15 +106,22 @@ class Registry(Mapping[str, str]):
 
     def get_params(self, name: str) -> object:
         """What is `Params` of the object behind a name; None where there is nothing."""
+        name = self.unalias(name).name
         if name not in self._params:
             return getattr(self.get_target(name), "Params", None)
         where = self._params[name]
         return None if where is None else import_target(where, self.kind)
 
 
+def _is_written_again(old: object, new: object) -> bool:
+    """Whether a class is the one before, from a cell or a module that ran once more."""
+    places = [(getattr(one, "__module__", None), getattr(one, "__qualname__", None)) for one in (old, new)]
+    return places[0] == places[1] != (None, None)
+
+
 def import_target(target: str, kind: str) -> object:
-    """The object behind `module:attribute`; `kind` says in messages what it is for."""
-    module_name, _, attribute = target.partition(":")
+    """The object behind `module:attribute` or `module.attribute`; `kind` says in messages what it is for."""
+    module_name, _, attribute = target.partition(":") if ":" in target else target.rpartition(".")
     if str(Path.cwd()) not in sys.path:
         # A user's plug-in usually lies beside the recipe it is named in.
         sys.path.append(str(Path.cwd()))
@@ -139,6 +178,17 @@ ENVS = Registry(
         "reasoning_gym": "turnwise.envs.adapters.reasoning_gym_task:adapt_reasoning_gym",
         "textarena": "turnwise.envs.adapters.textarena_game:adapt_textarena",
     },
+    aliases={
+        "FrozenLake": Alias("frozen_lake"),
+        "Bandit": Alias("bandit"),
+        "Sokoban": Alias("sokoban"),
+        "SimpleSokoban": Alias("sokoban", {"rows": 6, "columns": 6, "num_boxes": 1}),
+        "LargerSokoban": Alias("sokoban", {"rows": 8, "columns": 8, "num_boxes": 2}),
+        "Countdown": Alias("countdown"),
+        "MetaMathQA": Alias("metamathqa"),
+        "WebShop": Alias("webshop"),
+        "ALFWorld": Alias("alfworld"),
+    },
 )
 OPPONENTS = Registry(
     "opponent",
@@ -179,6 +229,14 @@ WORKFLOWS = Registry(
         "reflect_and_retry": "turnwise.rollout.reflection:ReflectAndRetryWorkflow",
         "agent": "turnwise.rollout.agents:AgentWorkflow",
         "openai_program": "turnwise.serve.openai_program:OpenAiProgramWorkflow",
+    },
+    aliases={
+        "step_wise_alfworld_workflow": Alias("reward_propagation_environment"),
+        "alfworld_workflow": Alias("environment"),
+        "frozen_lake_workflow": Alias("environment"),
+        "webshop_workflow": Alias("environment"),
+        "simple_workflow": Alias("single_turn"),
+        "math_workflow": Alias("single_turn"),
     },
 )
 BUFFERS = Registry(

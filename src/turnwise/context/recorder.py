@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from turnwise.context.transcript import Transcript
 from turnwise.errors import ContextOverflow, EngineError, ModelError
 from turnwise.protocols import ChatTemplate
-from turnwise.types import Completion, FinishReason, FloatArray, IntArray, Message, Segment, ToolSchema
+from turnwise.types import Completion, FinishReason, FloatArray, Info, IntArray, Message, Metrics, Segment, ToolSchema
 
 _NOTHING = np.zeros(0, dtype=np.int32)
 
@@ -44,6 +44,10 @@ class Response:
     completion: Completion
     step: int
     """The step of the workflow that made the call."""
+    reward: float = 0.0
+    """Of its step, where a workflow is asked for a reward: what it earned so far; below, what else is known."""
+    metrics: Metrics = field(default_factory=dict)
+    info: Info = field(default_factory=dict)
 
     @property
     def prompt_ids(self) -> IntArray:

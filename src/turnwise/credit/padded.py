@@ -7,6 +7,7 @@ mask. The arithmetic is that of the flat estimators; nothing is computed twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -27,14 +28,18 @@ def compute_bi_level_gae_advantage_return(
     gamma: float,
     lam: float,
     high_level_gamma: float,
-    turn_ids: Tensor | None = None,
+    turn_ids: Tensor | Literal["mask", "rewards"] | None = None,
     whiten: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Bi-level GAE over `[batch, length]` tensors.
 
-    `turn_ids` holds the turn of every sampled token and -1 elsewhere; without it, each unbroken stretch of `loss_mask`
-    is a turn. A turn's reward is the sum over its tokens. `lam` serves both levels.
+    `turn_ids` holds the turn of every sampled token and -1 elsewhere. Without it, each unbroken stretch of `loss_mask`
+    is a turn, and a stretch with a reward before its end is refused: it may be turns that touch. In its place 'mask'
+    takes each stretch as one turn whatever it holds, and 'rewards' ends a turn at every reward that is not 0 and
+    nowhere else, as RAGEN does. A turn's reward is the sum over its tokens. `lam` serves both levels.
     """
+    if not isinstance(turn_ids, Tensor):
+        turn_ids = _guess_turns(token_level_rewards, loss_mask, turn_ids)
     params = BiLevelGaeParams(gamma=gamma, lam=lam, high_level_gamma=high_level_gamma, high_level_lam=lam)
 
     def estimate(layout: TurnLayout, rewards: Floats, flat_values: Floats) -> tuple[Floats, Floats]:
@@ -150,6 +155,28 @@ def _layout(mask: NDArray[np.bool_], turn_ids: NDArray[np.int64] | None) -> Turn
         raise ValueError("turn_ids must be >= 0 on exactly the tokens whose loss_mask is set, and -1 elsewhere")
     rows: Ints = np.broadcast_to(np.arange(mask.shape[0])[:, None], mask.shape)[mask]
     return layout_from_keys(rows, turn_ids[mask].astype(np.int64))
+
+
+def _guess_turns(rewards: Tensor, loss_mask: Tensor, ends: str | None) -> Tensor | None:
+    """The turns that rewards tell of; None where the mask tells them."""
+    mask = loss_mask.bool()
+    is_paid = mask & (rewards != 0)
+    if ends == "rewards":
+        # A turn goes on over masked-out tokens until something is paid.
+        before = is_paid.long().cumsum(dim=1) - is_paid.long()
+        return torch.where(mask, before, -1)
+    if ends not in (None, "mask"):
+        raise ValueError(f"turn_ids: {ends!r} given; expected a tensor, 'mask', 'rewards' or nothing")
+    goes_on = torch.cat([mask[:, 1:], torch.zeros_like(mask[:, :1])], dim=1)
+    inside = (is_paid & goes_on).nonzero()
+    if ends is None and len(inside):
+        row, column = inside[0].tolist()
+        raise ValueError(
+            f"row {row} has a reward at token {column} and goes on with sampled tokens, so turns may touch there. Give "
+            "turn_ids; or turn_ids='rewards' to end a turn at every reward, turn_ids='mask' to take each stretch of "
+            "the mask as one turn"
+        )
+    return None
 
 
 def _put(flat: Floats, mask: NDArray[np.bool_], like: Tensor) -> Tensor:

@@ -101,6 +101,10 @@ class BaseEnv(ABC):
         """The next optimal action."""
         raise EnvError(f"{self.label()} has no oracle.")
 
+    def raw_task(self, seed: int, split: str = "train") -> Mapping[str, object]:
+        """The row of data that `reset` with these begins; the two themselves where there are no rows."""
+        return {"seed": seed, "split": split}
+
     def snapshot(self) -> object:
         """Everything that `restore` needs to go on from here."""
         raise EnvError(f"{self.label()} has no snapshots.")

@@ -15,7 +15,7 @@ from turnwise.errors import ConfigError, TurnwiseError
 
 def make_env(name: str, **params: object) -> BaseEnv:
     """`make_env("frozen_lake", size=4)`, or your own class as `make_env("my_package.my_env:MyEnv")`."""
-    target = ENVS.get_target(name)
+    target, params = ENVS.get_target(name), {**ENVS.unalias(name).params, **params}
     if not callable(target) or (isinstance(target, type) and not issubclass(target, BaseEnv)):
         raise ConfigError(_expected_env(name, target))
     if isinstance(target, type) and inspect.isabstract(target):

@@ -51,7 +51,8 @@ from turnwise.protocols import (
 )
 from turnwise.rollout.agent_proxy import AgentProxy, PlayRules
 from turnwise.rollout.chosen import find_workflow
-from turnwise.rollout.env_manager import EnvConfigs, EnvStateManager
+from turnwise.rollout.env_groups import EnvConfigs
+from turnwise.rollout.env_manager import EnvStateManager
 from turnwise.rollout.judges import FunctionJudge, Judging
 from turnwise.rollout.limits import RunnerLimits
 from turnwise.rollout.workflow import Workflow

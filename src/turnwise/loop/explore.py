@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from turnwise.config.sections.reward import NoFilter
 from turnwise.loop.parts import ExploreParts
+from turnwise.loop.stages import STAGES, Stages
 from turnwise.rollout.filters import filter_groups
-from turnwise.types import Group, Metrics, Task, Trajectory, TrajectoryId
+from turnwise.types import Group, Metrics, Trajectory, TrajectoryId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +36,12 @@ async def explore(
     *,
     on_done: Callable[[Trajectory], None] | None = None,
     known: Mapping[TrajectoryId, Trajectory] = MappingProxyType({}),
+    stages: Stages = STAGES,
 ) -> Explored:
     """Play `rollout.groups` tasks; with a filter, again until as many groups have passed or its rounds are used up.
 
-    `on_done` hears of each episode as it ends. Episodes that are known already are not played again.
+    `on_done` hears of each episode as it ends. Episodes that are known already are not played again. `stages` say how
+    tasks are played and rewarded.
     """
     wanted, chosen = parts.groups_per_rollout, parts.settings.reward.filter
     max_rounds = 1 if isinstance(chosen, NoFilter) else chosen.max_rounds
@@ -46,24 +49,10 @@ async def explore(
     kept: list[Group] = []
     for _ in range(max_rounds):
         tasks = parts.tasks.take(wanted, besides=[group.task for group in played])
-        groups = await _play(parts, tasks, step, on_done, known)
+        groups = stages.reward_model_step(await stages.rollout(parts, tasks, step, on_done=on_done, known=known))
         played += groups
         kept += filter_groups(groups, chosen)
         if len(kept) >= wanted:
             break
     parts.tasks.feedback(played)
     return Explored(played=played, kept=kept[:wanted])
-
-
-async def _play(
-    parts: ExploreParts,
-    tasks: list[Task],
-    step: int,
-    on_done: Callable[[Trajectory], None] | None,
-    known: Mapping[TrajectoryId, Trajectory],
-) -> list[Group]:
-    groups = await parts.proxy.collect(tasks, rollout=step, on_done=on_done, known=known)
-    if parts.greedy_proxy is None:
-        return groups
-    greedy = await parts.greedy_proxy.collect(tasks, rollout=step)
-    return [replace(group, greedy=once.trajectories[0]) for group, once in zip(groups, greedy, strict=True)]

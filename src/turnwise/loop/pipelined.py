@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from turnwise.experience.build import build_experiences
 from turnwise.loop.explore import Explored, explore
 from turnwise.loop.parts import ExploreParts, TrainParts
 from turnwise.loop.serial import LoopStep, describe_step, env_seconds, learn_from
+from turnwise.loop.stages import STAGES, Stages
 from turnwise.loop.starving import refuse_to_starve
 from turnwise.protocols import PolicyMark
 from turnwise.report.metrics import Stopwatch
@@ -30,8 +32,9 @@ async def train_pipelined(
     *,
     start_step: int,
     on_step: Callable[[LoopStep], Awaitable[None]],
+    stages: Stages = STAGES,
 ) -> None:
-    """Run from `start_step` steps done to `learn.steps`."""
+    """Run from `start_step` steps done to `learn.steps`; `stages` is what a step is made of."""
     settings, bell = parts.settings, Bell()
     rules, mailbox = rules_of(settings.sync), parts.open_mailbox(bell.ring)
     start = PolicyMark(start_step, parts.learner.policy_version)
@@ -43,6 +46,7 @@ async def train_pipelined(
         ExplorerEnd(rules, mailbox, parts.channel, bell, start=start, timeout_s=settings.sync.timeout_s),
         bell,
         max_running=(rules.max_staleness or 0) + 1,
+        play=partial(explore, stages=stages),
     )
     trainer_end = TrainerEnd(rules, mailbox, parts.learner.weights, start=start)
     explorer.start(start_step + 1, settings.learn.steps)
@@ -63,7 +67,7 @@ async def train_pipelined(
                 experiences = parts.buffer.take(step)
                 num_starved = 0 if experiences else num_starved + 1
                 refuse_to_starve(explored, step, num_starved)
-                learnt = await asyncio.to_thread(learn_from, parts, experiences)
+                learnt = await asyncio.to_thread(learn_from, parts, experiences, stages)
             done = describe_step(parts.buffer, step, explored, learnt, tasks=explorer.tasks_before(step + 1))
             overlap = {
                 "sync/version_lag": float(lag),

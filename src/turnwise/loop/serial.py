@@ -9,12 +9,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.credit.shaping import normalise_rewards
 from turnwise.experience.build import build_experiences
-from turnwise.experience.merge import merge_prefixes
-from turnwise.learn.pack import pack
 from turnwise.loop.explore import Explored, explore
 from turnwise.loop.parts import ExploreParts, LearnParts, TrainParts
+from turnwise.loop.stages import STAGES, Stages
 from turnwise.loop.starving import refuse_to_starve
 from turnwise.protocols import Buffer
 from turnwise.report.learning_record.learnt import LearntBatch
@@ -23,40 +21,43 @@ from turnwise.types import Experience, Group, Metrics, StepReport
 
 
 async def train_serial(
-    parts: TrainParts, watch: Stopwatch, *, start_step: int, on_step: Callable[[LoopStep], Awaitable[None]]
+    parts: TrainParts,
+    watch: Stopwatch,
+    *,
+    start_step: int,
+    on_step: Callable[[LoopStep], Awaitable[None]],
+    stages: Stages = STAGES,
 ) -> None:
-    """Run from `start_step` steps done to `learn.steps`."""
+    """Run from `start_step` steps done to `learn.steps`; `stages` is what a step is made of."""
     settings = parts.settings
     num_starved = 0
     for step in range(start_step + 1, settings.learn.steps + 1):
         env_s = env_seconds(parts)
         with watch.section("rollout"):
-            explored = await explore(parts, step)
+            explored = await explore(parts, step, stages=stages)
             parts.buffer.add(build_experiences(explored.kept))
         watch.move("rollout", "env", env_seconds(parts) - env_s)
         with watch.section("learn"):
             experiences = parts.buffer.take(step)
             num_starved = 0 if experiences else num_starved + 1
             refuse_to_starve(explored, step, num_starved)
-            learnt = learn_from(parts, experiences)
+            learnt = learn_from(parts, experiences, stages)
         if step % settings.sync.interval == 0:
             with watch.section("sync"):
                 await parts.channel.publish(parts.learner.weights(), learnt.policy_version)
         await on_step(describe_step(parts.buffer, step, explored, learnt, tasks=parts.tasks.state()))
 
 
-def learn_from(parts: LearnParts, experiences: Sequence[Experience]) -> Learnt:
+def learn_from(parts: LearnParts, experiences: Sequence[Experience], stages: Stages = STAGES) -> Learnt:
     """Merge, shape, credit, pack, update; with nothing to learn from, the policy stays as it is."""
     if not experiences:
         unchanged = StepReport(policy_version=parts.learner.policy_version, metrics={})
         return Learnt(experiences=[], report=unchanged, tokens_trained=0, batch=None)
-    scale = parts.settings.reward.normalisation
-    rows = merge_prefixes(experiences)
-    shaped = normalise_rewards(rows, grouping=scale.grouping, method=scale.method)
+    shaped = stages.shape_rewards(parts, experiences)
     annotations = parts.learner.annotate(shaped)
-    samples = parts.credit(shaped, annotations)
-    batch = pack(samples)
-    report = parts.learner.step(batch)
+    samples = stages.compute_advantages(parts, shaped, annotations)
+    batch = stages.pack(samples)
+    report = stages.rl_step(parts, batch)
     num_tokens = sum(e.segment.num_action_tokens for e in experiences)
     return Learnt(
         experiences=experiences,

@@ -7,9 +7,11 @@ played by a workflow, so it has the same scheduler, the same token-exact record 
 from __future__ import annotations
 
 import asyncio
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, cast
 
 from turnwise.config.registry import import_target
 from turnwise.context.answer import parse_answer
@@ -90,6 +92,10 @@ class EnvironmentAgent(BaseAgent):
         self.env.close()
 
 
+AgentMaker: TypeAlias = Callable[[WorkflowTask], BaseAgent]
+"""A class of agents: given a task, it makes the agent that plays it."""
+
+
 class AgentWorkflow(StepWiseRewardWorkflow):
     """`rollout.workflow: agent` with `workflow_args: {agent_cls: 'package.module:Class'}`."""
 
@@ -130,23 +136,50 @@ class AgentWorkflow(StepWiseRewardWorkflow):
         self._agent.close()
 
 
-def find_agent_class(given: object) -> Callable[[WorkflowTask], BaseAgent]:
-    """The class behind `rollout.workflow_args.agent_cls`."""
-    where = "rollout.workflow_args.agent_cls"
-    if not isinstance(given, str) or ":" not in given:
-        raise ConfigError(f"{where} is {given!r}; expected 'package.module:Class', a class of agents.")
-    target = import_target(given, where)
-    if not callable(target) or not all(hasattr(target, name) for name in ("get_llm_prompts", "get_env_outputs")):
+_METHODS = ("reset", "get_llm_prompts", "get_env_outputs")
+
+
+def find_agent_class(given: object, where: str = "rollout.workflow_args.agent_cls") -> AgentMaker:
+    """The class of agents that was given, or is behind 'package.module:Class'."""
+    target = given
+    if not callable(given):
+        if not isinstance(given, str) or not (":" in given or "." in given):
+            raise ConfigError(f"{where} is {given!r}; expected 'package.module:Class', a class of agents.")
+        target = import_target(given, where)
+    if missing := [name for name in _METHODS if not callable(getattr(target, name, None))]:
         raise ConfigError(
-            f"{where}: '{given}' is no class of agents; expected reset, get_llm_prompts and get_env_outputs."
+            f"{where}: {given!r} is no class of agents: it has no {', '.join(missing)}; expected {', '.join(_METHODS)}."
         )
-    return cast("Callable[[WorkflowTask], BaseAgent]", target)
+    if unwritten := sorted(getattr(target, "__abstractmethods__", ())):
+        raise ConfigError(f"{where}: {given!r} cannot be made; write {', '.join(unwritten)}.")
+    return cast("AgentMaker", target)
+
+
+def name_agent_class(agent_cls: AgentMaker) -> str:
+    """How the settings of a run name a class, so that whoever reads them finds it."""
+    module, name = agent_cls.__module__, getattr(agent_cls, "__qualname__", "")
+    if getattr(sys.modules.get(module), name, None) is not agent_cls:
+        raise ConfigError(
+            f"agent_cls: {agent_cls!r} is not found as '{name}' in its module '{module}', so a run could not name it. "
+            "Write the class at the top level of a module."
+        )
+    return f"{module}:{name}"
 
 
 def _checked(result: object, method: str) -> StepResult:
     if not isinstance(result, StepResult):
         raise WorkflowError(f"the agent's {method} returned {type(result).__name__}; expected a StepResult.")
     return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenBatch:
+    """What one rollout of a trainer is asked to play."""
+
+    tasks: tuple[Task, ...]
+    step: int
+    meta_info: dict[str, Any] = field(default_factory=dict)
+    """For whoever writes a trainer of their own; nothing here reads it."""
 
 
 class SyncMultiTurnRollout:
@@ -157,24 +190,28 @@ class SyncMultiTurnRollout:
         proxy: Collector,
         next_tasks: Callable[[], list[Task]],
         build: Callable[[Sequence[Group]], list[Experience]],
+        *,
+        run: Callable[[Coroutine[Any, Any, list[Group]]], list[Group]] = asyncio.run,
     ) -> None:
+        """`run` waits for what `proxy` plays."""
         self._proxy = proxy
         self._next_tasks = next_tasks
         self._build = build
+        self._run = run
         self._tasks: list[Task] | None = None
         self._groups: list[Group] | None = None
         self._num_rollouts = 0
 
-    def reset(self) -> None:
-        """Choose the next tasks; what was played before is forgotten."""
-        self._tasks, self._groups = self._next_tasks(), None
+    def reset(self, tasks: Sequence[Task] | None = None) -> None:
+        """Choose the next tasks, or take those given; what was played before is forgotten."""
+        self._tasks, self._groups = self._next_tasks() if tasks is None else list(tasks), None
 
     def rollout(self) -> list[Group]:
         """Play all agents of all tasks, until each has finished."""
         if self._tasks is None:
             self.reset()
         self._num_rollouts += 1
-        self._groups = asyncio.run(self._proxy.collect(self._tasks or [], rollout=self._num_rollouts))
+        self._groups = self._run(self._proxy.collect(self._tasks or [], rollout=self._num_rollouts))
         return self._groups
 
     def build_update_batch(self) -> list[Experience]:

@@ -15,10 +15,12 @@ from typing import Any
 
 from turnwise.context.answer import ParsedAnswer
 from turnwise.envs.base import BaseEnv
+from turnwise.envs.make import make_env
 from turnwise.envs.tasks import SeedTasks
-from turnwise.errors import ConfigError, EnvError
+from turnwise.errors import EnvError
 from turnwise.exchange import EnvInput, EnvOutput, RolloutState
 from turnwise.floor.seeds import derive_seed
+from turnwise.rollout.env_groups import EnvConfigs, EnvGroups
 from turnwise.rollout.env_pool import EnvPool
 from turnwise.rollout.episode import EnvEpisode
 from turnwise.rollout.limits import Limits
@@ -26,20 +28,6 @@ from turnwise.types import StopReason, Task, TrajectoryId
 
 _MAX_THREADS = 64
 """Slow environments that are waited for at the same time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvConfigs:
-    """Which tags play, and in how many groups each: `tags=("lake", "bandit"), n_groups=(6, 2)`."""
-
-    tags: tuple[str, ...]
-    n_groups: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.tags) != len(self.n_groups):
-            raise ConfigError(
-                f"{len(self.tags)} tags and {len(self.n_groups)} n_groups given; expected as many of each."
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,33 +60,31 @@ class EnvStateManager:
 
     def __init__(
         self,
-        make_env: Callable[[str, str], BaseEnv],
-        *,
-        env_groups: int,
-        group_size: int,
-        env_configs: EnvConfigs,
-        limits: Limits | Mapping[str, Limits],
+        make_env: Callable[[str, str], BaseEnv] | Mapping[str, Any] | None = None,
         split: str = "train",
+        *,
+        env_groups: int | None = None,
+        group_size: int | None = None,
+        env_configs: EnvConfigs | Mapping[str, Any] | None = None,
+        limits: Limits | Mapping[str, Limits] = Limits(max_turns=5),  # noqa: B008 - frozen
         invalid_penalty: float = 0.0,
         first_seed: int = 0,
     ) -> None:
-        """`make_env(tag, split)` builds an environment; `limits` are for all tags, or for each its own.
+        """`make_env(tag, split)` builds an environment; without it, a tag is the name of one.
 
-        `first_seed` is where `reset()` starts to count tasks.
+        In its place a mapping in RAGEN's layout may be given: `EnvStateManager({"es_manager": {"train": {...}}})`.
+        `limits` are for all tags, or for each its own. `first_seed` is where `reset()` starts to count tasks.
         """
-        if sum(env_configs.n_groups) != env_groups:
-            raise ConfigError(
-                f"env_configs.n_groups {list(env_configs.n_groups)} adds up to {sum(env_configs.n_groups)}; "
-                f"expected env_groups = {env_groups}."
-            )
-        self.env_groups = env_groups
-        self.group_size = group_size
-        self.env_configs = env_configs
-        self.make_env = make_env
+        layout = make_env if isinstance(make_env, Mapping) else {}
+        groups = EnvGroups.read(layout, split, env_groups=env_groups, group_size=group_size, env_configs=env_configs)
+        self.env_groups = groups.env_groups
+        self.group_size = groups.group_size
+        self.env_configs = groups.env_configs
+        self.make_env = make_env if callable(make_env) else _make_named
         self._limits = limits
         self._split = split
         self.invalid_penalty = invalid_penalty
-        self._tasks = SeedTasks(env_configs.tags, env_configs.n_groups, first_seed, split)
+        self._tasks = SeedTasks(self.env_configs.tags, self.env_configs.n_groups, first_seed, split)
         self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="environment")
         self._pools: dict[str, EnvPool] = {}
         self._places: dict[int, _Place] = {}
@@ -161,7 +147,7 @@ class EnvStateManager:
         """Play one turn in the given environments; returns those whose episode goes on."""
         going_on = []
         for given in env_inputs:
-            env_input = given if isinstance(given, EnvInput) else _as_env_input(given)
+            env_input = EnvInput.read(given)
             place = self._running(env_input.env_id)
             answer = ParsedAnswer(env_input.actions, env_input.is_well_formed, "")
             place.episode.play(answer, env_input.llm_response)
@@ -236,13 +222,5 @@ def dynamics_seed(trajectory: TrajectoryId, attempt: int) -> int:
     return derive_seed(str(trajectory), *((attempt,) if attempt else ()))
 
 
-def _as_env_input(given: Mapping[str, object]) -> EnvInput:
-    actions = given.get("actions", ())
-    if not isinstance(actions, Sequence) or isinstance(actions, str):
-        raise EnvError(f"env input 'actions' is {actions!r}; expected a list of strings.")
-    return EnvInput(
-        env_id=int(str(given["env_id"])),
-        actions=tuple(str(action) for action in actions),
-        llm_response=str(given.get("llm_response", "")),
-        is_well_formed=bool(actions),
-    )
+def _make_named(tag: str, _split: str) -> BaseEnv:
+    return make_env(tag)

@@ -63,6 +63,14 @@ class SteppedWorkflow(Workflow):
     async def _after_step(self, number: int) -> None:
         """What happens between two steps."""
 
+    def _known(self, calls: list[Response]) -> list[Response]:
+        """Calls with what is known of their steps."""
+        facts = [self.facts.get(call.step, TurnFacts()) for call in calls]
+        return [
+            replace(call, reward=known.reward, metrics=dict(known.metrics), info=dict(known.info))
+            for call, known in zip(calls, facts, strict=True)
+        ]
+
     async def _ask(self, reward: Callable[..., Any], *args: object) -> float:
         given = await self._call(reward, *args)
         if not isinstance(given, SupportsFloat) or not math.isfinite(float(given)):
@@ -88,7 +96,7 @@ class StepWiseRewardWorkflow(SteppedWorkflow):
         return self._end(*await self._play_steps())
 
     async def _after_step(self, number: int) -> None:
-        self.note(reward=await self._ask(self.reward, self.model.calls_of(number), number))
+        self.note(reward=await self._ask(self.reward, self._known(self.model.calls_of(number)), number))
 
 
 class RewardPropagationWorkflow(SteppedWorkflow):
@@ -100,4 +108,4 @@ class RewardPropagationWorkflow(SteppedWorkflow):
 
     async def run(self) -> Trajectory:
         num_steps, stop_reason = await self._play_steps()
-        return self._end(num_steps, stop_reason, await self._ask(self.reward, list(self.model.calls)))
+        return self._end(num_steps, stop_reason, await self._ask(self.reward, self._known(self.model.calls)))

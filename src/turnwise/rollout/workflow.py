@@ -59,6 +59,15 @@ class WorkflowTask:
         return self.task.split
 
     @property
+    def raw_task(self) -> Mapping[str, object]:
+        """The row that the environment plays: for games of ALFWorld with `game_file`, elsewhere `seed` and `split`."""
+        env = self.make_env()
+        try:
+            return env.raw_task(self.seed, self.split)
+        finally:
+            env.close()
+
+    @property
     def is_eval(self) -> bool:
         return self.task.split != "train"
 
@@ -70,6 +79,8 @@ class Workflow(ABC):
     """What `rollout.workflow_args` may hold; None: anything."""
     is_cut_at_calls: ClassVar[bool] = True
     """Whether each call of the model is a record of its own; otherwise calls that extend each other are one."""
+    repeatable: bool = False
+    """A word of Trinity-RFT: there it says that one object plays all siblings. Here each has an object of its own."""
 
     def __init__(self, *, task: WorkflowTask, model: ModelHandle) -> None:
         if not isinstance(getattr(model, "calls", None), list):

@@ -6,9 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.config.checks import RULES, Rule, check_settings, credit_says_what_it_needs, find_no_effect
+from turnwise.config.checks import (
+    RULES,
+    Rule,
+    a_workflows_own_reward_is_the_only_one,
+    check_settings,
+    credit_says_what_it_needs,
+    find_no_effect,
+)
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.errors import ConfigError
+from turnwise.rollout.step_wise import RewardPropagationWorkflow, StepWiseRewardWorkflow
 from turnwise.rollout.worlds import main_world
 
 VALID = {"env": {"type": "frozen_lake"}, "learn": {"critic": {"type": "value_head"}}}
@@ -58,10 +66,12 @@ def test_contradictions_are_refused(overrides: list[str], words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", [rule for rule in RULES if rule is not credit_says_what_it_needs], ids=lambda rule: rule.__name__
+    "rule",
+    [rule for rule in RULES if rule not in (credit_says_what_it_needs, a_workflows_own_reward_is_the_only_one)],
+    ids=lambda rule: rule.__name__,
 )
 def test_every_rule_stands_behind_a_contradiction_above(rule: Rule) -> None:
-    """But the one that needs a class of the user's own, below."""
+    """But those that need a class of the user's own, below."""
     assert any(list(rule(load_settings(VALID, overrides))) for overrides, _ in CONTRADICTIONS.args[1])
 
 
@@ -258,3 +268,60 @@ def test_the_resolved_file_of_a_run_has_no_notes_that_its_recipe_had_not(overrid
     settings = load_settings(VALID, overrides)
     (tmp_path / "config.yaml").write_text(dump_settings(settings))
     assert find_no_effect(load_settings(str(tmp_path / "config.yaml"))) == find_no_effect(settings) == []
+
+
+# --- workflows of one's own -------------------------------------------------------------------------------------------
+
+
+def score(prompt: str, response: str) -> float:
+    return 1.0
+
+
+class NoReward(StepWiseRewardWorkflow):
+    def step(self, step_num: int) -> bool:
+        return False
+
+
+class Whole(RewardPropagationWorkflow):
+    arg_names = frozenset({"depth"})
+
+    def step(self, step_num: int) -> bool:
+        return False
+
+    def reward(self, exps: object) -> float:
+        return 1.0
+
+
+class Bare:
+    def run(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("score", "rollout.workflow: .*score' is <function score.* expected a class that extends turnwise.Workflow"),
+        ("NoReward", "rollout.workflow: .*NoReward' has no reward, which its kind must have; write reward"),
+        ("Bare", "rollout.workflow: .*Bare' has no check_args, finish; expected a class with run, check_args, finish"),
+    ],
+)
+def test_what_is_no_workflow_is_refused_before_anything_is_set_up(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_settings(load_settings("frozenlake", {"rollout.workflow": f"{__name__}:{name}"}))
+
+
+def test_arguments_of_a_workflow_are_checked_before_anything_is_set_up() -> None:
+    own = {"rollout.workflow": f"{__name__}:Whole"}
+    check_settings(load_settings("frozenlake", {**own, "rollout.workflow_args": {"depth": 3}}))
+    with pytest.raises(
+        ConfigError, match=r"rollout.workflow_args.dept: Whole takes no such argument. Did you mean 'depth'"
+    ):
+        check_settings(load_settings("frozenlake", {**own, "rollout.workflow_args": {"dept": 3}}))
+
+
+def test_a_judge_never_replaces_a_workflows_own_reward() -> None:
+    prompts: dict[str, object] = {"env": {"type": "prompts"}, "rollout": {"workflow": f"{__name__}:Whole"}}
+    prompts |= {"credit": {"type": "grpo"}, "context": {"answer": {"type": "plain"}}}
+    check_settings(load_settings(prompts))
+    judged = {**prompts, "reward": {"judge": {"type": "function", "target": f"{__name__}:score"}}}
+    with pytest.raises(ConfigError, match=r"has a reward\(\) of its own, which the judge would replace"):
+        check_settings(load_settings(judged))

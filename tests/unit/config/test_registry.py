@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from turnwise.config.registry import CREDITS, ENGINES, ENVS, LOSSES, WORKFLOWS, Registry
+from turnwise.config.load import load_settings
+from turnwise.config.registry import CREDITS, ENGINES, ENVS, LOSSES, WORKFLOWS, Alias, Registry
+from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError
 
 
@@ -63,3 +66,58 @@ def test_a_missing_module_behind_a_plug_in_is_named(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigError, match="module 'not_installed_here' cannot be imported"):
         registry.get_target("needs_more:Own")
+
+
+# --- names of other systems -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("registry", [ENVS, WORKFLOWS])
+def test_every_alias_stands_for_a_registered_name_with_settings_of_its_own(registry: Registry) -> None:
+    assert registry.aliases
+    for spelling, alias in registry.aliases.items():
+        assert alias.name in registry
+        assert registry.get_target(spelling.upper()) is registry.get_target(alias.name)
+        assert not alias.params.keys() - getattr(registry.get_params(spelling), "model_fields", {}).keys()
+
+
+def test_an_alias_becomes_the_name_here_with_what_it_stands_for() -> None:
+    settings = load_settings(
+        {"env": {"type": "LargerSokoban", "rows": 9}, "rollout": {"workflow": "alfworld_workflow"}}
+    )
+    env: Any = settings.env
+    assert (env.type, env.rows, env.columns, env.num_boxes) == ("sokoban", 9, 8, 2)
+    assert settings.rollout.workflow == "environment"
+    lake: Any = load_settings({"env": {"type": "frozen_lake", "size": 5}}, {"env.type": "FrozenLake"}).env
+    assert lake.size == 5
+    assert len(make_env("SimpleSokoban").reset(seed=1).split()) == 6
+
+
+def test_a_registered_name_comes_before_an_alias() -> None:
+    registry = Registry("fruit", {"path": "pathlib:Path"}, aliases={"Way": Alias("path")})
+    assert registry.get_target("way") is Path
+    registry.register("way", int)
+    assert (registry.get_target("way"), registry.get_target("Way")) == (int, Path)
+
+
+def test_a_decorator_registers_and_a_cell_may_run_again(registry: Registry) -> None:
+    def write() -> type:
+        @registry.register_module("own")
+        class Own: ...
+
+        return Own
+
+    write()
+    again = write()
+    assert registry.get_target("own") is again
+    with pytest.raises(ConfigError, match="fruit 'own' is registered already"):
+        registry.register_module("own")(int)
+
+
+def test_dotted_paths_of_classes_are_imported() -> None:
+    workflows = Registry("workflows", default_mapping={"mine": "pathlib.Path"})
+    assert workflows.get_target("mine") is Path
+    assert workflows.get_target("pathlib.PurePath").__name__ == "PurePath"  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"'no_such\.Class': module 'no_such' cannot be imported"):
+        workflows.get_target("no_such.Class")
+    with pytest.raises(ConfigError, match="module 'pathlib' has no 'Nothing'"):
+        workflows.get_target("pathlib.Nothing")

@@ -12,7 +12,7 @@ from tests.unit.rollout.worlds import make_proxy, make_states
 from turnwise.config.sections.context import AnswerFormat, ContextSettings
 from turnwise.context.manager import ContextManager
 from turnwise.engine.scripted import ScriptedEngine
-from turnwise.errors import ContextOverflow
+from turnwise.errors import ContextOverflow, WorkflowError
 from turnwise.exchange import LmOutput
 from turnwise.rollout.env_manager import EnvStateManager
 from turnwise.rollout.limits import Limits
@@ -223,3 +223,60 @@ def test_policy_versions_are_kept_per_turn() -> None:
     states = make_states(groups=1, group_size=1, limits=Limits(max_turns=3))
     (group,) = asyncio.run(make_proxy(engine, template, states).collect(states._tasks.take(1), rollout=0))
     assert [turn.policy_version for turn in group.trajectories[0].turns] == [1, 2, 3]
+
+
+# --- dictionaries in place of records ---------------------------------------------------------------------------------
+
+
+def test_plain_dictionaries_go_all_the_way_round() -> None:
+    states = make_states(groups=1, group_size=2, limits=Limits(max_turns=3))
+    context = ContextManager(tokenizer_of(APPENDING))  # the tokenizer alone will do
+    running: list[Any] = [dict(output) for output in states.reset()]
+    replies = iter(REPLIES * 2)
+    while running:
+        asked = [dict(lm_input) for lm_input in context.get_lm_inputs(running)]
+        said = [{"env_id": one["env_id"], "llm_response": next(replies)} for one in asked]
+        inputs = [dict(env_input) for env_input in context.get_env_inputs(said)]
+        running = [dict(output) for output in states.step(inputs)]
+    first, second = context.formulate_rollouts([dict(state) for state in states.get_rollout_states()])
+    assert [turn.actions for turn in first.turns] == [("go",), (), ("win",)]
+    assert [turn.actions for turn in second.turns] == [("stay",), ("go",), ("go",)]
+    assert (first.is_success, second.stop_reason) == (True, StopReason.MAX_TURNS)
+
+
+def test_an_episode_that_does_not_say_how_it_ended_was_cut_off() -> None:
+    context = ContextManager(template_of(APPENDING))
+    start = {"env_id": 4, "group_id": 1, "tag": "words", "penalty": 0, "history": [{"state": "at 0"}]}
+    context.get_lm_inputs([start])
+    context.get_env_inputs([{"env_id": 4, "llm_response": "<answer>go</answer>"}])
+    turn = {"state": "at 0", "actions": ["go"], "reward": 1.0, "llm_response": "<answer>go</answer>"}
+    (cut,) = context.formulate_rollouts(env_outputs=[{**start, "history": [turn, {"state": "at 1"}]}])
+    assert (cut.episode_return, cut.stop_reason, cut.final_observation) == (1.0, StopReason.MAX_TURNS, "at 1")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"env_id": 0, "history": [{"state": "x"}]}, "EnvOutput: the given dictionary has no 'group_id', 'tag', 'pen"),
+        (
+            {"env_id": 0, "group_id": 0, "tag": "a", "penalty": 0, "history": [{}]},
+            "HistoryEntry: a turn has no 'state'",
+        ),
+        ({"env_id": 0, "group_id": 0, "tag": "a", "penalty": 0, "history": []}, "expected a list of turns"),
+        ({"env_id": 7, "group_id": 0, "tag": "a", "penalty": 0, "history": [{"state": "x"}] * 2}, "no conversation"),
+    ],
+)
+def test_what_a_dictionary_lacks_is_told_by_name(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(WorkflowError, match=message):
+        ContextManager(template_of(APPENDING)).get_lm_inputs([given])
+
+
+def test_replies_and_rollouts_need_their_prompts() -> None:
+    context = ContextManager(template_of(APPENDING))
+    with pytest.raises(WorkflowError, match="LmOutput: the given dictionary has no 'completion'"):
+        context.get_env_inputs([{"env_id": 0}])
+    with pytest.raises(WorkflowError, match="env_id 0 waits for no reply"):
+        context.get_env_inputs([{"env_id": 0, "llm_response": "hm"}])
+    played = {"env_id": 0, "group_id": 0, "tag": "a", "penalty": 0, "history": [{"state": "x"}] * 2}
+    with pytest.raises(WorkflowError, match="there are no tokens of it"):
+        context.formulate_rollouts([played])

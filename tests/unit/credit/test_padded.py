@@ -107,6 +107,60 @@ def test_turn_ids_separate_turns_that_the_mask_joins() -> None:
     assert apart.tolist() == [[0.25, 0.5, 1]]
 
 
+def end_turns_at_rewards(
+    rewards: list[float], values: list[float], mask: list[int], gamma: float, lam: float, high: float
+) -> list[float]:
+    """Two plain loops over the sampled tokens of a row; a turn ends where something is paid, the last at the end."""
+    tokens = [t for t, sampled in enumerate(mask) if sampled]
+    ends = [t for t in tokens if rewards[t]]
+    ends += tokens[-1:] if tokens[-1] not in ends else []
+    returns, behind, following = {}, 0.0, 0.0
+    for end in reversed(ends):
+        behind = rewards[end] + high * following - values[end] + high * lam * behind
+        following = values[end]
+        returns[end] = behind + values[end]
+    found, chain, later = [0.0] * len(mask), 0.0, 0.0
+    for t in reversed(tokens):
+        if t in returns:
+            chain, later = returns[t] - values[t], values[t]
+        else:
+            chain = gamma * later - values[t] + gamma * lam * chain
+            later = values[t]
+        found[t] = chain
+    return found
+
+
+def test_ending_turns_at_rewards_equals_plain_loops() -> None:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(30):
+        mask = torch.randint(0, 2, (1, 9), generator=generator)
+        mask[0, 4] = 1
+        paid = torch.randint(0, 2, (1, 9), generator=generator) * mask
+        rewards, values = (torch.randn(1, 9, generator=generator, dtype=torch.float64) for _ in range(2))
+        rewards = rewards * paid
+        found, _ = compute_bi_level_gae_advantage_return(
+            rewards, values, mask, 0.9, 0.8, 0.7, whiten=False, turn_ids="rewards"
+        )
+        wanted = end_turns_at_rewards(rewards[0].tolist(), values[0].tolist(), mask[0].tolist(), 0.9, 0.8, 0.7)
+        assert found[0].tolist() == pytest.approx(wanted)
+
+
+def test_turns_that_may_touch_are_never_joined_in_silence() -> None:
+    rewards, values, mask = torch.tensor([[0.0, 1, 0, 2]]), torch.zeros(1, 4), torch.ones(1, 4)
+
+    def compute(**given: Any) -> list[float]:
+        return compute_bi_level_gae_advantage_return(rewards, values, mask, 1, 1, 0.5, whiten=False, **given)[
+            0
+        ].tolist()[0]
+
+    with pytest.raises(ValueError, match=r"row 0 has a reward at token 1 .* Give turn_ids; or turn_ids='rewards'"):
+        compute()
+    assert compute(turn_ids="rewards") == compute(turn_ids=torch.tensor([[0, 0, 1, 1]])) == [2, 2, 2, 2]
+    assert compute(turn_ids="mask") == compute(turn_ids=torch.tensor([[0, 0, 0, 0]])) == [3, 3, 2, 2]
+    with pytest.raises(ValueError, match="turn_ids: 'turns' given"):
+        compute(turn_ids="turns")
+
+
 @pytest.mark.parametrize("turn_ids", [[[0, 0, 0, -1, 1, 1]], [[0, -1, -1, -1, 1, 1]]])
 def test_turn_ids_must_fit_the_mask(turn_ids: list[list[int]]) -> None:
     with pytest.raises(ValueError, match="turn_ids must be >= 0 on exactly the tokens"):
@@ -118,7 +172,7 @@ def test_turn_ids_must_fit_the_mask(turn_ids: list[list[int]]) -> None:
 @pytest.mark.parametrize(
     "compute",
     [
-        lambda r, v, m: compute_bi_level_gae_advantage_return(r, v, m, 0.9, 0.8, 0.7, whiten=False),
+        lambda r, v, m: compute_bi_level_gae_advantage_return(r, v, m, 0.9, 0.8, 0.7, whiten=False, turn_ids="mask"),
         lambda r, v, m: compute_gae_advantage_return(r, v, m, 0.9, 0.8, whiten=False),
         lambda r, v, m: compute_grpo_advantage(r, m, ["a", "a", "b"]),
     ],

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import turnwise as tw
 from turnwise.config.load import env_params, load_settings
 from turnwise.envs.alfworld import AlfWorld
+from turnwise.envs.alfworld.files import list_games
 from turnwise.envs.alfworld.generator import draw_household, is_room_held_out
 from turnwise.envs.alfworld.household import TASK_TYPES, Household
 from turnwise.envs.alfworld.rooms import CAN_CONTAIN, LAMP, PROPERTIES
@@ -345,3 +346,16 @@ def test_wrong_settings_are_explained(params: dict[str, object], message: str) -
     with pytest.raises(ConfigError) as caught:
         AlfWorld(**params)
     assert message in str(caught.value)
+
+
+@needs_games
+def test_the_variable_of_the_original_says_where_games_are(games: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = next(iter(sorted(games.rglob("*.tw-pddl"))))
+    with pytest.raises(TaskError, match="cannot be read"):
+        AlfWorld(game_file=str(file.relative_to(games)))
+    monkeypatch.setenv("ALFWORLD_DATA", str(games))
+    for path in (str(file.relative_to(games)), f"$ALFWORLD_DATA/{file.relative_to(games)}"):
+        env = AlfWorld(game_file=path)
+        assert env.raw_task(3)["game_file"] == str(file)
+        assert "Your task is to" in env.reset(seed=1)
+    assert list_games("$ALFWORLD_DATA", 0.2) == list_games(str(games), 0.2)

@@ -14,7 +14,8 @@ from turnwise.context.recorder import completion_of
 from turnwise.envs.frozen_lake import FrozenLake
 from turnwise.errors import EnvError
 from turnwise.rollout.demonstrations import DemonstrationWorkflow, NoEngine
-from turnwise.rollout.env_manager import EnvConfigs, EnvStateManager
+from turnwise.rollout.env_groups import EnvConfigs
+from turnwise.rollout.env_manager import EnvStateManager
 from turnwise.rollout.limits import Limits
 from turnwise.types import FinishReason, StopReason, Task, Trajectory
 

@@ -9,9 +9,10 @@ import pytest
 
 from turnwise.envs.bandit import Bandit
 from turnwise.envs.base import BaseEnv
-from turnwise.errors import ConfigError, EnvError
+from turnwise.errors import ConfigError, EnvError, WorkflowError
 from turnwise.exchange import EnvInput, EnvOutput
-from turnwise.rollout.env_manager import EnvConfigs, EnvStateManager
+from turnwise.rollout.env_groups import EnvConfigs
+from turnwise.rollout.env_manager import EnvStateManager
 from turnwise.rollout.limits import Limits
 from turnwise.types import StopReason
 
@@ -49,11 +50,54 @@ def test_ids_groups_and_tags_are_laid_out_in_order() -> None:
 
 def test_entries_read_like_dictionaries() -> None:
     (first, *_) = make_states().reset()
+    assert {"env_id", "history", "group_id", "tag", "penalty"} <= set(first)
     assert (first["env_id"], first["group_id"], first["tag"], first["penalty"]) == (0, 0, "words", 0)
-    history: Any = first["history"]
-    assert history[0]["state"] == "seed 0 at 0"
-    with pytest.raises(KeyError):
-        first["nothing"]
+    assert "history" in first
+    assert "nothing" not in first
+    assert (first.get("tag"), first.get("nothing", 3)) == ("words", 3)
+    plain = dict(first)
+    assert plain == dict(first.items())
+    assert type(plain["history"]) is list
+    assert plain["history"][0]["state"] == "seed 0 at 0"
+    assert EnvOutput.read(plain) == first
+    with pytest.raises(KeyError, match=r"EnvOutput has no 'histroy'\. Did you mean 'history'"):
+        first["histroy"]
+
+
+LAYOUT = {
+    "env_groups": 3,
+    "group_size": 2,
+    "env_configs": {"tags": ["FrozenLake", "SimpleSokoban"], "n_groups": [2, 1]},
+}
+
+
+@pytest.mark.parametrize("config", [LAYOUT, {"train": LAYOUT}, {"es_manager": {"train": LAYOUT, "val": {}}}])
+def test_the_layout_of_ragen_makes_environments_by_their_names_there(config: dict[str, Any]) -> None:
+    outputs = EnvStateManager(config).reset(seed=1)
+    assert [(o["env_id"], o["group_id"], o["tag"]) for o in outputs[1:5]] == [
+        (1, 0, "FrozenLake"),
+        (2, 1, "FrozenLake"),
+        (3, 1, "FrozenLake"),
+        (4, 2, "SimpleSokoban"),
+    ]
+    assert "#" in outputs[-1]["history"][0]["state"]
+    assert len(EnvStateManager(**LAYOUT).reset()) == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"env_groups": None}, "env_groups is missing"),
+        ({"group_size": 0}, "group_size: 0 given; expected a whole number above 0"),
+        ({"env_configs": ["FrozenLake"]}, "env_configs: .* expected a section with tags and n_groups"),
+        ({"env_configs": {"tag": ["FrozenLake"]}}, "env_configs.tag: there is no such key. Did you mean 'tags'"),
+        ({"env_configs": {"tags": "FrozenLake"}}, "env_configs.tags: 'FrozenLake' given; expected a list"),
+        ({"env_configs": {"tags": ["a", "b"]}}, "env_configs.n_groups: None given"),
+    ],
+)
+def test_a_wrong_layout_is_told_by_its_key(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EnvStateManager(**{**LAYOUT, **change})
 
 
 @pytest.mark.parametrize(("n_groups", "groups"), [((1, 1), 3), ((2,), 3)])
@@ -163,8 +207,12 @@ def test_mappings_are_understood() -> None:
     assert output.history[0].llm_response == "<answer>go"
     (output,) = states.step([{"env_id": 1, "actions": []}])
     assert (output.history[1].actions, output.history[1].penalty) == ((), -0.5)
-    with pytest.raises(EnvError, match="list of strings"):
+    with pytest.raises(WorkflowError, match="list of strings"):
         states.step([{"env_id": 1, "actions": "go"}])
+    with pytest.raises(WorkflowError, match="EnvInput: the given dictionary has no 'env_id'; it has 'actions'"):
+        states.step([{"actions": ["go"]}])
+    with pytest.raises(WorkflowError, match="int given; expected EnvInput, or a dictionary with env_id"):
+        states.step([3])  # type: ignore[list-item]
 
 
 def test_several_actions_stop_at_the_end_of_the_episode() -> None:

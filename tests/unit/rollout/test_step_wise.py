@@ -542,3 +542,24 @@ def test_a_context_that_is_full_ends_an_episode_with_what_it_earned(workflow: ty
     assert trajectory.final_observation == f"seed 0 at {len(trajectory.turns)}"
     if workflow is RewardPropagationEnvironmentWorkflow:
         assert rewards(trajectory)[:-1] == [0.0] * (len(trajectory.turns) - 1)
+
+
+class Reading(RewardPropagationWorkflow):
+    """Sums up what it noted of its steps."""
+
+    def step(self, step_num: int) -> bool:
+        (reply,) = self.model.chat([{"role": "user", "content": "say"}])
+        self.note(reward=float(step_num), metrics={"replies": len([reply])}, info={"said": step_num})
+        return step_num < 2
+
+    def reward(self, exps: list[Response]) -> float:
+        assert [(exp.reward, exp.info["said"]) for exp in exps] == [(0, 0), (1, 1), (2, 2)]
+        assert ["c<" in exp.response_text for exp in exps] == [False, False, True]
+        assert not self.repeatable
+        assert self.task.raw_task == {"seed": self.task.seed, "split": "train"}
+        return sum(exp.metrics["replies"] for exp in exps)
+
+
+def test_a_reward_reads_what_is_known_of_each_call() -> None:
+    trajectory = play_one(Reading, scripted(["b", "b", "c"]))
+    assert (trajectory.failure, rewards(trajectory)) == ("", [0.0, 1.0, 5.0])

@@ -10,7 +10,8 @@ from turnwise.envs.base import BaseEnv
 from turnwise.envs.frozen_lake import FrozenLake
 from turnwise.protocols import ChatTemplate, Engine
 from turnwise.rollout.agent_proxy import AgentProxy, PlayRules
-from turnwise.rollout.env_manager import EnvConfigs, EnvStateManager
+from turnwise.rollout.env_groups import EnvConfigs
+from turnwise.rollout.env_manager import EnvStateManager
 from turnwise.rollout.environment import EnvironmentWorkflow
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.workflow import Workflow

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from turnwise.config.settings import Settings
-from turnwise.envs.alfworld.files import list_games, load_game
+from turnwise.envs.alfworld.files import find_data, list_games, load_game
 from turnwise.envs.alfworld.game import NOTHING_HAPPENS, Game, State
 from turnwise.envs.alfworld.generator import draw_household
 from turnwise.envs.alfworld.household import Household
@@ -52,8 +52,8 @@ class AlfWorld(BaseEnv):
         self._games: Mapping[str, tuple[Path, ...]] = {}
         if self.params.game_file is not None:
             load_game(self.params.game_file)
-        if self.params.games is not None:
-            self._games = list_games(self.params.games, self.params.eval_share)
+        if self.params.games_source is not None:
+            self._games = list_games(self.params.games_source, self.params.eval_share)
         self._engine = TextWorldEngine() if self.params.backend == "textworld" else None
 
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
@@ -138,6 +138,11 @@ class AlfWorld(BaseEnv):
             self._engine.restore(record)
         self._plan = ()
 
+    def raw_task(self, seed: int, split: str = "train") -> Mapping[str, object]:
+        file = self._find_file(seed, "unseen" if split == "eval" else split)
+        row = super().raw_task(seed, split)
+        return row if file is None else {**row, "game_file": str(file)}
+
     def close(self) -> None:
         if self._engine is not None:
             self._engine.close()
@@ -145,13 +150,13 @@ class AlfWorld(BaseEnv):
     def _find_file(self, seed: int, split: str) -> Path | None:
         """The game file of a seed; None where households are generated."""
         if self.params.game_file is not None:
-            return Path(self.params.game_file).expanduser()
-        if self.params.games is None:
+            return find_data(self.params.game_file)
+        if self.params.games_source is None:
             return None
         games = self._games[split]
         if not games:
             raise TaskError(
-                f"{self.name}: '{self.params.games}' (env.games) has no game of the split '{split}'. Add some, "
+                f"{self.name}: '{self.params.games_source}' (env.games) has no game of the split '{split}'. Add some, "
                 "say their 'split' in the list, or change env.eval_share."
             )
         return games[seed % len(games)]

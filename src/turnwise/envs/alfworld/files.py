@@ -7,6 +7,7 @@ makes no sense are one error with the place and the setting to change. It refuse
 from __future__ import annotations
 
 import json
+import os
 import reprlib
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -28,9 +29,18 @@ class _Row(NamedTuple):
     split: str | None
 
 
+def find_data(path: str | Path, folder: Path | None = None) -> Path:
+    """Where a path leads, variables filled in; a relative one that is not there is looked for under $ALFWORLD_DATA."""
+    given = Path(os.path.expandvars(Path(path).expanduser()))
+    here, data = (folder or Path()) / given, os.environ.get("ALFWORLD_DATA")
+    if data and not given.is_absolute() and not here.exists() and (there := Path(data).expanduser() / given).exists():
+        here = there
+    return here.absolute()
+
+
 def load_game(path: str | Path) -> Household:
     """The household of a game file; the same file in the same state is read once per process."""
-    file = Path(path).expanduser().absolute()
+    file = find_data(path)
     try:
         return _load_once(file, file.stat().st_mtime_ns)
     except (OSError, UnicodeDecodeError) as error:
@@ -47,7 +57,7 @@ def _load_once(file: Path, _mtime_ns: int) -> Household:
 
 def list_games(source: str, eval_share: float) -> Mapping[str, tuple[Path, ...]]:
     """The game files of each split, in their order; a game is in one split only."""
-    path = Path(source).expanduser().absolute()
+    path = find_data(source)
     rows = _rows_of_folder(path) if path.is_dir() else _rows_of_list(path)
     splits: dict[str, dict[Path, None]] = {split: {} for split in _SPLITS}
     for row in rows:
@@ -85,7 +95,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 def _read_row(line: str, folder: Path, place: str) -> _Row:
     """A path, or an object with one; paths are relative to the list."""
     if not line.startswith(("{", '"')):
-        return _Row(folder / Path(line).expanduser(), None)
+        return _Row(find_data(line, folder), None)
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -104,7 +114,7 @@ def _read_row(line: str, folder: Path, place: str) -> _Row:
         raise TaskError(
             f"{place}: found the split {reprlib.repr(split)}; expected one of {', '.join(_SPLITS)}, or none."
         )
-    return _Row(folder / Path(game_file).expanduser(), split)
+    return _Row(find_data(game_file, folder), split)
 
 
 def _split_of(path: Path, eval_share: float) -> str:

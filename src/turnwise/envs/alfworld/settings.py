@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -23,7 +24,8 @@ class AlfWorldParams(Settings):
     """One game of the original, a `game.tw-pddl`; every seed and split plays it."""
     games: str | None = None
     """Many games of the original: a folder, or a list of game files, as text with one path per line or as JSON lines
-    with `game_file` and, where the path does not tell, `split`. Without this and `game_file`: generated households."""
+    with `game_file` and, where the path does not tell, `split`. Without this and `game_file`: generated households.
+    Relative paths that are not there are looked for under `$ALFWORLD_DATA`."""
     backend: Literal["builtin", "textworld"] = "builtin"
     """Who plays game files: the built-in rules, or TextWorld itself, slowly, with the extra `alfworld` installed."""
     task_types: TaskTypes = TASK_TYPES
@@ -43,9 +45,18 @@ class AlfWorldParams(Settings):
     def _sources_agree(self) -> AlfWorldParams:
         if self.game_file is not None and self.games is not None:
             raise ValueError("game_file and games are both given; expected one of them.")
-        if self.backend == "textworld" and self.game_file is None and self.games is None:
-            raise ValueError("backend 'textworld' plays game files only; give game_file or games.")
+        has_games = self.game_file is not None or self.games is not None or "ALFWORLD_DATA" in os.environ
+        if self.backend == "textworld" and not has_games:
+            raise ValueError(
+                "backend 'textworld' plays game files only; give game_file or games, or set ALFWORLD_DATA."
+            )
         return self
+
+    @property
+    def games_source(self) -> str | None:
+        """Where games are: as `games` says, or all of `$ALFWORLD_DATA` for a backend that plays nothing else."""
+        needs_games = self.backend == "textworld" and self.game_file is None
+        return self.games or ("$ALFWORLD_DATA" if needs_games else None)
 
     def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
         if self.game_file is not None:
