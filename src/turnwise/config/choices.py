@@ -55,6 +55,8 @@ class Choice:
     """The key that chooses."""
     takes_params: bool = True
     """Whether the chosen class's own settings stand in the section."""
+    has_fixed_default: bool = True
+    """Whether its default is the same for all runs; where it follows from other choices, `fitted.py` fills it in."""
     also_own: tuple[str, ...] = ()
     """Keys of the section that speak of the chosen class, and go with it."""
 
@@ -88,7 +90,7 @@ CHOICES = (
         methods=("open", "is_shared", "add", "take", "is_ready", "has_group", "__len__", "rewind"),
     ),
     Choice(path="buffer.priority", registry=PRIORITIES, base=PrioritySettings, methods=("__call__",)),
-    Choice(path="credit", registry=CREDITS, base=CreditSettings, methods=("__call__",)),
+    Choice(path="credit", registry=CREDITS, base=CreditSettings, methods=("__call__",), has_fixed_default=False),
     Choice(
         path="learn",
         registry=LEARNERS,
@@ -199,8 +201,10 @@ def _keys_that_stay(old: dict[str, Any], change: dict[str, Any], path: str) -> d
     if choice is None:
         is_switched = "type" in old and "type" in change and old["type"] != change["type"]
         return {} if is_switched else old
+    # Without a fixed default, keys that were given without a choice belong to whatever is chosen in the end.
+    was_chosen = choice.has_fixed_default or choice.key in old
     is_switched = choice.key in change and change[choice.key] != old.get(choice.key, choice.field.default)
-    if not (is_switched and choice.takes_params):
+    if not (was_chosen and is_switched and choice.takes_params):
         return old
     section_keys = choice.base.model_fields.keys() - set(choice.also_own)
     return {key: value for key, value in old.items() if key in section_keys}

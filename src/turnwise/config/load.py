@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from turnwise.config.choices import made_for, without_switched
+from turnwise.config.fitted import fill_in
 from turnwise.config.problems import describe_problems
 from turnwise.config.recipes import describe_namesake, find_base, find_recipe
 from turnwise.config.schema import TurnwiseSettings
@@ -131,7 +132,7 @@ def _resolve(config: DictConfig) -> dict[str, Any]:
 
 
 def _validate(raw: dict[str, Any], name: str) -> TurnwiseSettings:
-    raw = expand_shorthands({**raw, "recipe": raw.get("recipe") or name})
+    raw = fill_in(expand_shorthands({**raw, "recipe": raw.get("recipe") or name}))
     settings_class = made_for(raw)
     try:
         return settings_class.model_validate(raw)

@@ -23,7 +23,10 @@ def test_a_valid_combination_passes_without_notes() -> None:
 CONTRADICTIONS = pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["learn.critic.type=none"], r"credit.type 'bi_level_gae' needs a critic.*learn.critic.type is 'none'"),
+        (
+            ["credit.type=bi_level_gae", "learn.critic.type=none"],
+            r"credit.type 'bi_level_gae' needs a critic.*learn.critic.type is 'none'",
+        ),
         (["credit.type=gae", "learn.critic.type=none"], r"credit.type 'gae' needs a critic"),
         (["credit.type=grpo", "rollout.group_size=1"], r"rollout.group_size: 1 given; credit.type 'grpo' compares"),
         (["context.max_tokens=64", "context.max_response_tokens=64"], r"context.max_response_tokens: 64 given"),
@@ -94,7 +97,7 @@ def test_the_other_side_of_each_border_passes(overrides: list[str]) -> None:
 
 
 def test_several_contradictions_come_in_one_message() -> None:
-    settings = load_settings(VALID, ["learn.critic.type=none", "context.max_tokens=8"])
+    settings = load_settings(VALID, ["credit.type=gae", "learn.critic.type=none", "context.max_tokens=8"])
     with pytest.raises(ConfigError, match=r"(?s)contradict each other:.*credit.type.*context.max_response_tokens"):
         check_settings(settings)
 
