@@ -14,7 +14,15 @@ from pydantic import ValidationError
 from turnwise.config.choices import Choice, chosen_in
 from turnwise.config.load import env_params
 from turnwise.config.problems import describe_problems
-from turnwise.config.registry import BUFFERS, CREDITS, ENVS, TRANSPORTS, Registry, import_reward_function
+from turnwise.config.registry import (
+    BUFFERS,
+    CREDITS,
+    ENVS,
+    TRANSPORTS,
+    Registry,
+    gives_no_rewards,
+    import_reward_function,
+)
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.context import ContextSettings
 from turnwise.config.sections.env import EnvSettings
@@ -157,20 +165,20 @@ _JUDGE_CHOICES = (
 )
 
 
-def rewards_have_one_source(settings: TurnwiseSettings) -> Iterator[str]:
-    """Rewards come from the environment or from a judge, never from both and never from nowhere."""
+def rewards_have_a_source(settings: TurnwiseSettings) -> Iterator[str]:
+    """Rewards come from the environment, from a judge or from both, never from nowhere."""
     judge = settings.reward.judge
-    judged = {path: (env.type, context) for path, env, context in _worlds(settings) if _is_judged(env)}
+    worlds = _worlds(settings)
+    judged = {path: (env.type, context) for path, env, context in worlds if gives_no_rewards(env.type)}
     if isinstance(judge, NoJudge):
         for path, (name, _) in list(judged.items())[:1]:
             yield f"{path}.type '{name}' gives no rewards of its own and reward.judge.type is 'none'. {_JUDGE_CHOICES}"
         return
-    if not judged:
+    if not judged and judge.beside_env == "leave":
         yield (
-            f"reward.judge.type: '{judge.type}' given; env.type '{settings.env.type}' gives rewards of its own. "
-            "Set reward.judge.type to 'none', or env.type to one without rewards, such as 'prompts'."
+            f"reward.judge.beside_env: 'leave' given; env.type '{settings.env.type}' gives rewards of its own, so the "
+            "judge is never asked. Set it to 'add' or 'fill', or reward.judge.type to 'none'."
         )
-        return
     for path, (name, context) in judged.items():
         if context.answer.type != "plain":
             yield (
@@ -194,10 +202,6 @@ def _worlds(settings: TurnwiseSettings) -> list[tuple[str, EnvSettings, ContextS
     """Every environment of a run with its config path."""
     mixed = [(f"mix.{tag}.env", other.env, other.context) for tag, other in settings.mix.by_tag().items()]
     return [("env", settings.env, settings.context), *mixed]
-
-
-def _is_judged(env: EnvSettings) -> bool:
-    return bool(getattr(ENVS.get_target(env.type), "is_judged", False))
 
 
 def weights_may_be_as_old_as_they_get(settings: TurnwiseSettings) -> Iterator[str]:
@@ -245,7 +249,7 @@ RULES: tuple[Rule, ...] = (
     chosen_classes_have_their_methods,
     settings_of_training_fit_the_environment,
     tags_differ,
-    rewards_have_one_source,
+    rewards_have_a_source,
     weights_may_be_as_old_as_they_get,
     a_file_is_only_learnt_from,
     processes_meet_in_the_run_directory,

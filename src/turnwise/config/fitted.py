@@ -6,15 +6,19 @@ settings show what runs. What a file chooses itself is left as it chose, and ref
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
+
+from turnwise.config.registry import gives_no_rewards
+from turnwise.errors import ConfigError
 
 
 def fill_in(raw: dict[str, Any]) -> dict[str, Any]:
     """The keys with the choices that follow from others."""
-    credit = raw.get("credit") or {}
-    if not isinstance(credit, dict) or "type" in credit:
-        return raw
-    return {**raw, "credit": {"type": _credit_rule(raw), **credit}}
+    raw = _with_default(raw, ("credit", "type"), _credit_rule(raw))
+    if _find(raw, "reward", "judge", "type") not in (None, "none"):
+        raw = _with_default(raw, ("reward", "judge", "beside_env"), "leave" if _needs_judge(raw) else "add")
+    return raw
 
 
 def _credit_rule(raw: dict[str, Any]) -> str:
@@ -22,6 +26,26 @@ def _credit_rule(raw: dict[str, Any]) -> str:
     if _find(raw, "learn", "critic", "type") not in (None, "none"):
         return "gae"
     return "reinforce_pp" if _find(raw, "rollout", "group_size") == 1 else "grpo"
+
+
+def _needs_judge(raw: dict[str, Any]) -> bool:
+    """Whether an environment of the run gives no rewards."""
+    mixed = _find(raw, "mix")
+    tags = mixed if isinstance(mixed, dict) else {}
+    names = [_find(raw, "env", "type"), *(_find(tags, tag, "env", "type") for tag in tags)]
+    # What is no environment is refused by whoever reads it.
+    with suppress(ConfigError):
+        return any(isinstance(name, str) and gives_no_rewards(name) for name in names)
+    return False
+
+
+def _with_default(raw: dict[str, Any], path: tuple[str, ...], value: object) -> dict[str, Any]:
+    """The keys with a value where nothing was given."""
+    key, *inner = path
+    if not inner:
+        return raw if key in raw else {**raw, key: value}
+    section = raw.get(key, {})
+    return {**raw, key: _with_default(section, tuple(inner), value)} if isinstance(section, dict) else raw
 
 
 def _find(raw: dict[str, Any], *path: str) -> object:

@@ -140,6 +140,13 @@ ENVS = Registry(
         "textarena": "turnwise.envs.adapters.textarena_game:adapt_textarena",
     },
 )
+
+
+def gives_no_rewards(env_type: str) -> bool:
+    """Whether an environment leaves rewards to a judge."""
+    return bool(getattr(ENVS.get_target(env_type), "is_judged", False))
+
+
 OPPONENTS = Registry(
     "opponent",
     {

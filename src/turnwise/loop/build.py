@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
-from turnwise.config.checks import rewards_have_one_source
+from turnwise.config.checks import rewards_have_a_source
 from turnwise.config.registry import (
     BUFFERS,
     CREDITS,
@@ -217,7 +217,7 @@ class Stage:
     template: ChatTemplate
     engine: Engine
     judging: Judging | None = None
-    """None where the environment gives its own rewards."""
+    """None where the environment alone gives rewards."""
 
     def proxy(
         self,
@@ -243,7 +243,8 @@ class Stage:
         )
         states = build_states(self.settings, worlds, split, group_size=group_size)
         contexts = {world.tag: world.context for world in worlds}
-        return AgentProxy(chosen, states, contexts, self.engine, self.template, rules=rules, judging=self.judging)
+        judging = self.judging and replace(self.judging, is_beside_workflow=chosen.pays_itself)
+        return AgentProxy(chosen, states, contexts, self.engine, self.template, rules=rules, judging=judging)
 
 
 def build_states(
@@ -289,13 +290,19 @@ def first_train_seed(settings: TurnwiseSettings) -> int:
 
 def build_judging(settings: TurnwiseSettings) -> Judging | None:
     """The judge of the run's environment; a reward model is loaded, and the built-in one trained, only here."""
-    if problems := list(rewards_have_one_source(settings)):
+    if problems := list(rewards_have_a_source(settings)):
         raise ConfigError(problems[0])
     chosen = settings.reward.judge
     if isinstance(chosen, NoJudge):
         return None
     tags = frozenset(world.tag for world in worlds_of(settings) if world.is_judged)
-    return Judging(judge=_build_judge(chosen), tags=tags, success_above=chosen.success_above)
+    return Judging(
+        judge=_build_judge(chosen),
+        tags=tags,
+        success_above=chosen.success_above,
+        weight=chosen.weight,
+        beside_env=chosen.beside_env,
+    )
 
 
 def _build_judge(chosen: FunctionJudgeSettings | ModelJudgeSettings) -> Judge:

@@ -90,8 +90,18 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "rollout/errors": _mean([t.stop_reason.is_error for t in trajectories]),
         **_within_group_metrics([group.trajectories for group in groups if group.trajectories]),
         **_turn_metrics(trajectories),
+        **reward_sources(trajectories),
         **_tag_metrics(trajectories),
     }
+
+
+def reward_sources(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Who gave how much to an episode, on average: the environment and, where one was asked, a judge."""
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    judged = [turn.judged for turn in turns if turn.judged is not None]
+    total = sum(turn.reward for turn in turns)
+    given = {"reward/env": total - sum(judged), **({"reward/judge": sum(judged)} if judged else {})}
+    return {name: amount / len(trajectories) for name, amount in given.items()}
 
 
 def _within_group_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
@@ -104,9 +114,9 @@ def _within_group_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, f
 
 
 def _dead_group_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
-    """The share of groups whose siblings all earn the same, penalties included, as what is learnt from sees them."""
+    """The share of groups whose siblings all earn the same in what is learnt from, shaping and penalties included."""
     learnt_from = [[t for t in siblings if not t.stop_reason.is_error] for siblings in groups]
-    earned = [[sum(x.reward + x.penalty for x in t.turns) for t in siblings] for siblings in learnt_from]
+    earned = [[sum(turn.learnt_reward for turn in t.turns) for t in siblings] for siblings in learnt_from]
     # A trajectory without siblings has nobody to differ from.
     is_dead = [max(values) - min(values) < _SAME for values in earned if len(values) > 1]
     return {"rollout/dead_groups": _mean(is_dead)} if is_dead else {}

@@ -41,7 +41,10 @@ CONTRADICTIONS = pytest.mark.parametrize(
         (["env.train={sise: 3}"], r"env.train.*sise"),
         (["env.train={size: many}"], r"env.train.*size"),
         (["mix.frozen_lake.env.type=bandit"], r"mix.frozen_lake: a tag must differ from env.type"),
-        (["reward.judge={type: model, path: tiny}"], r"reward.judge.type: 'model' given; env.type 'frozen_lake' gives"),
+        (
+            ["reward.judge={type: model, path: tiny, beside_env: leave}"],
+            r"beside_env: 'leave' given.*judge is never asked",
+        ),
         (
             ["loop.type=pipelined", "sync.max_staleness=0", "sync.interval=2"],
             r"sync.max_staleness: 0 given; sync.interval = 2 and sync.offset = 0 let weights be 1 updates behind",

@@ -56,3 +56,43 @@ def test_resolved_settings_name_the_rule_and_load_as_they_are(tmp_path: Any) -> 
     file.write_text(dump_settings(settings))
     assert "type: gae" in file.read_text()
     assert load_settings(file, ["recipe=custom"]) == settings
+
+
+PROMPTS = {"env": {"type": "prompts"}, "context": {"answer": {"type": "plain"}}}
+
+
+@pytest.mark.parametrize(
+    ("env", "mixed", "expected"),
+    [
+        ("frozen_lake", {}, "add"),
+        ("prompts", {}, "leave"),
+        ("frozen_lake", {"prompts": "prompts"}, "leave"),
+        ("frozen_lake", {"other": "bandit"}, "add"),
+    ],
+)
+def test_a_judge_leaves_alone_what_has_rewards_where_it_is_needed_elsewhere(
+    env: str, mixed: dict[str, str], expected: str
+) -> None:
+    recipe = {
+        "env": {"type": env},
+        "mix": {tag: {"env": {"type": name}, "context": {"answer": {"type": "plain"}}} for tag, name in mixed.items()},
+        "context": {"answer": {"type": "plain"}},
+        "reward": {"judge": {"type": "model", "path": "tiny"}},
+    }
+    settings: Any = load_settings(recipe)
+    assert settings.reward.judge.beside_env == expected
+    check_settings(settings)
+    chosen: Any = load_settings(recipe, ["reward.judge.beside_env=fill"])
+    assert chosen.reward.judge.beside_env == "fill"
+
+
+def test_what_only_a_judge_alone_decides_has_no_effect_beside_an_environment() -> None:
+    judge = "reward.judge={type: function, target: 'operator:eq', success_above: 2}"
+    notes = find_no_effect(load_settings(LAKE, [judge]))
+    assert notes == ["reward.judge.success_above has no effect in environments that say themselves what a success is."]
+    assert find_no_effect(load_settings(PROMPTS, [judge])) == []
+
+
+def test_the_built_in_judge_says_that_it_knows_nothing_of_other_environments() -> None:
+    (note,) = find_no_effect(load_settings(LAKE, ["reward.judge={type: model, path: tiny}"]))
+    assert note.startswith("reward.judge.path 'tiny' has learnt from the built-in prompts alone")
