@@ -55,7 +55,7 @@ from turnwise.rollout.env_manager import EnvConfigs, EnvStateManager
 from turnwise.rollout.judges import FunctionJudge, Judging
 from turnwise.rollout.limits import RunnerLimits
 from turnwise.rollout.workflow import Workflow
-from turnwise.rollout.worlds import World, main_world, worlds_of
+from turnwise.rollout.worlds import World, worlds_of
 from turnwise.sites import BufferSite, EngineSite, LearnerSite, TransportSite
 from turnwise.sync.memory import MemoryChannel
 from turnwise.types import Sampling, Task
@@ -84,7 +84,7 @@ def build_play(
         channel=MemoryChannel([engine]),
         judging=judging,
         eval_proxy=stage.proxy(
-            [replace(main_world(settings), groups=max(settings.eval.episodes, 1))],
+            [replace(world, groups=max(settings.eval.episodes, 1)) for world in worlds_of(settings)],
             split="eval",
             temperature=settings.eval.temperature,
         ),
@@ -279,9 +279,10 @@ def build_tasks(settings: TurnwiseSettings, worlds: Sequence[World]) -> TaskSour
 
 
 def held_out_tasks(settings: TurnwiseSettings, split: str = "eval") -> list[Task]:
-    """The tasks of an evaluation: always the same for the same settings, whatever the run's seed."""
-    first = settings.eval.first_seed
-    return [Task(tag=settings.env.type, seed=first + n, split=split) for n in range(settings.eval.episodes)]
+    """The tasks of an evaluation, of every environment: always the same for the same settings, whatever the seed."""
+    first, episodes = settings.eval.first_seed, settings.eval.episodes
+    tags = [world.tag for world in worlds_of(settings)]
+    return [Task(tag=tag, seed=first + n, split=split) for tag in tags for n in range(episodes)]
 
 
 def first_train_seed(settings: TurnwiseSettings) -> int:

@@ -90,18 +90,20 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "rollout/errors": _mean([t.stop_reason.is_error for t in trajectories]),
         **_within_group_metrics([group.trajectories for group in groups if group.trajectories]),
         **_turn_metrics(trajectories),
-        **reward_sources(trajectories),
+        **{f"reward/{source}": amount for source, amount in reward_sources(trajectories).items()},
         **_tag_metrics(trajectories),
     }
 
 
 def reward_sources(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Who gave how much to an episode, on average: the environment and, where one was asked, a judge."""
+    if not trajectories:
+        return {}
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     judged = [turn.judged for turn in turns if turn.judged is not None]
     total = sum(turn.reward for turn in turns)
-    given = {"reward/env": total - sum(judged), **({"reward/judge": sum(judged)} if judged else {})}
-    return {name: amount / len(trajectories) for name, amount in given.items()}
+    given = {"env": total - sum(judged), **({"judge": sum(judged)} if judged else {})}
+    return {source: amount / len(trajectories) for source, amount in given.items()}
 
 
 def _within_group_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
@@ -151,12 +153,31 @@ def _is_invalid(turn: Turn) -> bool:
 
 
 def _tag_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    by_tag: dict[str, list[bool]] = {}
+    by_tag = split_by_tag(trajectories)
+    apart: dict[str, float] = {}
+    for tag, plays in by_tag.items() if len(by_tag) > 1 else ():
+        apart[f"rollout/success/{tag}"] = _mean([t.is_success for t in plays])
+        apart[f"rollout/return/{tag}"] = _mean([t.episode_return for t in plays])
+    told = {f"env/{tag}/{name}": value for tag, plays in by_tag.items() for name, value in told_numbers(plays).items()}
+    return apart | told
+
+
+def split_by_tag(trajectories: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:
+    """The plays of each environment, in the order of their tags."""
+    by_tag: dict[str, list[Trajectory]] = {}
+    for trajectory in sorted(trajectories, key=lambda t: t.task.tag):
+        by_tag.setdefault(trajectory.task.tag, []).append(trajectory)
+    return by_tag
+
+
+def told_numbers(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """What an environment says in numbers of its own: the last in each episode, as a mean over those that have it."""
+    last: dict[str, list[float]] = {}
     for trajectory in trajectories:
-        by_tag.setdefault(trajectory.task.tag, []).append(trajectory.is_success)
-    if len(by_tag) == 1:
-        return {}
-    return {f"rollout/success/{tag}": _mean(successes) for tag, successes in sorted(by_tag.items())}
+        at_the_end = {name: value for turn in trajectory.turns for name, value in turn.metrics.items()}
+        for name, value in at_the_end.items():
+            last.setdefault(name, []).append(value)
+    return {name: _mean(values) for name, values in sorted(last.items())}
 
 
 def _mean(values: Sequence[float]) -> float:
