@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from turnwise.app.run import Run, evaluate, train
+from turnwise.errors import LearnError
 
 from ..small_run import SMALL, without_plots
 
@@ -112,3 +113,23 @@ def test_all_environments_of_a_mix_are_evaluated_each_with_its_own_numbers(
     assert summary.envs["frozen_lake"]["episodes"] == 4
     assert "oracle/frozen_lake" in summary.baselines
     assert evaluate(run, 2).by_tag()["counter"].episodes == 2
+
+
+@pytest.mark.slow
+def test_shaped_rewards_are_learnt_from_and_raw_ones_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_counter(tmp_path, monkeypatch)
+    (tmp_path / "my_shaping.py").write_text(
+        "def shape(turn):\n"
+        "    assert turn.is_last and turn.is_success and turn.tag == 'counter_env:Counter'\n"
+        "    return turn.reward - 0.5\n"
+        "def broken(turn):\n    return 'much'\n"
+    )
+    recipe = {"env": {"type": "counter_env:Counter"}, "context": {"answer": {"type": "plain"}}}
+    run = small(recipe, tmp_path / "run", "reward.shaping=my_shaping:shape", "rollout.invalid_penalty=0")
+    for row in run.metrics()[1:]:
+        assert (row["reward/raw"], row["reward/shaped"], row["rollout/return"]) == (2.0, 1.5, 2.0)
+    sampled = run.tokens(1)
+    assert set(sampled.turns.raw_rewards.tolist()) == {2.0}
+    assert set(sampled.turns.turn_rewards.tolist()) == {1.5}
+    with pytest.raises(LearnError, match=r"reward\.shaping: broken returned 'much' at turn 0"):
+        small(recipe, tmp_path / "broken", "reward.shaping=my_shaping:broken")

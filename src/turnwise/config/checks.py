@@ -22,6 +22,7 @@ from turnwise.config.registry import (
     Registry,
     gives_no_rewards,
     import_reward_function,
+    import_shaping,
 )
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.context import ContextSettings
@@ -188,6 +189,14 @@ def rewards_have_a_source(settings: TurnwiseSettings) -> Iterator[str]:
     yield from _judge_problems(judge)
 
 
+def shaping_can_be_called(settings: TurnwiseSettings) -> Iterator[str]:
+    if settings.reward.shaping is not None:
+        try:
+            import_shaping(settings.reward.shaping)
+        except ConfigError as error:
+            yield str(error)
+
+
 def _judge_problems(judge: FunctionJudgeSettings | ModelJudgeSettings) -> Iterator[str]:
     if isinstance(judge, FunctionJudgeSettings):
         try:
@@ -250,6 +259,7 @@ RULES: tuple[Rule, ...] = (
     settings_of_training_fit_the_environment,
     tags_differ,
     rewards_have_a_source,
+    shaping_can_be_called,
     weights_may_be_as_old_as_they_get,
     a_file_is_only_learnt_from,
     processes_meet_in_the_run_directory,

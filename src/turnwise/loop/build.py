@@ -27,6 +27,7 @@ from turnwise.config.registry import (
     WORKFLOWS,
     Registry,
     import_reward_function,
+    import_shaping,
 )
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.reward import FunctionJudgeSettings, ModelJudgeSettings, NoJudge
@@ -244,7 +245,11 @@ class Stage:
         states = build_states(self.settings, worlds, split, group_size=group_size)
         contexts = {world.tag: world.context for world in worlds}
         judging = self.judging and replace(self.judging, is_beside_workflow=chosen.pays_itself)
-        return AgentProxy(chosen, states, contexts, self.engine, self.template, rules=rules, judging=judging)
+        target = self.settings.reward.shaping if split == "train" else None
+        shaping = None if target is None else import_shaping(target)
+        return AgentProxy(
+            chosen, states, contexts, self.engine, self.template, rules=rules, judging=judging, shaping=shaping
+        )
 
 
 def build_states(

@@ -91,8 +91,17 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         **_within_group_metrics([group.trajectories for group in groups if group.trajectories]),
         **_turn_metrics(trajectories),
         **{f"reward/{source}": amount for source, amount in reward_sources(trajectories).items()},
+        **_shaping_metrics(trajectories),
         **_tag_metrics(trajectories),
     }
+
+
+def _shaping_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """What an episode earned before and after `reward.shaping`; nothing where there is none."""
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    added = [turn.shaping for turn in turns if turn.shaping is not None]
+    raw = sum(turn.reward for turn in turns) / len(trajectories)
+    return {"reward/raw": raw, "reward/shaped": raw + sum(added) / len(trajectories)} if added else {}
 
 
 def reward_sources(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -118,6 +118,9 @@ class ModelJudgeSettings(_JudgeSettings):
 class RewardSettings(Settings):
     judge: NoJudge | FunctionJudgeSettings | ModelJudgeSettings = Field(default=NoJudge(), discriminator="type")
     """Who gives rewards where the environment gives none, or beside those of the environment."""
+    shaping: str | None = None
+    """Your own function 'package.module:function' of a played turn: it returns the reward that is learnt from in place
+    of the raw one. Only in training."""
     normalisation: NormalisationSettings = NormalisationSettings()
     """Rewards on one scale, before credit; raw rewards stay as they are."""
     filter: NoFilter | TopKFilter | TopPFilter | ThresholdFilter = Field(default=NoFilter(), discriminator="type")
