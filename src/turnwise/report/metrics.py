@@ -85,6 +85,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     return {
         "rollout/success": _mean([t.is_success for t in trajectories]),
         "rollout/return": _mean([t.episode_return for t in trajectories]),
+        "rollout/rewarded": _mean([any(turn.reward or turn.shaping for turn in t.turns) for t in trajectories]),
         "rollout/num_turns": _mean([len(t.turns) for t in trajectories]),
         "rollout/truncated": _mean([t.stop_reason.is_truncated for t in trajectories]),
         "rollout/errors": _mean([t.stop_reason.is_error for t in trajectories]),

@@ -132,6 +132,7 @@ def test_group_metrics_by_hand(make_trajectory, make_turn) -> None:
     assert group_metrics(groups) == {
         "rollout/success": 0.25,
         "rollout/return": 0.25,
+        "rollout/rewarded": 0.25,
         "rollout/num_turns": 5 / 4,
         "rollout/truncated": 0.25,
         "rollout/errors": 0.25,

@@ -24,7 +24,7 @@ class PromptsParams(Settings):
     """The settings of Prompts."""
 
     path: str | None = None
-    """A file of prompts: a JSON list, JSON lines, or text with one prompt per line; null: the built-in requests."""
+    """A file of prompts: a JSON list, JSON lines, CSV, or text with one prompt per line; null: the built-in ones."""
     prompt_field: str = Field(default="prompt", min_length=1)
     """The key of the prompt where rows are objects."""
     response_field: str = Field(default="response", min_length=1)

@@ -28,7 +28,7 @@ class Fields:
     def format(self) -> RowFormat:
         return RowFormat(
             setting=f"{self.section}.path",
-            file="a JSON, JSONL or TXT file (.gz is fine) or a Parquet file with prompts",
+            file="a JSON, JSONL, CSV or TXT file (.gz is fine) or a Parquet file with prompts",
             row=f"a text, or an object with a text under '{self.prompt}'",
             has_text_lines=True,
         )
