@@ -156,9 +156,9 @@ def _find_no_rewards(seen: History) -> _Trouble | None:
     if seen.was_paid or seen.num_unpaid_steps == 0:
         return None
     return _Trouble(
-        f"every reward of the first {seen.num_unpaid_steps} steps was zero: no episode has earned anything, so "
-        "there is nothing to learn from but penalties. Try easier tasks (env), a warm start (warm_start.type=oracle), longer "
-        "episodes (rollout.max_turns), or a judge that fills in (reward.judge.beside_env=fill)."
+        f"every reward of the first {seen.num_unpaid_steps} steps was zero: no episode has earned anything, so there "
+        "is nothing to learn from but penalties. Try easier tasks (env), a warm start (warm_start.type=oracle), "
+        "longer episodes (rollout.max_turns), or a judge that fills in (reward.judge.beside_env=fill)."
     )
 
 
