@@ -223,17 +223,26 @@ class Turn:
     response_text: str
     actions: tuple[str, ...]
     reward: float
-    """Raw, from the environment."""
+    """Raw: from the environment, and from a judge where one was asked."""
     penalty: float
-    """Shaping added to the raw reward (zero or negative)."""
+    """For a reply without a valid answer, beside the reward (zero or negative)."""
     policy_version: int
     step: int
     """The step of the workflow that made this call; where one step calls once, the same as `index`."""
+    judged: float | None = None
+    """The part of `reward` that a judge gave; None where none was asked."""
+    shaping: float | None = None
+    """What `reward.shaping` adds to the raw reward; None where nobody was asked."""
     is_valid: bool = True
     """Whether the reply was well formed, and its actions mean something there."""
     is_effective: bool = True
     metrics: Metrics = field(default_factory=dict)
     info: Info = field(default_factory=dict)
+
+    @property
+    def learnt_reward(self) -> float:
+        """What is learnt from: the raw reward, shaping and penalty."""
+        return self.reward + (self.shaping or 0.0) + self.penalty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from turnwise.config.recipes import list_recipes
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.loop.evaluate import Evaluation
 from turnwise.report.console import print_outcome, print_trajectory
 from turnwise.report.plots import plot_learning_curve, plot_training_health
 from turnwise.report.run_dir import RunDirectory
@@ -61,6 +62,14 @@ def command(name: str) -> str:
 
 def told(finding: Finding) -> dict[str, str | int]:
     return {"step": finding.step, "kind": finding.kind, "message": finding.message}
+
+
+def told_by_env(result: Evaluation) -> dict[str, dict[str, float]]:
+    """The outcome of each environment, with the numbers that it reports itself."""
+    return {
+        tag: {**outcome.told, "episodes": outcome.episodes, "success": outcome.success, "return": outcome.mean_return}
+        for tag, outcome in result.by_tag().items()
+    }
 
 
 def with_warm_start(baselines: Mapping[str, float], warm_start_success: float | None) -> dict[str, float]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from turnwise.app.closing import told_by_env
 from turnwise.app.models import resolve_model
 from turnwise.app.set_up import announce
 from turnwise.config.schema import TurnwiseSettings
@@ -105,6 +106,7 @@ async def evaluate_alone(
         "episodes": result.episodes,
         "success": result.success,
         "return": result.mean_return,
+        "envs": told_by_env(result),
     }
     write_whole(directory.path / "evaluation.json", encode_object(told))
     print_notice(console, f"success {result.success:.1%}, return {result.mean_return:.2f} ({told['policy']})")

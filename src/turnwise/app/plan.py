@@ -45,7 +45,7 @@ def make_plan(settings: TurnwiseSettings) -> Plan:
         max_sampled_tokens_per_step=episodes * rollout.max_turns * settings.context.max_response_tokens,
         optimizer_steps=learn.steps * learn.epochs * learn.minibatches,
         demonstrations=settings.warm_start.episodes if isinstance(settings.warm_start, OracleWarmStart) else 0,
-        eval_episodes=settings.eval.episodes,
+        eval_episodes=settings.eval.episodes * len(settings.envs()),
         memory=plan_memory(settings),
         notes=tuple(find_no_effect(settings)),
     )

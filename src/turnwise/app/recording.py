@@ -13,7 +13,7 @@ from turnwise.loop.serial import LoopStep
 from turnwise.protocols import Sink
 from turnwise.report.console import ProgressDisplay
 from turnwise.report.learning_record.file import LearningRecorder
-from turnwise.report.metrics import JsonlSink, Sinks, Stopwatch
+from turnwise.report.metrics import JsonlSink, Sinks, Stopwatch, reward_sources
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.tensorboard import TensorboardSink
 from turnwise.report.trajectories import TrajectoryWriter
@@ -87,4 +87,12 @@ class RunRecorder:
 
 
 def evaluation_metrics(result: Evaluation) -> dict[str, float]:
-    return {"eval/success": result.success, "eval/return": result.mean_return}
+    """The whole, each environment where there are several, who gave the rewards, and what environments say."""
+    by_tag = result.by_tag()
+    metrics = {"eval/success": result.success, "eval/return": result.mean_return}
+    metrics |= {f"eval/reward/{source}": amount for source, amount in reward_sources(result.trajectories).items()}
+    for tag, outcome in by_tag.items():
+        if len(by_tag) > 1:
+            metrics |= {f"eval/success/{tag}": outcome.success, f"eval/return/{tag}": outcome.mean_return}
+        metrics |= {f"eval/env/{tag}/{name}": value for name, value in outcome.told.items()}
+    return metrics

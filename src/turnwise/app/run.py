@@ -27,7 +27,7 @@ from turnwise.report.learning_record.tokens import StepTokens
 from turnwise.report.manifest import collect_manifest
 from turnwise.report.run_dir import RunDirectory, new_run_path
 from turnwise.report.summary import Summary
-from turnwise.rollout.worlds import main_world
+from turnwise.rollout.worlds import worlds_of
 
 T = TypeVar("T")
 
@@ -175,7 +175,8 @@ def load_policy(
     is_run = (path / "config.yaml").is_file()
     settings = load_settings(str(path / "config.yaml") if is_run else recipe or "frozenlake", overrides)
     # A split that does not exist would fail every episode and look like a policy that never succeeds.
-    reset_env(main_world(settings).make(split), seed=settings.eval.first_seed, split=split)
+    for world in worlds_of(settings):
+        reset_env(world.make(split), seed=settings.eval.first_seed, split=split)
     return build_play(settings, Run(path).policy if is_run else str(target), split=split)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 
 from turnwise.app.checkpointer import Checkpointer
-from turnwise.app.closing import close_run, told, with_warm_start
+from turnwise.app.closing import close_run, told, told_by_env, with_warm_start
 from turnwise.app.progress import Progress
 from turnwise.app.recording import RunRecorder, evaluation_metrics
 from turnwise.app.set_up import Start, Workers, open_workers, set_up
@@ -29,7 +29,7 @@ from turnwise.loop.separate import Shared, train_from_buffer
 from turnwise.loop.serial import LoopStep
 from turnwise.loop.stages import STAGES, Stages
 from turnwise.report.console import phase, print_notice
-from turnwise.report.metrics import Stopwatch
+from turnwise.report.metrics import Stopwatch, reward_sources
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.summary import Summary
 from turnwise.report.watch import Finding
@@ -114,7 +114,7 @@ class Training:
     async def _evaluate(self, start: Start) -> Evaluation | None:
         if not start.evaluator.is_wanted:
             return None
-        with phase(self._console, f"evaluating on {self._settings.eval.episodes} held-out episodes") as advance:
+        with phase(self._console, f"evaluating on {len(start.evaluator.play.eval_tasks)} held-out episodes") as advance:
             return await start.evaluator.evaluate(advance)
 
     def _summarise(
@@ -145,6 +145,8 @@ class Training:
             policy_version=progress.policy_version,
             warm_start=progress.warm_start,
             failures=progress.failures,
+            envs=told_by_env(after) if after else {},
+            rewards=reward_sources(after.trajectories) if after else {},
             findings=[told(finding) for finding in self._directory.read_findings()],
             stopped=self._stopped,
         )

@@ -14,7 +14,17 @@ from pydantic import ValidationError
 from turnwise.config.choices import Choice, chosen_in
 from turnwise.config.load import env_params
 from turnwise.config.problems import describe_problems
-from turnwise.config.registry import BUFFERS, CREDITS, ENVS, TRANSPORTS, WORKFLOWS, Registry, import_reward_function
+from turnwise.config.registry import (
+    BUFFERS,
+    CREDITS,
+    ENVS,
+    TRANSPORTS,
+    WORKFLOWS,
+    Registry,
+    gives_no_rewards,
+    import_reward_function,
+    import_shaping,
+)
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.context import ContextSettings
 from turnwise.config.sections.env import EnvSettings
@@ -87,28 +97,6 @@ def _class_problems(path: str, choice: Choice, name: str, target: object) -> Ite
     elif unwritten := sorted(getattr(target, "__abstractmethods__", ())):
         words = " and ".join(unwritten)
         yield f"{path}: '{name}' has no {words}, which its kind must have; write {words}."
-
-
-def workflow_takes_its_arguments(settings: TurnwiseSettings) -> Iterator[str]:
-    """Those of the user's own workflows too, before anything is set up."""
-    name, given = settings.rollout.workflow, settings.rollout.workflow_args
-    if name in WORKFLOWS.shipped and not given:
-        return
-    try:
-        chosen = WORKFLOWS.get_target(name)
-        if isinstance(chosen, type) and callable(check := getattr(chosen, "check_args", None)):
-            check(given)
-    except ConfigError as error:
-        yield str(error)
-
-
-def a_workflows_own_reward_is_the_only_one(settings: TurnwiseSettings) -> Iterator[str]:
-    name, judge = settings.rollout.workflow, settings.reward.judge
-    if _rewards_itself(name) and not isinstance(judge, NoJudge):
-        yield (
-            f"reward.judge.type: '{judge.type}' given; rollout.workflow '{name}' has a reward() of its own, which the "
-            "judge would replace. Set reward.judge.type to 'none', or call your judge in reward()."
-        )
 
 
 def _rewards_itself(workflow: str) -> bool:
@@ -201,22 +189,22 @@ _JUDGE_CHOICES = (
 )
 
 
-def rewards_have_one_source(settings: TurnwiseSettings) -> Iterator[str]:
-    """Rewards come from the environment or from a judge, never from both and never from nowhere."""
+def rewards_have_a_source(settings: TurnwiseSettings) -> Iterator[str]:
+    """Rewards come from the environment, from a judge or from both, never from nowhere."""
     judge = settings.reward.judge
-    if _rewards_itself(settings.rollout.workflow):
-        return
-    judged = {path: (env.type, context) for path, env, context in _worlds(settings) if _is_judged(env)}
+    worlds = _worlds(settings)
+    judged = {path: (env.type, context) for path, env, context in worlds if gives_no_rewards(env.type)}
     if isinstance(judge, NoJudge):
+        if _rewards_itself(settings.rollout.workflow):
+            return
         for path, (name, _) in list(judged.items())[:1]:
             yield f"{path}.type '{name}' gives no rewards of its own and reward.judge.type is 'none'. {_JUDGE_CHOICES}"
         return
-    if not judged:
+    if not judged and judge.beside_env == "leave":
         yield (
-            f"reward.judge.type: '{judge.type}' given; env.type '{settings.env.type}' gives rewards of its own. "
-            "Set reward.judge.type to 'none', or env.type to one without rewards, such as 'prompts'."
+            f"reward.judge.beside_env: 'leave' given; env.type '{settings.env.type}' gives rewards of its own, so the "
+            "judge is never asked. Set it to 'add' or 'fill', or reward.judge.type to 'none'."
         )
-        return
     for path, (name, context) in judged.items():
         if context.answer.type != "plain":
             yield (
@@ -224,6 +212,14 @@ def rewards_have_one_source(settings: TurnwiseSettings) -> Iterator[str]:
                 "takes the whole reply, which the judge reads. Set it to 'plain'."
             )
     yield from _judge_problems(judge)
+
+
+def shaping_can_be_called(settings: TurnwiseSettings) -> Iterator[str]:
+    if settings.reward.shaping is not None:
+        try:
+            import_shaping(settings.reward.shaping)
+        except ConfigError as error:
+            yield str(error)
 
 
 def _judge_problems(judge: FunctionJudgeSettings | ModelJudgeSettings) -> Iterator[str]:
@@ -240,10 +236,6 @@ def _worlds(settings: TurnwiseSettings) -> list[tuple[str, EnvSettings, ContextS
     """Every environment of a run with its config path."""
     mixed = [(f"mix.{tag}.env", other.env, other.context) for tag, other in settings.mix.by_tag().items()]
     return [("env", settings.env, settings.context), *mixed]
-
-
-def _is_judged(env: EnvSettings) -> bool:
-    return bool(getattr(ENVS.get_target(env.type), "is_judged", False))
 
 
 def weights_may_be_as_old_as_they_get(settings: TurnwiseSettings) -> Iterator[str]:
@@ -289,11 +281,10 @@ RULES: tuple[Rule, ...] = (
     a_group_fits_into_the_buffer,
     tasks_suffice_for_an_exploration,
     chosen_classes_have_their_methods,
-    workflow_takes_its_arguments,
     settings_of_training_fit_the_environment,
     tags_differ,
-    rewards_have_one_source,
-    a_workflows_own_reward_is_the_only_one,
+    rewards_have_a_source,
+    shaping_can_be_called,
     weights_may_be_as_old_as_they_get,
     a_file_is_only_learnt_from,
     processes_meet_in_the_run_directory,

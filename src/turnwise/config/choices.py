@@ -57,6 +57,8 @@ class Choice:
     """Whether the chosen class's own settings stand in the section."""
     takes_functions: bool = True
     """Whether a function that makes the object will do in place of its class."""
+    has_fixed_default: bool = True
+    """Whether its default is the same for all runs; where it follows from other choices, `fitted.py` fills it in."""
     also_own: tuple[str, ...] = ()
     """Keys of the section that speak of the chosen class, and go with it."""
 
@@ -91,7 +93,7 @@ CHOICES = (
         methods=("open", "is_shared", "add", "take", "is_ready", "has_group", "__len__", "rewind"),
     ),
     Choice(path="buffer.priority", registry=PRIORITIES, base=PrioritySettings, methods=("__call__",)),
-    Choice(path="credit", registry=CREDITS, base=CreditSettings, methods=("__call__",)),
+    Choice(path="credit", registry=CREDITS, base=CreditSettings, methods=("__call__",), has_fixed_default=False),
     Choice(
         path="learn",
         registry=LEARNERS,
@@ -212,10 +214,12 @@ def _keys_that_stay(old: dict[str, Any], change: dict[str, Any], path: str) -> d
     if choice is None:
         is_switched = "type" in old and "type" in change and old["type"] != change["type"]
         return {} if is_switched else old
+    # Without a fixed default, keys that were given without a choice belong to whatever is chosen in the end.
+    was_chosen = choice.has_fixed_default or choice.key in old
     names = [given.get(choice.key, choice.field.default) for given in (old, change)]
     chosen = [choice.registry.unalias(name).name if isinstance(name, str) else name for name in names]
     is_switched = choice.key in change and chosen[0] != chosen[1]
-    if not (is_switched and choice.takes_params):
+    if not (was_chosen and is_switched and choice.takes_params):
         return old
     section_keys = choice.base.model_fields.keys() - set(choice.also_own)
     return {key: value for key, value in old.items() if key in section_keys}

@@ -21,6 +21,7 @@ from turnwise.config.dialects.known import OUR_SECTIONS, detect_dialect
 from turnwise.config.dialects.load import find_composed, foreign_key, translate_config, translate_overrides
 from turnwise.config.dialects.table import Dialect
 from turnwise.config.dialects.translate import Translation
+from turnwise.config.fitted import fill_in
 from turnwise.config.other_files import describe_other_file
 from turnwise.config.problems import describe_problems
 from turnwise.config.recipes import describe_namesake, find_base, find_recipe
@@ -89,7 +90,7 @@ def _read(
     for words, item in ours:
         source = _merge(source, item, f"override '{words}'")
     raw = _resolve(source)
-    return expand_shorthands({**raw, "recipe": raw.get("recipe") or name}), translation
+    return fill_in(expand_shorthands({**raw, "recipe": raw.get("recipe") or name})), translation
 
 
 def translate_file(recipe: str | Path, overrides: Sequence[str] = ()) -> Translation | None:

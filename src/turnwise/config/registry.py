@@ -142,17 +142,27 @@ def import_target(target: str, kind: str) -> object:
 
 def import_reward_function(target: str) -> Callable[[str, str], Any]:
     """The user's function behind `reward.judge.target`."""
-    expected = "expected 'package.module:function', a function that takes (prompt, response) and returns a number."
+    return _import_function(target, "reward.judge.target", ("prompt", "response"))
+
+
+def import_shaping(target: str) -> Callable[[Any], Any]:
+    """The user's function behind `reward.shaping`."""
+    return _import_function(target, "reward.shaping", ("turn",))
+
+
+def _import_function(target: str, where: str, parameters: tuple[str, ...]) -> Callable[..., Any]:
+    taken = ", ".join(parameters)
+    expected = f"expected 'package.module:function', a function that takes ({taken}) and returns a number."
     module, _, name = target.partition(":")
     if not module or not name:
-        raise ConfigError(f"reward.judge.target: '{target}' given; {expected}")
-    function = import_target(target, "reward.judge.target:")
+        raise ConfigError(f"{where}: '{target}' given; {expected}")
+    function = import_target(target, f"{where}:")
     if not callable(function):
-        raise ConfigError(f"reward.judge.target: '{target}' is {function!r}, which cannot be called; {expected}")
+        raise ConfigError(f"{where}: '{target}' is {function!r}, which cannot be called; {expected}")
     try:
-        inspect.signature(function).bind("prompt", "response")
+        inspect.signature(function).bind(*parameters)
     except TypeError as error:
-        raise ConfigError(f"reward.judge.target: '{target}' cannot be called so ({error}); {expected}") from error
+        raise ConfigError(f"{where}: '{target}' cannot be called so ({error}); {expected}") from error
     except ValueError:
         # Some built-in functions do not tell their parameters; calling shows.
         pass
@@ -190,6 +200,13 @@ ENVS = Registry(
         "ALFWorld": Alias("alfworld"),
     },
 )
+
+
+def gives_no_rewards(env_type: str) -> bool:
+    """Whether an environment leaves rewards to a judge."""
+    return bool(getattr(ENVS.get_target(env_type), "is_judged", False))
+
+
 OPPONENTS = Registry(
     "opponent",
     {

@@ -52,3 +52,7 @@ class TurnwiseSettings(Settings):
     eval: EvalSettings = EvalSettings()
     report: ReportSettings = ReportSettings()
     watch: WatchSettings = WatchSettings()
+
+    def envs(self) -> list[EnvSettings]:
+        """Every environment of the run, the main one first."""
+        return [self.env, *(other.env for other in self.mix.by_tag().values())]

@@ -1,4 +1,4 @@
-"""Rows of files: a JSON list, JSON lines, plain text or Parquet; all but the last may be gzipped.
+"""Rows of files: a JSON list, JSON lines, CSV, plain text or Parquet; all but the last may be gzipped.
 
 In come a path and words for what is expected of it; out come rows, each with its place. The content decides the format;
 the suffix only where the content could be either. Every mistake is one error with the file, the line, what was found,
@@ -7,7 +7,9 @@ what was expected and the setting to change. It refuses to know what a row means
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
 import re
 import reprlib
@@ -74,6 +76,8 @@ def read_rows(file: RowFile) -> Iterator[Row]:
     if _is_parquet(data, file):
         return _parquet_rows(file)
     text = _decode_text(data, file)
+    if _suffix(file) == ".csv":
+        return _csv_rows(text, file)
     first_line = next((line.strip() for line in text.split("\n") if line.strip()), "")
     if _is_list(first_line, file):
         return _list_rows(text, file)
@@ -129,12 +133,16 @@ def _is_parquet(data: bytes, file: RowFile) -> bool:
     return data.startswith(_PARQUET_MAGIC) or file.path.suffix.lower() == ".parquet"
 
 
+def _suffix(file: RowFile) -> str:
+    return Path(file.path.name.lower().removesuffix(".gz")).suffix
+
+
 def _is_list(first_line: str, file: RowFile) -> bool:
     return bool(_LIST_START.match(first_line)) if file.format.has_text_lines else first_line.startswith("[")
 
 
 def _is_text(first_line: str, file: RowFile) -> bool:
-    suffix = Path(file.path.name.lower().removesuffix(".gz")).suffix
+    suffix = _suffix(file)
     if not file.format.has_text_lines or _OBJECT_START.match(first_line) or suffix in _JSON_SUFFIXES:
         return False
     # A line in quotes may be a JSON string or a quotation; in a .txt file it is a quotation.
@@ -196,6 +204,28 @@ def _list_rows(text: str, file: RowFile) -> Iterator[Row]:
 def _skip_blank(text: str, position: int) -> int:
     found = _BLANK.match(text, position)
     return found.end() if found else position
+
+
+def _csv_rows(text: str, file: RowFile) -> Iterator[Row]:
+    """Objects of texts: the first row names the fields."""
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        names = next(reader, [])
+        for values in reader:
+            if not values:
+                continue
+            place = f"{file.path}, line {reader.line_num}"
+            if len(values) != len(names):
+                raise TaskError(
+                    f"{place}: found {len(values)} values; expected {len(names)}, one for each name of the first row "
+                    f"({', '.join(names)}). Mend the line, or set {file.format.setting} to another file."
+                )
+            yield Row(place, dict(zip(names, values, strict=True)))
+    except csv.Error as error:
+        raise TaskError(
+            f"{file.path}, line {reader.line_num}: found no valid CSV ({error}); expected rows of values under a first "
+            f"row of names. Mend the line, or set {file.format.setting} to another file."
+        ) from error
 
 
 def _parquet_rows(file: RowFile) -> Iterator[Row]:

@@ -35,7 +35,7 @@ def split_trajectory(trajectory: Trajectory, *, greedy_return: float | None = No
                 segment=segment,
                 turn_indices=np.array([turn.index for turn in turns], dtype=np.int32),
                 raw_rewards=np.array([turn.reward for turn in turns], dtype=np.float32),
-                turn_rewards=np.array([turn.reward + turn.penalty for turn in turns], dtype=np.float32),
+                turn_rewards=np.array([turn.learnt_reward for turn in turns], dtype=np.float32),
                 turn_states=np.array([fingerprint(turn.observation) for turn in turns], dtype=np.uint64),
                 turn_steps=np.array([turn.index if turn.step is None else turn.step for turn in turns], dtype=np.int32),
                 policy_version=min(turn.policy_version for turn in turns),
@@ -48,7 +48,7 @@ def split_trajectory(trajectory: Trajectory, *, greedy_return: float | None = No
 
 
 def _shaped_return(trajectory: Trajectory | None) -> float | None:
-    """What a play earned, penalties included; None where there is none to go by."""
+    """What a play earned, shaping and penalties included; None where there is none to go by."""
     if trajectory is None or trajectory.stop_reason.is_error:
         return None
-    return float(sum(turn.reward + turn.penalty for turn in trajectory.turns))
+    return float(sum(turn.learnt_reward for turn in trajectory.turns))

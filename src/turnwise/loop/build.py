@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
-from turnwise.config.checks import rewards_have_one_source
+from turnwise.config.checks import rewards_have_a_source
 from turnwise.config.registry import (
     BUFFERS,
     CREDITS,
@@ -26,6 +26,7 @@ from turnwise.config.registry import (
     TRANSPORTS,
     Registry,
     import_reward_function,
+    import_shaping,
 )
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.reward import FunctionJudgeSettings, ModelJudgeSettings, NoJudge
@@ -56,7 +57,7 @@ from turnwise.rollout.env_manager import EnvStateManager
 from turnwise.rollout.judges import FunctionJudge, Judging
 from turnwise.rollout.limits import RunnerLimits
 from turnwise.rollout.workflow import Workflow
-from turnwise.rollout.worlds import World, main_world, worlds_of
+from turnwise.rollout.worlds import World, worlds_of
 from turnwise.sites import BufferSite, EngineSite, LearnerSite, TransportSite
 from turnwise.sync.memory import MemoryChannel
 from turnwise.types import Sampling, Task
@@ -85,7 +86,7 @@ def build_play(
         channel=MemoryChannel([engine]),
         judging=judging,
         eval_proxy=stage.proxy(
-            [replace(main_world(settings), groups=max(settings.eval.episodes, 1))],
+            [replace(world, groups=max(settings.eval.episodes, 1)) for world in worlds_of(settings)],
             split="eval",
             temperature=settings.eval.temperature,
         ),
@@ -205,7 +206,7 @@ class Stage:
     template: ChatTemplate
     engine: Engine
     judging: Judging | None = None
-    """None where the environment gives its own rewards."""
+    """None where the environment alone gives rewards."""
 
     def proxy(
         self,
@@ -231,7 +232,12 @@ class Stage:
         )
         states = build_states(self.settings, worlds, split, group_size=group_size)
         contexts = {world.tag: world.context for world in worlds}
-        return AgentProxy(chosen, states, contexts, self.engine, self.template, rules=rules, judging=self.judging)
+        judging = self.judging and replace(self.judging, is_beside_workflow=chosen.pays_itself)
+        target = self.settings.reward.shaping if split == "train" else None
+        shaping = None if target is None else import_shaping(target)
+        return AgentProxy(
+            chosen, states, contexts, self.engine, self.template, rules=rules, judging=judging, shaping=shaping
+        )
 
 
 def build_states(
@@ -266,9 +272,10 @@ def build_tasks(settings: TurnwiseSettings, worlds: Sequence[World]) -> TaskSour
 
 
 def held_out_tasks(settings: TurnwiseSettings, split: str = "eval") -> list[Task]:
-    """The tasks of an evaluation: always the same for the same settings, whatever the run's seed."""
-    first = settings.eval.first_seed
-    return [Task(tag=settings.env.type, seed=first + n, split=split) for n in range(settings.eval.episodes)]
+    """The tasks of an evaluation, of every environment: always the same for the same settings, whatever the seed."""
+    first, episodes = settings.eval.first_seed, settings.eval.episodes
+    tags = [world.tag for world in worlds_of(settings)]
+    return [Task(tag=tag, seed=first + n, split=split) for tag in tags for n in range(episodes)]
 
 
 def first_train_seed(settings: TurnwiseSettings) -> int:
@@ -277,13 +284,19 @@ def first_train_seed(settings: TurnwiseSettings) -> int:
 
 def build_judging(settings: TurnwiseSettings) -> Judging | None:
     """The judge of the run's environment; a reward model is loaded, and the built-in one trained, only here."""
-    if problems := list(rewards_have_one_source(settings)):
+    if problems := list(rewards_have_a_source(settings)):
         raise ConfigError(problems[0])
     chosen = settings.reward.judge
     if isinstance(chosen, NoJudge):
         return None
     tags = frozenset(world.tag for world in worlds_of(settings) if world.is_judged)
-    return Judging(judge=_build_judge(chosen), tags=tags, success_above=chosen.success_above)
+    return Judging(
+        judge=_build_judge(chosen),
+        tags=tags,
+        success_above=chosen.success_above,
+        weight=chosen.weight,
+        beside_env=chosen.beside_env,
+    )
 
 
 def _build_judge(chosen: FunctionJudgeSettings | ModelJudgeSettings) -> Judge:

@@ -1,4 +1,4 @@
-"""How good is a policy? Fixed held-out tasks, each played once, and the yardsticks beside it."""
+"""How good is a policy? Fixed held-out tasks of every environment, each played once, and the yardsticks beside it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,39 @@ from turnwise.envs.boundary import reset_env
 from turnwise.errors import ConfigError, RewardError, did_you_mean
 from turnwise.loop.build import build_judging
 from turnwise.loop.parts import PlayParts
+from turnwise.report.metrics import split_by_tag, told_numbers
 from turnwise.rollout.judges import Judging
 from turnwise.rollout.rules import Rule, measure_rule, play_rule, rules_of
-from turnwise.rollout.worlds import main_world
-from turnwise.types import Message, Task, Trajectory
+from turnwise.rollout.worlds import World, main_world, worlds_of
+from turnwise.types import Message, Metrics, Task, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How one environment was played."""
+
+    episodes: int
+    success: float
+    mean_return: float
+    told: Metrics
+    """Its own numbers at the end of an episode, on average."""
+
+    @classmethod
+    def of(cls, trajectories: Sequence[Trajectory]) -> Outcome:
+        return cls(
+            episodes=len(trajectories),
+            success=sum(t.is_success for t in trajectories) / len(trajectories),
+            mean_return=sum(t.episode_return for t in trajectories) / len(trajectories),
+            told=told_numbers(trajectories),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Mean outcome over the evaluation tasks."""
+    """Mean outcome over the evaluation tasks of all environments: every episode counts the same."""
 
     env: str
+    """The main one."""
     success: float
     mean_return: float
     trajectories: tuple[Trajectory, ...]
@@ -29,6 +51,10 @@ class Evaluation:
     @property
     def episodes(self) -> int:
         return len(self.trajectories)
+
+    def by_tag(self) -> dict[str, Outcome]:
+        """The same for each environment."""
+        return {tag: Outcome.of(plays) for tag, plays in split_by_tag(self.trajectories).items()}
 
 
 async def evaluate_policy(parts: PlayParts, advance: Callable[[int, int], None] | None = None) -> Evaluation:
@@ -64,22 +90,33 @@ def is_evaluation_due(settings: TurnwiseSettings, step: int) -> bool:
 
 
 def measure_rule_in(settings: TurnwiseSettings, rule: str, tasks: Sequence[Task]) -> tuple[float, float]:
-    """Success and return of a named rule in the setting and within the budget of a recipe."""
-    judging = build_judging(settings)
-    env, rules = _env_and_rules(settings, tasks[0].split)
+    """Success and return of a named rule in the main environment and within the budget of a recipe."""
+    judging, world = build_judging(settings), main_world(settings)
+    env, rules = _env_and_rules(world, tasks[0].split)
     if rule not in rules:
         raise ConfigError(
             f"environment '{settings.env.type}' cannot be played by '{rule}'. {did_you_mean(rule, rules)}"
         )
-    return _measure(env, rules[rule], tasks, _max_actions(settings), judging)
+    own = [task for task in tasks if task.tag == world.tag]
+    return _measure(env, rules[rule], own, world.limits.actions_left(0, 0), judging)
 
 
 def measure_baselines(
     settings: TurnwiseSettings, tasks: Sequence[Task], judging: Judging | None = None
 ) -> dict[str, float]:
-    """Success of random play, the environment's simple rules and its oracle on the same tasks, by the same judge."""
-    env, rules = _env_and_rules(settings, tasks[0].split)
-    return {name: _measure(env, rule, tasks, _max_actions(settings), judging)[0] for name, rule in rules.items()}
+    """Success of random play, an environment's simple rules and its oracle on the same tasks, by the same judge.
+
+    Of several environments each has its own: `oracle/sokoban`.
+    """
+    found: dict[str, float] = {}
+    worlds = worlds_of(settings)
+    for world in worlds:
+        own = [task for task in tasks if task.tag == world.tag]
+        env, rules = _env_and_rules(world, tasks[0].split)
+        for name, rule in rules.items():
+            success, _ = _measure(env, rule, own, world.limits.actions_left(0, 0), judging)
+            found[name if len(worlds) == 1 else f"{name}/{world.tag}"] = success
+    return found
 
 
 def _measure(
@@ -101,12 +138,7 @@ def _converse(env: BaseEnv, rule: Rule, task: Task, max_actions: int) -> list[Me
     ]
 
 
-def _env_and_rules(settings: TurnwiseSettings, split: str) -> tuple[BaseEnv, dict[str, Rule]]:
-    env = main_world(settings).make("eval")
+def _env_and_rules(world: World, split: str) -> tuple[BaseEnv, dict[str, Rule]]:
+    env = world.make("eval")
     reset_env(env, seed=0, split=split)
     return env, rules_of(env)
-
-
-def _max_actions(settings: TurnwiseSettings) -> int:
-    by_turns = settings.rollout.max_turns * settings.context.answer.max_actions_per_turn
-    return min(by_turns, settings.rollout.max_actions or by_turns)

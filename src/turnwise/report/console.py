@@ -136,6 +136,8 @@ def _result(summary: Summary, *, arrow: str) -> RenderableType:
     if summary.return_after is not None:
         before = "" if summary.return_before is None else f"{summary.return_before:.2f} {arrow} "
         facts.add_row("return", f"{before}{summary.return_after:.2f}")
+    for tag, outcome in summary.envs.items() if len(summary.envs) > 1 else ():
+        facts.add_row(tag, f"success {outcome['success']:.1%}, return {outcome['return']:.2f}")
     facts.add_row("steps", str(summary.steps))
     if summary.stopped is not None:
         facts.add_row("stopped", f"{summary.stopped['kind']} at step {summary.stopped['step']}")

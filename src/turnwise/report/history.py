@@ -16,6 +16,7 @@ from turnwise.types import Metrics
 SUCCESS, RETURN, INVALID = "rollout/success", "rollout/return", "rollout/invalid_actions"
 SPREAD, DEAD_GROUPS, REPETITION = "rollout/in_group_std", "rollout/dead_groups", "rollout/repetition"
 ENTROPY, GRAD_NORM, CLIPPED = "learn/entropy", "learn/grad_norm", "learn/clip_fraction"
+REWARDED = "rollout/rewarded"
 KL, REFERENCE_KL = "learn/approx_kl", "learn/reference_kl"
 _WATCHED = (
     *(SUCCESS, RETURN, INVALID, SPREAD, DEAD_GROUPS, REPETITION),
@@ -94,6 +95,10 @@ class History:
         self.step = 0
         self.num_dead_steps = 0
         """Newest steps in a row without any signal."""
+        self.num_unpaid_steps = 0
+        """Steps so far in which every reward was zero."""
+        self.was_paid = False
+        """Whether any reward was ever something else."""
         self._needs_groups = needs_groups
         self._series = {name: Series(settings.window) for name in _WATCHED}
 
@@ -104,6 +109,8 @@ class History:
         self.step = step
         is_dead = self._needs_groups and metrics.get(DEAD_GROUPS) == 1
         self.num_dead_steps = self.num_dead_steps + 1 if is_dead else 0
+        self.num_unpaid_steps += metrics.get(REWARDED) == 0
+        self.was_paid = self.was_paid or (metrics.get(REWARDED) or 0) > 0
         for name, series in self._series.items():
             # Without a signal there is next to no gradient, which says nothing about the usual size of one.
             series.add(step, None if is_dead and name == GRAD_NORM else metrics.get(name))

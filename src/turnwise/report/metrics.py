@@ -85,13 +85,35 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     return {
         "rollout/success": _mean([t.is_success for t in trajectories]),
         "rollout/return": _mean([t.episode_return for t in trajectories]),
+        "rollout/rewarded": _mean([any(turn.reward or turn.shaping for turn in t.turns) for t in trajectories]),
         "rollout/num_turns": _mean([len(t.turns) for t in trajectories]),
         "rollout/truncated": _mean([t.stop_reason.is_truncated for t in trajectories]),
         "rollout/errors": _mean([t.stop_reason.is_error for t in trajectories]),
         **_within_group_metrics([group.trajectories for group in groups if group.trajectories]),
         **_turn_metrics(trajectories),
+        **{f"reward/{source}": amount for source, amount in reward_sources(trajectories).items()},
+        **_shaping_metrics(trajectories),
         **_tag_metrics(trajectories),
     }
+
+
+def _shaping_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """What an episode earned before and after `reward.shaping`; nothing where there is none."""
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    added = [turn.shaping for turn in turns if turn.shaping is not None]
+    raw = sum(turn.reward for turn in turns) / len(trajectories)
+    return {"reward/raw": raw, "reward/shaped": raw + sum(added) / len(trajectories)} if added else {}
+
+
+def reward_sources(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Who gave how much to an episode, on average: the environment and, where one was asked, a judge."""
+    if not trajectories:
+        return {}
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    judged = [turn.judged for turn in turns if turn.judged is not None]
+    total = sum(turn.reward for turn in turns)
+    given = {"env": total - sum(judged), **({"judge": sum(judged)} if judged else {})}
+    return {source: amount / len(trajectories) for source, amount in given.items()}
 
 
 def _within_group_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
@@ -104,9 +126,9 @@ def _within_group_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, f
 
 
 def _dead_group_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
-    """The share of groups whose siblings all earn the same, penalties included, as what is learnt from sees them."""
+    """The share of groups whose siblings all earn the same in what is learnt from, shaping and penalties included."""
     learnt_from = [[t for t in siblings if not t.stop_reason.is_error] for siblings in groups]
-    earned = [[sum(x.reward + x.penalty for x in t.turns) for t in siblings] for siblings in learnt_from]
+    earned = [[sum(turn.learnt_reward for turn in t.turns) for t in siblings] for siblings in learnt_from]
     # A trajectory without siblings has nobody to differ from.
     is_dead = [max(values) - min(values) < _SAME for values in earned if len(values) > 1]
     return {"rollout/dead_groups": _mean(is_dead)} if is_dead else {}
@@ -141,12 +163,31 @@ def _is_invalid(turn: Turn) -> bool:
 
 
 def _tag_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    by_tag: dict[str, list[bool]] = {}
+    by_tag = split_by_tag(trajectories)
+    apart: dict[str, float] = {}
+    for tag, plays in by_tag.items() if len(by_tag) > 1 else ():
+        apart[f"rollout/success/{tag}"] = _mean([t.is_success for t in plays])
+        apart[f"rollout/return/{tag}"] = _mean([t.episode_return for t in plays])
+    told = {f"env/{tag}/{name}": value for tag, plays in by_tag.items() for name, value in told_numbers(plays).items()}
+    return apart | told
+
+
+def split_by_tag(trajectories: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:
+    """The plays of each environment, in the order of their tags."""
+    by_tag: dict[str, list[Trajectory]] = {}
+    for trajectory in sorted(trajectories, key=lambda t: t.task.tag):
+        by_tag.setdefault(trajectory.task.tag, []).append(trajectory)
+    return by_tag
+
+
+def told_numbers(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """What an environment says in numbers of its own: the last in each episode, as a mean over those that have it."""
+    last: dict[str, list[float]] = {}
     for trajectory in trajectories:
-        by_tag.setdefault(trajectory.task.tag, []).append(trajectory.is_success)
-    if len(by_tag) == 1:
-        return {}
-    return {f"rollout/success/{tag}": _mean(successes) for tag, successes in sorted(by_tag.items())}
+        at_the_end = {name: value for turn in trajectory.turns for name, value in turn.metrics.items()}
+        for name, value in at_the_end.items():
+            last.setdefault(name, []).append(value)
+    return {name: _mean(values) for name, values in sorted(last.items())}
 
 
 def _mean(values: Sequence[float]) -> float:

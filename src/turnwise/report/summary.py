@@ -50,6 +50,10 @@ class Summary:
 
     failures: Mapping[str, int] = field(default_factory=dict)
     """Training episodes that failed, by cause."""
+    envs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """The last evaluation in each environment: `episodes`, `success`, `return`, and the numbers it reports itself."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """Who gave how much to an episode of the last evaluation: `env`, and `judge` where one was asked."""
 
     def __post_init__(self) -> None:
         for name, number in self._numbers():
@@ -68,10 +72,7 @@ class Summary:
             value = getattr(self, f.name)
             if f.name in _NOT_NUMBERS:
                 continue
-            if isinstance(value, Mapping):
-                yield from ((f"{f.name}.{key}", number) for key, number in value.items())
-            elif value is not None:
-                yield f.name, value
+            yield from _flatten(f.name, value)
 
     def to_json(self) -> str:
         return encode_object(asdict(self))
@@ -91,3 +92,11 @@ class Summary:
             return cls(**known)  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:
             raise RunError(f"{path} is damaged: {error}.") from error
+
+
+def _flatten(name: str, value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flatten(f"{name}.{key}", inner)
+    elif value is not None:
+        yield name, value

@@ -79,6 +79,8 @@ def _encode_turn(turn: Turn) -> dict[str, object]:
         "actions": list(turn.actions),
         "reward": _plain(turn.reward),
         "penalty": _plain(turn.penalty),
+        "judged": _plain(turn.judged),
+        "shaping": _plain(turn.shaping),
         "policy_version": turn.policy_version,
         "step": turn.step,
         "is_valid": turn.is_valid,

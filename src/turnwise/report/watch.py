@@ -152,6 +152,16 @@ def _find_dead_signal(seen: History) -> _Trouble | None:
     )
 
 
+def _find_no_rewards(seen: History) -> _Trouble | None:
+    if seen.was_paid or seen.num_unpaid_steps == 0:
+        return None
+    return _Trouble(
+        f"every reward of the first {seen.num_unpaid_steps} steps was zero: no episode has earned anything, so there "
+        "is nothing to learn from but penalties. Try easier tasks (env), a warm start (warm_start.type=oracle), "
+        "longer episodes (rollout.max_turns), or a judge that fills in (reward.judge.beside_env=fill)."
+    )
+
+
 def _find_solved(seen: History) -> _Trouble | None:
     if seen.num_dead_steps == 0 or seen.standing is not Standing.WELL:
         return None
@@ -280,6 +290,7 @@ _GROUP_KINDS: dict[str, tuple[_Rule, bool]] = {
     "dead_signal": (_find_dead_signal, _SLOW),
 }
 _KINDS: dict[str, tuple[_Rule, bool]] = {
+    "no_rewards": (_find_no_rewards, _SLOW),
     "low_spread": (_find_low_spread, _SLOW),
     "low_entropy": (_find_low_entropy, _SLOW),
     "gradient_spike": (_find_gradient_spike, _AT_ONCE),

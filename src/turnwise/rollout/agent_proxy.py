@@ -29,6 +29,7 @@ from turnwise.rollout.env_manager import EnvStateManager, dynamics_seed
 from turnwise.rollout.judges import Judging
 from turnwise.rollout.limits import RunnerLimits
 from turnwise.rollout.model_handle import ModelHandle
+from turnwise.rollout.reward_shaping import Shaping, shape_rewards
 from turnwise.rollout.workflow import Workflow, WorkflowTask
 from turnwise.types import Group, Sampling, StopReason, Task, Trajectory, TrajectoryId
 
@@ -64,6 +65,7 @@ class AgentProxy:
         *,
         rules: PlayRules = PlayRules(),  # noqa: B008 - frozen
         judging: Judging | None = None,
+        shaping: Shaping | None = None,
     ) -> None:
         """`states` holds the environments; `contexts` say for each tag how the model is talked to."""
         self.states = states
@@ -73,6 +75,7 @@ class AgentProxy:
         self._engine = engine
         self._template = template
         self._judging = judging
+        self._shaping = shaping
         self._scope = next(_scopes)
         """Keeps apart what an engine keeps for episodes of one name: a task may be sampled and played greedily."""
         self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="workflow")
@@ -110,6 +113,8 @@ class AgentProxy:
         played = [known[name] if name in known else next(ended) for _, name in names]
         if self._judging is not None:
             played = self._judging.apply(played)
+        if self._shaping is not None:
+            played = shape_rewards(played, self._shaping)
         return [
             Group(task=task, trajectories=tuple(played[number * size : (number + 1) * size]))
             for number, task in enumerate(tasks)

@@ -24,6 +24,7 @@ class EnvironmentWorkflow(Workflow):
     """`rollout.workflow: environment`: the model plays an environment turn by turn."""
 
     arg_names = frozenset()
+    pays_itself = False
     is_cut_at_calls = False
 
     def __init__(self, *, task: WorkflowTask, model: ModelHandle) -> None:

@@ -1,8 +1,8 @@
-"""Rewards from a judge, for worlds that give none of their own.
+"""Rewards from a judge: for worlds that give none of their own, or beside theirs.
 
-In come finished trajectories; out come the same ones with the judge's score as the reward of their last turn. All are
-scored in one go. A trajectory that failed is left alone, and one that cannot be scored becomes a failure: data, not an
-exception. It refuses to know how a score is found.
+In come finished trajectories; out come the same ones with the judge's score as the reward of their last turn, or added
+to it: what a workflow pays itself is never replaced. All are scored in one go. A trajectory that failed is left alone,
+and one that cannot be scored becomes a failure: data, not an exception. It refuses to know how a score is found.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import SupportsFloat
 
+from turnwise.config.sections.reward import BesideEnv
 from turnwise.errors import RewardError
 from turnwise.protocols import Judge
 from turnwise.types import Message, StopReason, Trajectory
@@ -20,11 +21,19 @@ from turnwise.types import Message, StopReason, Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judging:
-    """Who judges which environments, and from where on a score is a success."""
+    """Who judges which environments, how much a score counts, and from where on it is a success."""
 
     judge: Judge
     tags: frozenset[str]
+    """The environments without rewards of their own."""
     success_above: float
+    """There a score above this is a success; other environments say themselves what one is."""
+    weight: float = 1.0
+    """What a score is multiplied with."""
+    beside_env: BesideEnv = "leave"
+    """What is done in all other environments."""
+    is_beside_workflow: bool = False
+    """Whether the workflow pays rewards of its own, also in environments without any."""
 
     def apply(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The trajectories in the same order, the judged ones with their scores."""
@@ -34,7 +43,17 @@ class Judging:
         return [done.get(trajectory.id, trajectory) for trajectory in trajectories]
 
     def _is_judged(self, trajectory: Trajectory) -> bool:
-        return trajectory.task.tag in self.tags and bool(trajectory.turns) and not trajectory.stop_reason.is_error
+        if not trajectory.turns or trajectory.stop_reason.is_error:
+            return False
+        if self._gives_alone(trajectory):
+            return True
+        if self.beside_env == "fill":
+            return _earned_nothing(trajectory)
+        return trajectory.task.tag in self.tags or self.beside_env == "add"
+
+    def _gives_alone(self, trajectory: Trajectory) -> bool:
+        is_unpaid = not self.is_beside_workflow or _earned_nothing(trajectory)
+        return trajectory.task.tag in self.tags and is_unpaid
 
     def _with_score(self, trajectory: Trajectory, score: float | RewardError) -> Trajectory:
         if not isinstance(score, RewardError) and not math.isfinite(score):
@@ -43,7 +62,14 @@ class Judging:
             failure = f"reward.judge: {score}"
             return replace(trajectory, stop_reason=StopReason.ENV_ERROR, failure=failure, is_success=False)
         *earlier, last = trajectory.turns
-        return replace(trajectory, turns=(*earlier, replace(last, reward=score)), is_success=score > self.success_above)
+        given, is_alone = self.weight * score, self._gives_alone(trajectory)
+        paid = replace(last, reward=given if is_alone else last.reward + given, judged=given)
+        is_success = score > self.success_above if is_alone else trajectory.is_success
+        return replace(trajectory, turns=(*earlier, paid), is_success=is_success)
+
+
+def _earned_nothing(trajectory: Trajectory) -> bool:
+    return all(turn.reward == 0 for turn in trajectory.turns)
 
 
 def conversation_of(trajectory: Trajectory) -> list[Message]:

@@ -77,6 +77,8 @@ class Workflow(ABC):
 
     arg_names: ClassVar[frozenset[str] | None] = None
     """What `rollout.workflow_args` may hold; None: anything."""
+    pays_itself: ClassVar[bool] = True
+    """Whether its rewards are its own, so that a judge adds to them; otherwise they are the environment's."""
     is_cut_at_calls: ClassVar[bool] = True
     """Whether each call of the model is a record of its own; otherwise calls that extend each other are one."""
     repeatable: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turnwise.config.load import env_params
-from turnwise.config.registry import ENVS
+from turnwise.config.registry import gives_no_rewards
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.context import ContextSettings
 from turnwise.config.sections.env import EnvSettings
@@ -30,7 +30,7 @@ class World:
     @property
     def is_judged(self) -> bool:
         """Whether its rewards come from a judge."""
-        return bool(getattr(ENVS.get_target(self.env.type), "is_judged", False))
+        return gives_no_rewards(self.env.type)
 
     def make(self, split: str) -> BaseEnv:
         params = env_params(self.env, split)

@@ -138,12 +138,12 @@ def test_rewards_from_nowhere_are_refused(overrides: list[str], words: str) -> N
         measure_rule_in(settings, "oracle", held_out_tasks(settings))
 
 
-def test_an_environment_with_rewards_takes_no_judge() -> None:
-    settings = load_settings({"env": {"type": "bandit"}, "credit": {"type": "grpo"}}, by("length"))
-    with pytest.raises(
-        ConfigError, match=r"reward\.judge\.type: 'function' given; env\.type 'bandit' gives rewards of"
-    ):
+def test_a_judge_that_is_never_asked_is_refused() -> None:
+    recipe = {"env": {"type": "bandit"}, "credit": {"type": "grpo"}}
+    settings = load_settings(recipe, by("length", "reward.judge.beside_env=leave"))
+    with pytest.raises(ConfigError, match=r"env\.type 'bandit' gives rewards of its own, so the judge is never asked"):
         check_settings(settings)
+    check_settings(load_settings(recipe, by("length")))
 
 
 @pytest.mark.parametrize("overrides", [by("length"), ["reward.judge.type=model", "reward.judge.path=owner/name"]])

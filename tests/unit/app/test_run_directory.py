@@ -29,7 +29,7 @@ PUBLIC_KEYS = [
     "tokens_trained",
     "time_split",
 ]
-MORE_KEYS = ["policy_version", "warm_start", "findings", "stopped", "failures"]
+MORE_KEYS = ["policy_version", "warm_start", "findings", "stopped", "failures", "envs", "rewards"]
 
 
 def test_config_reloads_to_the_same_settings(finished: tw.Run) -> None:

@@ -31,7 +31,13 @@ def test_a_valid_combination_passes_without_notes() -> None:
 CONTRADICTIONS = pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["learn.critic.type=none"], r"credit.type 'bi_level_gae' needs a critic.*learn.critic.type is 'none'"),
+        (
+            ["credit.type=bi_level_gae", "learn.critic.type=none"],
+            r"credit.type 'bi_level_gae' needs a critic.*learn.critic.type is 'none'",
+        ),
+        (["reward.shaping=score"], r"reward.shaping: 'score' given; expected 'package.module:function'"),
+        (["reward.shaping=math:pi"], r"reward.shaping: 'math:pi' is 3.14.*, which cannot be called"),
+        (["reward.shaping=nowhere_at_all:f"], r"reward.shaping: .*cannot be imported"),
         (["credit.type=gae", "learn.critic.type=none"], r"credit.type 'gae' needs a critic"),
         (["credit.type=grpo", "rollout.group_size=1"], r"rollout.group_size: 1 given; credit.type 'grpo' compares"),
         (["context.max_tokens=64", "context.max_response_tokens=64"], r"context.max_response_tokens: 64 given"),
@@ -46,7 +52,10 @@ CONTRADICTIONS = pytest.mark.parametrize(
         (["env.train={sise: 3}"], r"env.train.*sise"),
         (["env.train={size: many}"], r"env.train.*size"),
         (["mix.frozen_lake.env.type=bandit"], r"mix.frozen_lake: a tag must differ from env.type"),
-        (["reward.judge={type: model, path: tiny}"], r"reward.judge.type: 'model' given; env.type 'frozen_lake' gives"),
+        (
+            ["reward.judge={type: model, path: tiny, beside_env: leave}"],
+            r"beside_env: 'leave' given.*judge is never asked",
+        ),
         (
             ["loop.type=pipelined", "sync.max_staleness=0", "sync.interval=2"],
             r"sync.max_staleness: 0 given; sync.interval = 2 and sync.offset = 0 let weights be 1 updates behind",
@@ -104,7 +113,7 @@ def test_the_other_side_of_each_border_passes(overrides: list[str]) -> None:
 
 
 def test_several_contradictions_come_in_one_message() -> None:
-    settings = load_settings(VALID, ["learn.critic.type=none", "context.max_tokens=8"])
+    settings = load_settings(VALID, ["credit.type=gae", "learn.critic.type=none", "context.max_tokens=8"])
     with pytest.raises(ConfigError, match=r"(?s)contradict each other:.*credit.type.*context.max_response_tokens"):
         check_settings(settings)
 

@@ -210,7 +210,7 @@ def test_a_loop_is_a_function() -> None:
 @pytest.mark.usefixtures("plug_in")
 @pytest.mark.parametrize("choice", [choice for choice in WITH_PARAMS if choice.path != "env"], ids=path_of)
 def test_another_choice_drops_the_keys_of_the_one_before_and_keeps_the_section(choice: Choice) -> None:
-    default = choice.field.default
+    default = read(load_settings(LAKE), f"{choice.path}.{choice.key}")
     recipe = load_settings(LAKE, [f"{choice.path}.{choice.key}=my_choices:Own"]).model_dump()
     switched = load_settings(recipe, [f"{choice.path}.{choice.key}={default}"])
     assert switched == load_settings(LAKE)
@@ -223,8 +223,10 @@ def test_another_choice_drops_the_keys_of_the_one_before_and_keeps_the_section(c
 
 def test_a_choice_that_is_not_written_down_is_the_default() -> None:
     recipe = {**LAKE, "credit": {"high_level_gamma": 0.5}}
-    assert load_settings(recipe, ["credit.type=grpo"]).credit.model_dump() == {"type": "grpo"}
     assert load_settings(recipe, ["credit.type=bi_level_gae"]).credit.model_dump()["high_level_gamma"] == 0.5
+    recipe = {**LAKE, "learn": {"loss": {"clip_high": 0.5}}}
+    assert load_settings(recipe, ["learn.loss.type=ppo_clip"]).learn.loss.model_dump()["clip_high"] == 0.5
+    assert load_settings(recipe, ["learn.loss.type=reinforce"]).learn.loss.model_dump() == {"type": "reinforce"}
 
 
 @pytest.mark.parametrize("path", ["env", "mix.other.env"])

@@ -77,9 +77,9 @@ def test_references_are_resolved_after_overrides(write: Any) -> None:
     assert load_settings(file, ["learn.steps=${rollout.groups}"]).learn.steps == 4
 
 
-def test_choices_default_to_bi_level_gae_and_ppo_clip() -> None:
+def test_choices_default_to_grpo_and_ppo_clip() -> None:
     settings: Any = load_settings(LAKE)
-    assert (settings.credit.type, settings.learn.loss.type) == ("bi_level_gae", "ppo_clip")
+    assert (settings.credit.type, settings.learn.loss.type) == ("grpo", "ppo_clip")
 
 
 # --- words to values -------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def test_env_train_applies_to_the_training_split_alone() -> None:
         ("lern.steps=3", ["lern: unknown setting", "Did you mean 'learn'?"]),
         ("rollout.group_sise=2", ["rollout.group_sise: unknown setting", "Did you mean 'group_size'?"]),
         ("env.sizes=3", ["env.sizes: unknown setting", "Did you mean 'size'?"]),
-        ("credit.gama=1", ["credit.gama: unknown setting", "Did you mean 'gamma'?"]),
+        ("credit={type: gae, gama: 1}", ["credit.gama: unknown setting", "Did you mean 'gamma'?"]),
         ("learn.loss.clip_hi=1", ["learn.loss.clip_hi: unknown setting", "Did you mean 'clip_high'?"]),
         ("learn.steps=many", ["learn.steps: 'many' given", "integer"]),
         ("learn.steps=2.5", ["learn.steps: 2.5 given", "integer"]),

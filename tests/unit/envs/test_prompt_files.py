@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from turnwise.envs.make import make_env
 from turnwise.envs.prompts import Prompts, files
 from turnwise.envs.prompts.files import Fields, read_prompts
 from turnwise.envs.prompts.rows import PromptRow, split_rows
 from turnwise.envs.row_files import read_rows
-from turnwise.errors import TaskError
+from turnwise.errors import ConfigError, TaskError
 
 FIELDS = Fields(prompt="prompt", response="response")
 ROWS = [PromptRow("One?", "1"), PromptRow("Zwei? ü"), PromptRow("Three, \u2028 four?", "3")]
@@ -119,7 +120,7 @@ def test_a_bad_row_is_one_clear_error(tmp_path: Path, name: str, text: str | byt
 
 @pytest.mark.parametrize("name", ["nowhere.txt", "."])
 def test_what_is_no_file_is_said(tmp_path: Path, name: str) -> None:
-    with pytest.raises(TaskError, match=r"env\.path: .* cannot be read: .*JSON, JSONL or TXT"):
+    with pytest.raises(TaskError, match=r"env\.path: .* cannot be read: .*JSON, JSONL, CSV or TXT"):
         Prompts(path=str(tmp_path / name))
 
 
@@ -174,3 +175,15 @@ def test_the_share_is_about_what_was_asked_for() -> None:
     rows = [PromptRow(f"prompt {number}") for number in range(2000)]
     for share in (0.1, 0.5):
         assert len(split_rows(rows, eval_share=share, source="x").eval) / 2000 == pytest.approx(share, abs=0.03)
+
+
+def test_a_file_for_evaluation_is_held_out_whole(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("one\ntwo\nthree\n")
+    (tmp_path / "val.json").write_text('["three", "four"]')
+    env = make_env("prompts", path=str(tmp_path / "train.txt"), eval_path=str(tmp_path / "val.json"))
+    assert [env.reset(seed, split="train") for seed in range(3)] == ["one", "two", "one"]
+    assert [env.reset(seed, split="eval") for seed in range(2)] == ["three", "four"]
+    with pytest.raises(ConfigError, match=r"eval_path is given and path is not"):
+        make_env("prompts", eval_path=str(tmp_path / "val.json"))
+    with pytest.raises(TaskError, match=r"env\.eval_path: '.*nowhere' cannot be read"):
+        make_env("prompts", path=str(tmp_path / "train.txt"), eval_path=str(tmp_path / "nowhere"))

@@ -128,3 +128,17 @@ def test_every_environment_reads_parquet_by_its_content(name: str, tmp_path: Pat
     ]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows")
     assert make_env(name, **{FILE_SETTINGS[name]: str(tmp_path / "rows")}).label() == name
+
+
+def test_a_csv_file_is_read_as_one_and_never_as_text(tmp_path: Path) -> None:
+    text = 'prompt,response\n"Say ""hi"", please","two\nlines"\n\nGo,\n'
+    rows = rows_of(tmp_path / "rows.csv", text)
+    assert [row.content for row in rows] == [
+        {"prompt": 'Say "hi", please', "response": "two\nlines"},
+        {"prompt": "Go", "response": ""},
+    ]
+    assert make_env("prompts", path=str(tmp_path / "rows.csv")).reset(0) in ('Say "hi", please', "Go")
+    with pytest.raises(TaskError, match=r"bad\.csv, line 3: found 1 values; expected 2.*prompt, response"):
+        rows_of(tmp_path / "bad.csv", "prompt,response\na,b\nalone\n")
+    with pytest.raises(TaskError, match=r"open\.csv, line 2: found no valid CSV"):
+        rows_of(tmp_path / "open.csv", 'prompt\n"never closed\n')

@@ -134,7 +134,7 @@ def test_mixed_environments_play_in_one_rollout_each_in_its_own_way() -> None:
         else:
             assert max(turns) > 1
             assert max(tokens) == 3
-    assert {t.tag for t in parts.eval_tasks} == {"bandit"}
+    assert {t.tag for t in parts.eval_tasks} == {"bandit", "lake"}
 
 
 def test_a_mixed_batch_is_learnt_from_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,27 @@ def test_closing_goes_on_after_a_failure(caplog: pytest.LogCaptureFixture) -> No
 # --- group metrics --------------------------------------------------------------------------------------------------
 
 
+def test_numbers_of_an_environment_are_those_of_the_end_of_an_episode(make_trajectory, make_turn) -> None:
+    task = Task(tag="frozen_lake", seed=1)
+    long = make_trajectory(
+        0, turns=(make_turn(0, metrics={"moves": 1, "first": 3}), make_turn(1, metrics={"moves": 5}))
+    )
+    short = make_trajectory(1, turns=(make_turn(0, metrics={"moves": 2}),))
+    silent = make_trajectory(2, turns=(make_turn(0),))
+    found = group_metrics([Group(task=task, trajectories=(long, short, silent))])
+    assert found["env/frozen_lake/moves"] == 3.5  # of those that say it
+    assert found["env/frozen_lake/first"] == 3.0
+
+
+def test_rewards_of_environment_and_judge_are_told_apart(make_trajectory, make_turn) -> None:
+    paid = make_trajectory(0, rewards=(0.0,), turns=(make_turn(0, reward=1.5, judged=0.5),))
+    unpaid = make_trajectory(1, rewards=(0.0,), turns=(make_turn(0, reward=1.0),))
+    both = group_metrics([Group(task=Task(tag="frozen_lake", seed=1), trajectories=(paid, unpaid))])
+    assert (both["reward/env"], both["reward/judge"], both["rollout/return"]) == (1.0, 0.25, 1.25)
+    alone = group_metrics([Group(task=Task(tag="frozen_lake", seed=1), trajectories=(unpaid,))])
+    assert "reward/judge" not in alone
+
+
 def test_group_metrics_by_hand(make_trajectory, make_turn) -> None:
     task = Task(tag="frozen_lake", seed=1)
     win, loss = make_trajectory(0), make_trajectory(1, rewards=(0.0,), stop_reason=StopReason.MAX_TURNS)
@@ -111,6 +132,7 @@ def test_group_metrics_by_hand(make_trajectory, make_turn) -> None:
     assert group_metrics(groups) == {
         "rollout/success": 0.25,
         "rollout/return": 0.25,
+        "rollout/rewarded": 0.25,
         "rollout/num_turns": 5 / 4,
         "rollout/truncated": 0.25,
         "rollout/errors": 0.25,
@@ -119,6 +141,7 @@ def test_group_metrics_by_hand(make_trajectory, make_turn) -> None:
         "rollout/dead_groups": 0.0,  # of the first group alone: in the second one sibling is left
         "rollout/invalid_actions": 2 / 5,
         "rollout/response_tokens": 2.0,
+        "reward/env": 0.25,
     }
 
 

@@ -11,7 +11,8 @@ from turnwise.report.summary import Summary
 
 PUBLIC_KEYS = (
     "recipe env seed steps wall_s setup_s success_before success_after return_before return_after eval_episodes "
-    "baselines tokens_sampled tokens_trained time_split policy_version warm_start findings stopped failures"
+    "baselines tokens_sampled tokens_trained time_split policy_version warm_start findings stopped failures "
+    "envs rewards"
 )
 
 

@@ -354,3 +354,13 @@ def test_window_and_patience_decide_when() -> None:
 
     assert falls(2) == [11]
     assert falls(6) == [13]
+
+
+def test_rewards_that_are_all_zero_from_the_start_are_told_once() -> None:
+    watch = CollapseWatch(WatchSettings(patience=3), needs_groups=False)
+    found = [watch.look(step, {"rollout/rewarded": 0.0}) for step in range(1, 7)]
+    assert [[finding.kind for finding in step] for step in found] == [[], [], ["no_rewards"], [], [], []]
+    assert "first 3 steps was zero" in found[2][0].message
+    assert not found[2][0].is_collapse
+    paid_once = CollapseWatch(WatchSettings(patience=3), needs_groups=False)
+    assert not any(paid_once.look(step, {"rollout/rewarded": float(step == 1)}) for step in range(1, 9))

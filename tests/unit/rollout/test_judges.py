@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,9 +57,10 @@ def collect(
     success_above: float = 0.0,
     world: type[WordWorld] = WordWorld,
     tasks: Sequence[Task] = TASKS,
+    **more: Any,
 ) -> list[Group]:
     states = make_states(lambda *_: world(), groups=2, group_size=2, limits=Limits(max_turns=3))
-    judging = Judging(judge=judge, tags=frozenset(tags), success_above=success_above)
+    judging = Judging(judge=judge, tags=frozenset(tags), success_above=success_above, **more)
     contexts = dict.fromkeys({task.tag for task in tasks}, ContextSettings())
     proxy = AgentProxy(EnvironmentWorkflow, states, contexts, say(words), TEMPLATE, judging=judging)
     return asyncio.run(proxy.collect(tasks, rollout=0))
@@ -143,6 +145,44 @@ def test_what_cannot_be_scored_is_a_failure_of_its_own_episode(score: float | Re
     assert words in played[1].failure
     assert not played[1].is_success
     assert [t.episode_return for t in (played[0], *played[2:])] == [1.0, 3.0, 4.0]
+
+
+# --- beside rewards of others -----------------------------------------------------------------------------------------
+
+
+WORDS = ("win", "stay", "lose", "win")
+"""The world pays 1 for a win, which is a success, and nothing for the others."""
+
+
+@pytest.mark.parametrize(
+    ("beside_env", "returns"),
+    [("add", [2.0, 1.5, 2.0, 3.0]), ("fill", [1.0, 0.5, 1.0, 1.0]), ("leave", [1.0, 0.0, 0.0, 1.0])],
+)
+def test_beside_rewards_of_the_environment(beside_env: str, returns: list[float]) -> None:
+    judge = CountingJudge(*((2.0, 3.0, 4.0, 4.0) if beside_env == "add" else (1.0, 2.0)))
+    played = trajectories(collect(judge, WORDS, tags=(), beside_env=beside_env, weight=0.5))
+    assert [t.episode_return for t in played] == returns
+    # Who pays says what a success is.
+    assert [t.is_success for t in played] == [True, False, False, True]
+    assert [t.turns[-1].judged is not None for t in played] == [
+        {"add": True, "fill": t.turns[-1].actions != ("win",), "leave": False}[beside_env] for t in played
+    ]
+
+
+def test_the_part_of_the_judge_is_kept_apart() -> None:
+    played = trajectories(collect(CountingJudge(1.0, 2.0, 3.0, 4.0), WORDS, tags=(), beside_env="add", weight=2.0))
+    assert [t.turns[-1].judged for t in played] == [2.0, 4.0, 6.0, 8.0]
+    assert [t.episode_return - t.turns[-1].judged for t in played] == [1.0, 0.0, 0.0, 1.0]
+
+
+def test_what_a_workflow_pays_itself_is_never_replaced() -> None:
+    played = trajectories(collect(CountingJudge(5.0, 6.0, 7.0, -8.0), WORDS, is_beside_workflow=True))
+    assert [t.episode_return for t in played] == [6.0, 6.0, 7.0, -7.0]
+    # The workflow's own word where it paid, the judge's where it did not.
+    assert [t.is_success for t in played] == [True, True, True, True]
+    played = trajectories(collect(CountingJudge(6.0, -7.0), WORDS, is_beside_workflow=True, beside_env="fill"))
+    assert [t.episode_return for t in played] == [1.0, 6.0, -7.0, 1.0]
+    assert [t.is_success for t in played] == [True, True, False, True]
 
 
 # --- a user's function -----------------------------------------------------------------------------------------------

@@ -6,5 +6,6 @@ from turnwise.config.settings import Settings
 
 
 class CreditSettings(Settings):
-    type: str = "bi_level_gae"
-    """A registered credit rule or 'package.module:Class'."""
+    type: str = "grpo"
+    """A registered credit rule or 'package.module:Class'. Not given, it is 'gae' with a critic (`learn.critic`), 'grpo'
+    without one, and 'reinforce_pp' where also `rollout.group_size` is 1."""

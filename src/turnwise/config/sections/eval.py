@@ -9,7 +9,8 @@ from turnwise.config.settings import Settings
 
 class EvalSettings(Settings):
     episodes: int = Field(default=400, ge=0)
-    """Held-out episodes, always the same; 0: nothing is evaluated, and a trainer of its own opens no engine."""
+    """Held-out episodes of each environment, always the same; 0: nothing is evaluated, and a trainer of its own
+    opens no engine."""
     every: int = Field(default=0, ge=0)
     """Evaluate every this many steps; 0: only before and after."""
     temperature: float = Field(default=0.0, ge=0)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
+from turnwise.config.registry import gives_no_rewards
 from turnwise.config.settings import Settings, WholeSettings
 
 NormaliseMethod = Literal["identity", "mean", "mean_std", "asym_clip"]
@@ -70,16 +71,32 @@ class NoJudge(Settings):
     """The environment's own rewards count."""
 
 
-class FunctionJudgeSettings(Settings):
+BesideEnv = Literal["add", "fill", "leave"]
+
+
+class _JudgeSettings(Settings):
+    weight: PositiveFloat = 1.0
+    """What a score is multiplied with before it is learnt from."""
+    beside_env: BesideEnv = "add"
+    """In an environment with rewards of its own: add the score to them; fill in for an episode in which they are all
+    zero; or leave it alone. Not given, it is 'leave' in a run that also has an environment without rewards (`mix`)."""
+    success_above: float = 0.0
+    """In an environment without rewards of its own, an episode whose score is above this counts as a success."""
+
+    def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
+        if any(gives_no_rewards(env.type) for env in run.envs()):
+            return {}
+        return self.idle("success_above", why="in environments that say themselves what a success is")
+
+
+class FunctionJudgeSettings(_JudgeSettings):
     type: Literal["function"]
     """Your own function (prompt, response) -> number scores each reply."""
     target: str
     """Where the function is: 'package.module:function'."""
-    success_above: float = 0.0
-    """An episode whose score is above this counts as a success."""
 
 
-class ModelJudgeSettings(Settings):
+class ModelJudgeSettings(_JudgeSettings):
     type: Literal["model"]
     """A reward model, a sequence classifier with one label, scores each conversation."""
     path: str | None = None
@@ -88,19 +105,22 @@ class ModelJudgeSettings(Settings):
     """Conversations in one forward pass: memory against speed, never the result."""
     max_tokens: PositiveInt = 1024
     """Longest conversation it reads, or the model's own limit; of a longer one the beginning is cut."""
-    success_above: float = 0.0
-    """An episode whose score is above this counts as a success."""
 
     def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
-        if self.path != "tiny" or not getattr(run.env, "path", None):
-            return {}
-        learnt = "has learnt from the built-in prompts alone: its scores for the prompts of env.path mean nothing"
-        return {"path": f"'tiny' {learnt}"}
+        idle = super().idle_settings(path, run)
+        own_prompts = getattr(run.env, "path", None)
+        if self.path == "tiny" and (own_prompts or not gives_no_rewards(run.env.type)):
+            where = "the prompts of env.path mean" if own_prompts else f"'{run.env.type}' mean"
+            idle["path"] = f"'tiny' has learnt from the built-in prompts alone: its scores for {where} nothing"
+        return idle
 
 
 class RewardSettings(Settings):
     judge: NoJudge | FunctionJudgeSettings | ModelJudgeSettings = Field(default=NoJudge(), discriminator="type")
-    """Who gives the rewards, where the environment gives none."""
+    """Who gives rewards where the environment gives none, or beside those of the environment."""
+    shaping: str | None = None
+    """Your own function 'package.module:function' of a played turn: it returns the reward that is learnt from in place
+    of the raw one. Only in training."""
     normalisation: NormalisationSettings = NormalisationSettings()
     """Rewards on one scale, before credit; raw rewards stay as they are."""
     filter: NoFilter | TopKFilter | TopPFilter | ThresholdFilter = Field(default=NoFilter(), discriminator="type")

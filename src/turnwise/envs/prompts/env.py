@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, cast
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from turnwise.config.settings import Settings, WholeSettings
 from turnwise.envs.base import BaseEnv, check_split
-from turnwise.envs.prompts.files import Fields, load_prompts
+from turnwise.envs.prompts.files import Fields, load_prompts, load_two_files
 from turnwise.envs.prompts.letters import EVAL_SHARE, letter_prompts
 from turnwise.envs.prompts.rows import PromptRow, PromptSet
 from turnwise.floor.seeds import draw_seed
@@ -24,7 +24,9 @@ class PromptsParams(Settings):
     """The settings of Prompts."""
 
     path: str | None = None
-    """A file of prompts: a JSON list, JSON lines, or text with one prompt per line; null: the built-in requests."""
+    """A file of prompts: a JSON list, JSON lines, CSV, or text with one prompt per line; null: the built-in ones."""
+    eval_path: str | None = None
+    """Another file for evaluation; null: a share of `path` is held out."""
     prompt_field: str = Field(default="prompt", min_length=1)
     """The key of the prompt where rows are objects."""
     response_field: str = Field(default="response", min_length=1)
@@ -32,10 +34,16 @@ class PromptsParams(Settings):
     eval_share: float = Field(default=EVAL_SHARE, gt=0, lt=1)
     """Share of the prompts that is held out for evaluation, chosen by a hash of each prompt."""
 
+    @model_validator(mode="after")
+    def _files_fit(self) -> PromptsParams:
+        if self.eval_path is not None and self.path is None:
+            raise ValueError("eval_path is given and path is not; expected both, or path alone.")
+        return self
+
     def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
-        if self.path is not None:
-            return {}
-        return self.idle("prompt_field", "response_field", why=f"while {path}.path is null")
+        if self.path is None:
+            return self.idle("prompt_field", "response_field", why=f"while {path}.path is null")
+        return {} if self.eval_path is None else self.idle("eval_share", why=f"while {path}.eval_path is set")
 
 
 class Prompts(BaseEnv):
@@ -96,7 +104,9 @@ def _load(params: PromptsParams) -> PromptSet:
     if params.path is None:
         return letter_prompts(params.eval_share)
     fields = Fields(prompt=params.prompt_field, response=params.response_field)
-    return load_prompts(params.path, fields=fields, eval_share=params.eval_share)
+    if params.eval_path is None:
+        return load_prompts(params.path, fields=fields, eval_share=params.eval_share)
+    return load_two_files(params.path, params.eval_path, fields)
 
 
 def _info(*, is_valid: bool) -> dict[str, object]:

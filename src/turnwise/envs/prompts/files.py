@@ -7,10 +7,10 @@ line and the setting to change. It refuses to guess: nothing is skipped but blan
 from __future__ import annotations
 
 import reprlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from turnwise.envs.prompts.rows import PromptRow, PromptSet, split_rows
+from turnwise.envs.prompts.rows import PromptRow, PromptSet, hold_out, split_rows
 from turnwise.envs.row_files import RowFile, RowFormat, read_rows
 from turnwise.errors import TaskError
 
@@ -28,7 +28,7 @@ class Fields:
     def format(self) -> RowFormat:
         return RowFormat(
             setting=f"{self.section}.path",
-            file="a JSON, JSONL or TXT file (.gz is fine) or a Parquet file with prompts",
+            file="a JSON, JSONL, CSV or TXT file (.gz is fine) or a Parquet file with prompts",
             row=f"a text, or an object with a text under '{self.prompt}'",
             has_text_lines=True,
         )
@@ -39,9 +39,20 @@ def load_prompts(path: str, *, fields: Fields, eval_share: float) -> PromptSet:
     return _load_once(RowFile.find(path, fields.format), fields, eval_share)
 
 
+def load_two_files(path: str, eval_path: str, fields: Fields) -> PromptSet:
+    """The prompts of one file for training and those of another for evaluation."""
+    held_out = replace(fields.format, setting=f"{fields.section}.eval_path")
+    return _load_two_once(RowFile.find(path, fields.format), RowFile.find(eval_path, held_out), fields)
+
+
 def read_prompts(path: str, fields: Fields) -> list[PromptRow]:
     """All rows of a file, duplicates included."""
     return _read(RowFile.find(path, fields.format), fields)
+
+
+@lru_cache(maxsize=8)
+def _load_two_once(file: RowFile, eval_file: RowFile, fields: Fields) -> PromptSet:
+    return hold_out(_read(file, fields), _read(eval_file, fields), source=str(file.path))
 
 
 @lru_cache(maxsize=8)

@@ -60,6 +60,22 @@ def split_rows(rows: Sequence[PromptRow], *, eval_share: float, source: str) -> 
     )
 
 
+def hold_out(rows: Sequence[PromptRow], held_out: Sequence[PromptRow], *, source: str) -> PromptSet:
+    """Two sources; a prompt that is in both is held out."""
+    for_eval = {row.prompt: row for row in reversed(held_out)}
+    for_train = {row.prompt: row for row in reversed(rows) if row.prompt not in for_eval}
+    if not for_train:
+        raise TaskError(
+            f"{source} holds no prompt that env.eval_path does not hold too; expected at least 1. Add prompts."
+        )
+    return PromptSet(
+        source=source,
+        train=tuple(for_train.values())[::-1],
+        eval=tuple(for_eval.values())[::-1],
+        num_duplicates=len(rows) + len(held_out) - len(for_train) - len(for_eval),
+    )
+
+
 def _place(prompt: str) -> float:
     """A number from 0 to 1 that depends on the prompt alone, in every process."""
     return fingerprint(prompt) / 2**64
