@@ -15,7 +15,6 @@ from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
-from turnwise.app.agent_config import load_agent_settings
 from turnwise.app.ppo_trainer import PPOTrainer
 from turnwise.app.run import Run, run_async
 from turnwise.config.schema import TurnwiseSettings
@@ -82,13 +81,6 @@ class AgentTrainer(PPOTrainer):
             "rollout.workflow_args.agent_cls": name_agent_class(self.agent_cls),
         }
         super().__init__(config, self.overrides, **cast("dict[str, Any]", places))
-
-    def read_config(
-        self,
-        config: str | Path | Mapping[str, object] | TurnwiseSettings,
-        overrides: Sequence[str] | Mapping[str, object],
-    ) -> TurnwiseSettings:
-        return load_agent_settings(config, cast("Mapping[str, object]", overrides))
 
     @property
     def multi_turn_rollout(self) -> SyncMultiTurnRollout:

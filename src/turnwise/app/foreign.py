@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 from rich.text import Text
 
+from turnwise.config.dialects.environments import find_env
 from turnwise.config.dialects.load import foreign_key
-from turnwise.config.dialects.names import find_env
 from turnwise.config.dialects.table import Refusal
 from turnwise.config.dialects.translate import Line, Translation
 from turnwise.config.recipes import SHIPPED

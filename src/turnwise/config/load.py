@@ -18,7 +18,13 @@ from pydantic import ValidationError
 
 from turnwise.config.choices import made_for, without_switched
 from turnwise.config.dialects.known import OUR_SECTIONS, detect_dialect
-from turnwise.config.dialects.load import find_composed, foreign_key, translate_config, translate_overrides
+from turnwise.config.dialects.load import (
+    find_composed,
+    foreign_key,
+    pick_ours,
+    translate_config,
+    translate_overrides,
+)
 from turnwise.config.dialects.table import Dialect
 from turnwise.config.dialects.translate import Translation
 from turnwise.config.fitted import fill_in
@@ -76,7 +82,7 @@ def _read(
         for words, item in theirs:
             source = _merge_foreign(source, item, f"override '{words}'")
         translation = translate_config(dialect, source)
-        source = _our_words(translation)
+        source = _merge(_our_words(translation), pick_ours(dialect, source), "a section of turnwise")
         idle = translation.count("no meaning")
         _tell(
             f"read as a file of {dialect.name}: {translation.count('mapped')} keys mapped, {idle} without meaning here"

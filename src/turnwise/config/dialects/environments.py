@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.config.dialects.names import find_env
 from turnwise.config.dialects.ragen import translate_env_key
 from turnwise.config.dialects.table import ForeignFile, NoMeaning, Refusal, whole
+from turnwise.config.registry import ENVS
+from turnwise.errors import did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,17 @@ class World:
     def has_rows(self) -> bool:
         """Whether its tasks are the rows of a file, so that epochs mean something."""
         return any(self.settings.get(name) for name in ("path", "games", "goals"))
+
+
+def find_env(name: Any) -> tuple[str, dict[str, Any]]:
+    """Our name of an environment and the settings that it stands for; `package:Class` is taken as it is."""
+    if not isinstance(name, str) or not name:
+        raise Refusal("expected an environment's name")
+    alias = ENVS.unalias(name)
+    if alias.name not in ENVS and ":" not in name:
+        known = did_you_mean(name, [*ENVS, *ENVS.aliases])
+        raise Refusal(f"there is no such environment. {known} Your own is named as package.module:Class")
+    return alias.name, dict(alias.params)
 
 
 def find_worlds(file: ForeignFile, is_multi: bool) -> list[World]:
@@ -148,7 +160,10 @@ def _template(entry: Any) -> World:
 def _agents(file: ForeignFile) -> int | None:
     length = file.get("agent.agent_length")
     try:
-        return None if length is None else max(1, whole(length))
+        count = None if length is None else whole(length)
+        if count is not None and count < 1:
+            raise Refusal("expected a whole number above 0")
+        return count
     except Refusal as refusal:
         raise Refusal(f"agent.agent_length: {refusal}") from refusal
 

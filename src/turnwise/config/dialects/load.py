@@ -25,7 +25,15 @@ FLAGS = {row.key.rpartition(".")[2]: row.key for row in reversed(ALIGN_ROWS) if 
 def translate_config(dialect: Dialect, config: DictConfig) -> Translation:
     """A whole file."""
     _register_resolvers()
-    return translate(dialect, _resolve(config))
+    ours = pick_ours(dialect, config)
+    return translate(dialect, {key: value for key, value in _resolve(config).items() if key not in ours})
+
+
+def pick_ours(dialect: Dialect, config: DictConfig) -> DictConfig:
+    """The sections of a file that speak in our words: they may stand beside those of a project that has none such."""
+    raw = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=False))
+    ours = {key: value for key, value in raw.items() if key in OUR_SECTIONS and key not in dialect.sections}
+    return cast(DictConfig, OmegaConf.create(ours))
 
 
 def translate_overrides(config: DictConfig) -> Translation:

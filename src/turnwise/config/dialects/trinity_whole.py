@@ -10,6 +10,7 @@ from typing import Any
 
 from turnwise.config.dialects.table import ForeignFile, Native, Refusal, choose, number, whole
 from turnwise.config.dialects.verl import KL_ESTIMATORS
+from turnwise.config.registry import WORKFLOWS
 
 _TASKSET = "buffer.explorer_input.taskset"
 
@@ -52,20 +53,17 @@ _CREDIT_ARGUMENTS: dict[str, dict[str, str]] = {
     "opmd": {"opmd_baseline": "baseline", "tau": "tau"},
     "reinforce_pp": {"gamma": "gamma"},
 }
-_WORLDS: dict[str, tuple[str, str]] = {
-    "step_wise_alfworld_workflow": ("alfworld", "reward_propagation_environment"),
-    "alfworld_workflow": ("alfworld", "environment"),
-    "frozen_lake_workflow": ("frozen_lake", "environment"),
-    "webshop_workflow": ("webshop", "environment"),
-    "math_workflow": ("metamathqa", "environment"),
-    "async_math_workflow": ("metamathqa", "environment"),
-    "math_boxed_workflow": ("metamathqa", "environment"),
-    "async_math_boxed_workflow": ("metamathqa", "environment"),
-    "math_eval_workflow": ("metamathqa", "environment"),
-    "simple_workflow": ("prompts", "environment"),
-    "async_simple_workflow": ("prompts", "environment"),
+_WORLDS = {
+    "step_wise_alfworld_workflow": "alfworld",
+    "alfworld_workflow": "alfworld",
+    "frozen_lake_workflow": "frozen_lake",
+    "webshop_workflow": "webshop",
+    "math_workflow": "metamathqa",
+    "math_boxed_workflow": "metamathqa",
+    "math_eval_workflow": "metamathqa",
+    "simple_workflow": "prompts",
 }
-"""Workflows as one of our environments and who plays it."""
+"""Workflows, which are spellings of ours, and the environments that they play; `async_` before them changes nothing."""
 _ONE_TURN = ("metamathqa", "prompts", "countdown")
 _FILES = {"alfworld": "games", "webshop": "goals", "metamathqa": "path", "prompts": "path", "countdown": "path"}
 _TURN_ARGUMENTS = ("max_env_steps", "agent_max_steps", "max_turns", "max_steps")
@@ -190,9 +188,10 @@ def _world(file: ForeignFile) -> Native:
         )
     if not isinstance(name, str):
         raise Refusal(f"{key}: expected a workflow's name")
-    if name not in _WORLDS:
+    known = name.removeprefix("async_")
+    if known not in _WORLDS:
         return _own_workflow(file, key, name)
-    env, workflow = _WORLDS[name]
+    env, workflow = _WORLDS[known], WORKFLOWS.unalias(known).name
     reward = file.get(f"{_TASKSET}.default_reward_fn_type", "buffer.explorer_input.default_reward_fn_type")
     if env == "prompts" and isinstance(reward, str) and reward.startswith("countdown"):
         env = "countdown"
