@@ -23,7 +23,7 @@ from turnwise.app.foreign import default_recipe, describe_translation, to_recipe
 from turnwise.app.refusals import refuse_what_cannot_run
 from turnwise.config.checks import find_no_effect
 from turnwise.config.load import dump_settings, load_settings, parse_params, translate_file
-from turnwise.config.recipes import find_recipe, list_recipes
+from turnwise.config.recipes import find_named, find_recipe, list_recipes
 from turnwise.config.registry import ENVS
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.check import check_env
@@ -68,7 +68,7 @@ def _train(options: argparse.Namespace, overrides: list[str], console: Console) 
 def _recipe_and_overrides(options: argparse.Namespace, overrides: list[str]) -> tuple[str, list[str]]:
     """The recipe may be named in three ways, once; `train learn.steps=3` is the default recipe with an override."""
     if options.recipe and "=" in options.recipe:
-        options.recipe, overrides = None, [options.recipe, *overrides]
+        options.recipe, overrides = None, [options.recipe.lstrip("+"), *overrides]
     given = [name for name in (options.recipe, options.config, options.config_name) if name]
     if len(given) > 1:
         raise ConfigError(
@@ -76,6 +76,8 @@ def _recipe_and_overrides(options: argparse.Namespace, overrides: list[str]) -> 
         )
     if options.config and not Path(options.config).is_file():
         raise ConfigError(f"--config: file '{options.config}' does not exist.")
+    if options.config_name:
+        given = [str(find_named(options.config_name))]
     return (given[0] if given else default_recipe(overrides)), overrides
 
 

@@ -14,6 +14,8 @@ from turnwise.errors import ConfigError, did_you_mean
 SHIPPED = Path(str(files("turnwise") / "recipes"))
 OWN = Path("recipes")
 """In the folder where the user works."""
+_CONFIG_FOLDERS = (OWN, Path("config"), Path("configs"), Path())
+"""Where `--config-name` looks, as Hydra's users have them."""
 _SUFFIXES = (".yaml", ".yml")
 
 
@@ -36,6 +38,15 @@ def find_recipe(name: str, *, beside: Path = OWN) -> Path:
         what = "is a folder" if path.is_dir() else "does not exist"
         raise ConfigError(f"config file '{name}' {what}. Give a YAML file or one of: {', '.join(list_recipes())}.")
     raise ConfigError(f"there is no recipe named '{name}'. {did_you_mean(name, list_recipes())}")
+
+
+def find_named(name: str) -> Path:
+    """The file behind `--config-name NAME`: a shipped recipe, or NAME.yaml where configs are usually kept."""
+    stem = name.removesuffix(".yaml")
+    for folder in () if (SHIPPED / f"{stem}.yaml").is_file() else _CONFIG_FOLDERS:
+        if (file := folder / f"{stem}.yaml").is_file():
+            return file
+    return find_recipe(stem)
 
 
 def find_base(name: str, *, of: Path) -> Path:

@@ -1,26 +1,118 @@
-"""docs/coming_from.md: every setting it names is taken as it stands there."""
+"""docs/coming_from.md and its tables: every key that those projects' example files have is accounted for."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from turnwise.config.load import load_settings
+from turnwise.config.choices import CHOICES
+from turnwise.config.dialects.known import ALIGN_ANYTHING, DIALECTS, RAGEN, TRINITY, VERL
+from turnwise.config.dialects.table import Dialect
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.config.settings import Settings
 
-PAGE = Path(__file__).parents[3] / "docs" / "coming_from.md"
-
-
-def settings_of_the_page() -> list[str]:
-    rows = [line.split(" | ", 1)[1] for line in PAGE.read_text().splitlines() if line.startswith("| ")]
-    return sorted({code for row in rows for code in re.findall(r"`([a-z_.]+=[^`]+)`", row)})
-
-
-def test_the_page_has_settings() -> None:
-    assert len(settings_of_the_page()) > 60
+SHARED = Path(__file__).parents[4] / "shared" / "reference" / "dialects.md"
+needs_list = pytest.mark.skipif(not SHARED.is_file(), reason="../shared/reference/dialects.md is not here")
 
 
-@pytest.mark.parametrize("given", settings_of_the_page())
-def test_a_setting_of_the_page_is_taken(given: str) -> None:
-    load_settings("frozenlake", [given])
+def listed_keys(title: str) -> Iterator[str]:
+    """The dotted keys that the list names below a title."""
+    section = SHARED.read_text(encoding="utf-8").split(f"## {title}")[1].split("\n## ")[0]
+    for line in section.splitlines():
+        if line.startswith("- "):
+            yield from (key for key in re.findall(r"`([A-Za-z_][\w.\[\]*@]*)`", line))
+
+
+@needs_list
+@pytest.mark.parametrize(
+    ("title", "dialect"), [("RAGEN", RAGEN), ("align-anything", ALIGN_ANYTHING), ("Trinity-RFT", TRINITY)]
+)
+def test_every_key_of_their_example_files_has_a_row(title: str, dialect: Dialect) -> None:
+    keys = [key.replace("[]", "") for key in listed_keys(title)]
+    assert len(keys) > 60
+    # What stands in a list of mappings is read with the list.
+    unknown = [key for key in keys if dialect.find(key) is None and not _is_in_list(key, dialect)]
+    assert unknown == []
+
+
+def _is_in_list(key: str, dialect: Dialect) -> bool:
+    parts = key.split(".")
+    return any(dialect.find(".".join(parts[:length])) is not None for length in range(2, len(parts)))
+
+
+@needs_list
+def test_every_key_of_verls_trainer_has_a_row() -> None:
+    section = SHARED.read_text(encoding="utf-8").split("## verl trainer")[1].split("\n## ")[0]
+    keys = []
+    for line in section.splitlines():
+        if not line.startswith("- "):
+            continue
+        for part in line[2:].split("; "):
+            place, _, names = part.partition(": ")
+            keys += [f"{place.strip()}.{name}" for name in _spelled_out(names)]
+    assert len(keys) > 100
+    assert [key for key in keys if VERL.find(key) is None] == []
+
+
+def _spelled_out(names: str) -> Iterator[str]:
+    """`a.{b, c}`, `a(_per_x)` and `a.b/c` stand for several names each."""
+    for name in re.findall(r"`([^`]+)`", names):
+        start, brace, inner = name.partition(".{")
+        if brace:
+            for last in inner.rstrip("}").split(", "):
+                if last != "…":
+                    yield f"{start}.{last}"
+        elif "(" in name:
+            short, _, more = name.partition("(")
+            yield from (short, short + more.rstrip(")"))
+        elif "/" in name:
+            start, _, lasts = name.rpartition(".")
+            yield from (f"{start}.{last}" for last in lasts.split("/"))
+        elif re.fullmatch(r"[a-z_.]+\*?", name):
+            yield name.removesuffix("*").removesuffix(".") + (".lr" if name.endswith("optim.*") else "")
+
+
+def known_paths() -> set[str]:
+    """Every config path of ours, those of choices included."""
+    return {
+        *_paths(TurnwiseSettings, ""),
+        *(f"{choice.path}.{key}" for choice in CHOICES for key in _of_choice(choice)),
+    }
+
+
+def _of_choice(choice: object) -> Iterator[str]:
+    registry = choice.registry  # type: ignore[attr-defined]
+    for name in registry.shipped:
+        params = registry.get_params(name)
+        if isinstance(params, type) and issubclass(params, Settings):
+            yield from (path for path in _paths(params, ""))
+
+
+def _paths(model: type[Settings], start: str) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        path = f"{start}{name}"
+        yield path
+        for inner in _models(field.annotation):
+            yield from _paths(inner, f"{path}.")
+
+
+def _models(annotation: object) -> list[type[Settings]]:
+    if isinstance(annotation, type) and issubclass(annotation, Settings):
+        return [annotation]
+    return [model for argument in getattr(annotation, "__args__", ()) for model in _models(argument)]
+
+
+def test_every_setting_that_a_row_names_is_there() -> None:
+    known = known_paths()
+    named = {
+        path.strip()
+        for dialect in DIALECTS
+        for row in dialect.rows
+        for path in re.split(r", (?:or )?", row.to)
+        if "." in path and "TAG" not in path
+    }
+    assert len(named) > 60
+    assert sorted(named - known) == []

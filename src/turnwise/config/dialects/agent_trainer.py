@@ -12,7 +12,7 @@ def agent_class(given: Given) -> Native:
 ROWS = (
     read("agent.max_turn", "rollout.max_turns"),
     read("agent.agent_length", "rollout.groups", "agents that play at the same time, each in its own environment"),
-    made("agent.agent_cls", "rollout.workflow, workflow_args.agent_cls", agent_class, "package.module:Class"),
+    made("agent.agent_cls", "rollout.workflow", agent_class, "agent, with workflow_args.agent_cls"),
     idle("agent.history_length", "an agent keeps its own history"),
     read("env_template", "env, mix.TAG", "an environment for each agent, by name or as a mapping"),
 )
