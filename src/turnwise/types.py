@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 # What is said has a file of its own, and its nouns are found here like the others.
 from turnwise.conversation import ImagePart, Message, Part, TextPart, ToolCall, ToolSchema  # noqa: F401
 from turnwise.ids import ExperienceId, TrajectoryId
+from turnwise.stop_reason import StopReason
 from turnwise.trace import UpdateTrace
 
 IntArray: TypeAlias = NDArray[np.int32]
@@ -184,32 +185,6 @@ class Completion:
 # --- 4. rollout -----------------------------------------------------------------------------------------------------
 
 
-class StopReason(StrEnum):
-    """Why an episode ended, in the order in which the causes are checked (see `rollout/limits.py`)."""
-
-    ENV_ERROR = "env_error"
-    ENGINE_ERROR = "engine_error"
-    WORKFLOW_ERROR = "workflow_error"
-    TIMEOUT = "timeout"
-    TERMINATED = "terminated"
-    ENV_TRUNCATED = "env_truncated"
-    MAX_ACTIONS = "max_actions"
-    MAX_TURNS = "max_turns"
-    CONTEXT_OVERFLOW = "context_overflow"
-
-    @property
-    def is_error(self) -> bool:
-        return self in _ERRORS
-
-    @property
-    def is_truncated(self) -> bool:
-        """A budget ended the episode, so its last state still has a value."""
-        return not self.is_error and self is not StopReason.TERMINATED
-
-
-_ERRORS = frozenset((StopReason.ENV_ERROR, StopReason.ENGINE_ERROR, StopReason.WORKFLOW_ERROR, StopReason.TIMEOUT))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One model call and the environment's answer to it.
@@ -223,7 +198,7 @@ class Turn:
     response_text: str
     actions: tuple[str, ...]
     reward: float
-    """Raw: from the environment, and from a judge where one was asked."""
+    """Raw: from the environment and from a judge."""
     penalty: float
     """For a reply without a valid answer, beside the reward (zero or negative)."""
     policy_version: int

@@ -27,7 +27,9 @@ COMMAND_LINES = {
     "play": ["play", "frozen_lake", "--agent", "oracle"],
     "envs": ["envs"],
     "check": ["check", "frozenlake"],
+    "convert": ["convert", "theirs.yaml"],
     "plan": ["plan", "starpo"],
+    "doctor": ["doctor", "frozenlake", *SMALL_LAKE],
     "export": ["export", "run", "--out", "experience.jsonl"],
     "lab": ["lab", "credit", "--world", "bandit", "--batches", "1", "--episodes", "8"],
 }
@@ -79,6 +81,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     subprocess.run([*pip, "install", *offline, "--target", str(work / "site"), str(wheel)], check=True)
     shutil.rmtree(work / "copy")
     (work / "elsewhere").mkdir()
+    (work / "elsewhere" / "theirs.yaml").write_text("env_cfgs: {env_name: FrozenLake}\n")
     return Installed(site=work / "site", folder=work / "elsewhere")
 
 

@@ -174,7 +174,15 @@ def test_keys_of_the_summary() -> None:
     )
     names = [field.name for field in fields(Summary)]
     assert names[: len(public.split())] == public.split()
-    assert set(names) - set(public.split()) == {"policy_version", "warm_start", "findings", "stopped", "failures"}
+    assert set(names) - set(public.split()) == {
+        "policy_version",
+        "warm_start",
+        "findings",
+        "stopped",
+        "failures",
+        "envs",
+        "rewards",
+    }
     assert TIME_SECTIONS == ("rollout", "env", "learn", "sync", "other")
 
 

@@ -82,7 +82,7 @@ CHOICES = (
         key="workflow",
         registry=WORKFLOWS,
         base=RolloutSettings,
-        methods=("run", "check_args", "finish"),
+        methods=("run",),
         takes_params=False,
         takes_functions=False,
     ),

@@ -8,7 +8,6 @@ or how advantages came about.
 from __future__ import annotations
 
 import copy
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -39,6 +38,7 @@ from turnwise.learn.policy import (
     TokenScores,
     TrunkCritic,
 )
+from turnwise.learn.schedule import learning_rate_share
 from turnwise.learn.tracer import UpdateTracer
 from turnwise.learn.warm_start import add_imitation_gradient, imitate
 from turnwise.pretrained import load_model, torch_dtype
@@ -323,17 +323,6 @@ class Trainer:
         share = learning_rate_share(self.settings.optim, self.policy_version, self.settings.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.optim.lr * share * group["share"]
-
-
-def learning_rate_share(optim: learning.OptimSettings, step: int, num_steps: int) -> float:
-    """The share of `learn.optim.lr` at a step counted from 0."""
-    warm = min(1.0, (step + 1) / optim.warmup_steps) if optim.warmup_steps else 1.0
-    if optim.schedule == "constant":
-        return warm
-    left = max(0.0, 1 - step / max(num_steps, 1))
-    if optim.schedule == "cosine":
-        left = (1 - math.cos(math.pi * left)) / 2
-    return warm * (optim.final_lr_share + (1 - optim.final_lr_share) * left)
 
 
 class _Meter:

@@ -72,7 +72,8 @@ class CollapseWatch:
         """The steps that a finding, now or later, can ask to go back to: `since - 1` of whatever may be found."""
         step, window = self._seen.step, self._seen.settings.window
         bests = {self._seen[name].best_step for name in (SUCCESS, RETURN)}
-        begun = {course.since - 1 for course in self._courses.values() if course.since is not None}
+        courses = [course for kind, course in self._courses.items() if kind not in _NEVER_BETTER_BEFORE]
+        begun = {course.since - 1 for course in courses if course.since is not None}
         return {*range(step - window, step + 1), *bests, *begun}
 
 
@@ -283,6 +284,8 @@ def _find_invalid_answers(seen: History) -> _Trouble | None:
     )
 
 
+_NEVER_BETTER_BEFORE = ("no_rewards",)
+"""What is there from the start gives no reason to go back."""
 _SLOW, _AT_ONCE = True, False
 """A sign of single steps must last for `patience` of them; one that is smoothed already, or is an event, need not."""
 _GROUP_KINDS: dict[str, tuple[_Rule, bool]] = {

@@ -15,10 +15,11 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from turnwise.app import recording, set_up
+from turnwise.app import recording
 from turnwise.app.run import Run, evaluate, resume, train
 from turnwise.errors import ConfigError, LearnError, ModelError, RunError
 from turnwise.learn.trainer import Trainer
+from turnwise.loop import stages
 from turnwise.report.trajectories import read_trajectories
 
 from ...small_run import SMALL_LAKE, without_plots
@@ -202,13 +203,13 @@ def test_the_policy_that_is_evaluated_in_the_end_is_the_one_that_is_saved(
 ) -> None:
     """Weights are published every two steps; the third step's must still reach the last evaluation."""
     versions: list[int] = []
-    plain = set_up.evaluate_policy
+    plain = stages.evaluate_policy
 
     async def watch(parts: Any, *rest: Any) -> Any:
         versions.append(parts.engine.policy_version)
         return await plain(parts, *rest)
 
-    monkeypatch.setattr(set_up, "evaluate_policy", watch)
+    monkeypatch.setattr(stages, "evaluate_policy", watch)
     run = small(tmp_path, "a", "learn.steps=3", "sync.interval=2")
     assert versions == [0, run.summary.policy_version] == [0, 3]
 

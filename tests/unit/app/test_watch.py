@@ -62,7 +62,9 @@ def collapsing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         recording.RunRecorder,
         "metrics_of",
-        lambda self, step: measured(self, step) | {"rollout/success": 0.0, "rollout/return": 0.0},
+        lambda self, step: (
+            measured(self, step) | {"rollout/success": 0.0, "rollout/return": 0.0, "rollout/rewarded": 1.0}
+        ),
     )
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from turnwise.app.refusals import refuse_what_cannot_run
 from turnwise.config.checks import (
     RULES,
     Rule,
-    a_workflows_own_reward_is_the_only_one,
     check_settings,
     credit_says_what_it_needs,
     find_no_effect,
@@ -76,7 +76,7 @@ def test_contradictions_are_refused(overrides: list[str], words: str) -> None:
 
 @pytest.mark.parametrize(
     "rule",
-    [rule for rule in RULES if rule not in (credit_says_what_it_needs, a_workflows_own_reward_is_the_only_one)],
+    [rule for rule in RULES if rule is not credit_says_what_it_needs],
     ids=lambda rule: rule.__name__,
 )
 def test_every_rule_stands_behind_a_contradiction_above(rule: Rule) -> None:
@@ -310,12 +310,12 @@ class Bare:
     [
         ("score", "rollout.workflow: .*score' is <function score.* expected a class that extends turnwise.Workflow"),
         ("NoReward", "rollout.workflow: .*NoReward' has no reward, which its kind must have; write reward"),
-        ("Bare", "rollout.workflow: .*Bare' has no check_args, finish; expected a class with run, check_args, finish"),
+        ("Bare", "rollout.workflow: .*Bare' is <class.* expected a class that extends turnwise.Workflow"),
     ],
 )
 def test_what_is_no_workflow_is_refused_before_anything_is_set_up(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_settings(load_settings("frozenlake", {"rollout.workflow": f"{__name__}:{name}"}))
+        refuse_what_cannot_run(load_settings("frozenlake", {"rollout.workflow": f"{__name__}:{name}"}))
 
 
 def test_arguments_of_a_workflow_are_checked_before_anything_is_set_up() -> None:
@@ -324,13 +324,10 @@ def test_arguments_of_a_workflow_are_checked_before_anything_is_set_up() -> None
     with pytest.raises(
         ConfigError, match=r"rollout.workflow_args.dept: Whole takes no such argument. Did you mean 'depth'"
     ):
-        check_settings(load_settings("frozenlake", {**own, "rollout.workflow_args": {"dept": 3}}))
+        refuse_what_cannot_run(load_settings("frozenlake", {**own, "rollout.workflow_args": {"dept": 3}}))
 
 
-def test_a_judge_never_replaces_a_workflows_own_reward() -> None:
+def test_a_workflow_with_a_reward_of_its_own_needs_no_judge() -> None:
     prompts: dict[str, object] = {"env": {"type": "prompts"}, "rollout": {"workflow": f"{__name__}:Whole"}}
     prompts |= {"credit": {"type": "grpo"}, "context": {"answer": {"type": "plain"}}}
     check_settings(load_settings(prompts))
-    judged = {**prompts, "reward": {"judge": {"type": "function", "target": f"{__name__}:score"}}}
-    with pytest.raises(ConfigError, match=r"has a reward\(\) of its own, which the judge would replace"):
-        check_settings(load_settings(judged))

@@ -137,7 +137,7 @@ def test_call_env_wraps_other_methods() -> None:
 def test_make_env_by_name_and_by_path() -> None:
     assert type(make_env("turnwise.envs.bandit:Bandit", high_rate=0.5)) is type(make_env("bandit"))
     with pytest.raises(ConfigError, match="Did you mean 'frozen_lake'"):
-        make_env("frozenlake")
+        make_env("frozen_lak")
 
 
 @pytest.mark.parametrize("name", ["turnwise.types:Task", "turnwise.envs.bandit:SPLITS", "builtins:dict"])

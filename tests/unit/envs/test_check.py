@@ -361,7 +361,7 @@ def test_details_say_what_to_look_at() -> None:
 
 def test_a_wrong_name_is_the_callers_mistake() -> None:
     with pytest.raises(ConfigError, match="frozen_lake"):
-        check_env("frozenlake")
+        check_env("frozen_lak")
 
 
 def test_playing_the_check_itself_leaves_the_global_generators_alone() -> None:

@@ -14,7 +14,7 @@ from turnwise.config.sections.learn import OptimSettings
 from turnwise.errors import LearnError
 from turnwise.learn.losses import PpoClipParams
 from turnwise.learn.pack import pack
-from turnwise.learn.trainer import learning_rate_share
+from turnwise.learn.schedule import learning_rate_share
 
 from .parts import copy_of, gradients, is_equal, make_batch, make_model, make_samples, make_trainer
 

@@ -114,7 +114,7 @@ def test_a_failing_update_ends_the_explorer_too(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_failing_rollout_ends_the_run_with_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail(*_: object) -> None:
+    async def fail(*_: object, **__: object) -> None:
         raise RuntimeError("the rollout broke")
 
     monkeypatch.setattr(pipelined, "explore", fail)
@@ -134,7 +134,7 @@ def test_weights_that_cannot_be_loaded_end_the_run(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_rollout_that_never_ends_is_named_when_the_deadline_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def hang(*_: object) -> None:
+    async def hang(*_: object, **__: object) -> None:
         await asyncio.sleep(3600)
 
     monkeypatch.setattr(pipelined, "explore", hang)
