@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from turnwise.app.length import settle_length
 from turnwise.config.checks import find_contradictions
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.learn import FilePtx, OraclePtx
@@ -42,6 +43,11 @@ def refuse_what_cannot_run(settings: TurnwiseSettings) -> None:
 
 def find_refusals(settings: TurnwiseSettings) -> list[Refusal]:
     """Every reason, in the order of the pipeline."""
+    unsettled: list[Refusal] = []
+    try:
+        settings = settle_length(settings)
+    except TurnwiseError as error:
+        unsettled = [Refusal(about="settings", message=str(error))]
     found = [Refusal(about="settings", message=problem) for problem in find_contradictions(settings)]
     # A workflow that cannot be imported is told there already.
     if not any(refusal.message.startswith("rollout.workflow:") for refusal in found):
@@ -49,6 +55,7 @@ def find_refusals(settings: TurnwiseSettings) -> list[Refusal]:
     found += [refusal for path, world in worlds_by_path(settings) for refusal in _world_refusals(settings, path, world)]
     broken = {refusal.about for refusal in found}
     if "env" not in broken:
+        found += unsettled
         found += _caught("data", lambda: _check_oracle(settings))
     found += _caught("data", lambda: _check_rows(settings))
     found += _caught("data", lambda: _check_offline(settings))

@@ -11,6 +11,7 @@ from turnwise.config.sections.context import ContextSettings
 from turnwise.config.sections.env import EnvSettings
 from turnwise.config.sections.rollout import NoIsolation, ProcessIsolation
 from turnwise.envs.base import BaseEnv
+from turnwise.envs.boundary import count_tasks
 from turnwise.envs.isolation import IsolatedEnv
 from turnwise.envs.make import make_env
 from turnwise.rollout.limits import Limits
@@ -31,6 +32,14 @@ class World:
     def is_judged(self) -> bool:
         """Whether its rewards come from a judge."""
         return gives_no_rewards(self.env.type)
+
+    def count_tasks(self, split: str) -> int | None:
+        """How many tasks it has in a split; None where there is no end of them."""
+        env = self.make(split)
+        try:
+            return count_tasks(env, split)
+        finally:
+            env.close()
 
     def make(self, split: str) -> BaseEnv:
         params = env_params(self.env, split)
