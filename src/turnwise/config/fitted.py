@@ -17,7 +17,7 @@ def fill_in(raw: dict[str, Any]) -> dict[str, Any]:
     """The keys with the choices that follow from others."""
     raw = _with_default(raw, ("credit", "type"), _credit_rule(raw))
     if _find(raw, "reward", "judge", "type") not in (None, "none"):
-        raw = _with_default(raw, ("reward", "judge", "beside_env"), "leave" if _needs_judge(raw) else "add")
+        raw = _with_default(raw, ("reward", "judge", "beside_env"), "leave" if needs_judge(raw) else "add")
     return raw
 
 
@@ -28,7 +28,7 @@ def _credit_rule(raw: dict[str, Any]) -> str:
     return "reinforce_pp" if _find(raw, "rollout", "group_size") == 1 else "grpo"
 
 
-def _needs_judge(raw: dict[str, Any]) -> bool:
+def needs_judge(raw: dict[str, Any]) -> bool:
     """Whether an environment of the run gives no rewards."""
     mixed = _find(raw, "mix")
     tags = mixed if isinstance(mixed, dict) else {}
