@@ -90,8 +90,9 @@ def _eval(options: argparse.Namespace, overrides: list[str], console: Console) -
 
     if options.target in ("oracle", "random"):
         settings = _setting_of(options)
-        env, episodes = settings.env.type, settings.eval.episodes
-        success, mean_return = measure_rule_in(settings, options.target, held_out_tasks(settings, options.split))
+        env, tasks = settings.env.type, held_out_tasks(settings, options.split)
+        episodes = sum(task.tag == env for task in tasks)
+        success, mean_return = measure_rule_in(settings, options.target, tasks)
     else:
         if options.env:
             raise ConfigError("--env goes with oracle and random; a run or model plays in the setting of its recipe.")

@@ -49,10 +49,11 @@ def settled(recipe: dict[str, Any], *overrides: str) -> tuple[int | None, int]:
 
 @pytest.mark.slow
 def test_epochs_are_trained_to_their_end_and_every_row_is_seen(recipe: dict[str, Any], tmp_path: Path) -> None:
-    given = [*SMALL, "rollout.groups=4", "tasks.epochs=2", "report.trajectories_per_step=100"]
+    given = [*SMALL, "rollout.groups=4", "tasks.epochs=2", "report.trajectories_per_step=100", "eval.episodes=all"]
     run = train(recipe, given, run_dir=tmp_path / "run")
     assert run.summary.policy_version == run.settings.learn.steps == 5
     assert run.settings.tasks.num_tasks == NUM_ROWS
+    assert run.summary.eval_episodes == 3
     files = [run.path / "trajectories" / f"step-{step:06d}.jsonl" for step in range(1, 6)]
     seeds = {trajectory.task.seed for file in files for trajectory in read_trajectories(file)}
     assert len(seeds) == NUM_ROWS
