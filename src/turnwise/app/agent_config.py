@@ -16,6 +16,7 @@ from turnwise.config.load import load_settings
 from turnwise.config.registry import CREDITS, ENVS
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, did_you_mean
+from turnwise.rollout.worlds import main_world
 
 _FOREIGN = {
     "agent": ("max_turn", "agent_length"),
@@ -73,7 +74,8 @@ def _credit(algorithm: Mapping[str, Any], base: TurnwiseSettings) -> dict[str, o
 
 def _steps_per_epoch(settings: TurnwiseSettings) -> int:
     """How many rollouts see every task once; one, where tasks never end: each agent has played."""
-    return -(-(settings.tasks.num_tasks or 1) // settings.rollout.groups)
+    num_tasks = settings.tasks.num_tasks or main_world(settings).count_tasks("train") or 1
+    return -(-num_tasks // settings.rollout.groups)
 
 
 # --- one environment for each agent -----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import turnwise as tw
+from turnwise.app.agent_config import load_agent_settings
 from turnwise.app.length import settle_length
 from turnwise.app.refusals import find_refusals
 from turnwise.app.run import train
@@ -49,7 +50,8 @@ def settled(recipe: dict[str, Any], *overrides: str) -> tuple[int | None, int]:
 
 @pytest.mark.slow
 def test_epochs_are_trained_to_their_end_and_every_row_is_seen(recipe: dict[str, Any], tmp_path: Path) -> None:
-    given = [*SMALL, "rollout.groups=4", "tasks.epochs=2", "report.trajectories_per_step=100", "eval.episodes=all"]
+    small = [override for override in SMALL if not override.startswith("learn.steps")]
+    given = [*small, "rollout.groups=4", "tasks.epochs=2", "report.trajectories_per_step=100", "eval.episodes=all"]
     run = train(recipe, given, run_dir=tmp_path / "run")
     assert run.summary.policy_version == run.settings.learn.steps == 5
     assert run.settings.tasks.num_tasks == NUM_ROWS
@@ -62,9 +64,18 @@ def test_epochs_are_trained_to_their_end_and_every_row_is_seen(recipe: dict[str,
 def test_the_number_of_updates_follows_from_tasks_epochs_and_groups(recipe: dict[str, Any]) -> None:
     assert settled(recipe) == (None, 100)
     assert settled(recipe, "tasks.epochs=1") == (10, 3)
-    assert settled(recipe, "tasks.epochs=2", "learn.steps=70") == (10, 5)
+    assert settled({**recipe, "learn": {"steps": 70}}, "tasks.epochs=2") == (10, 5)
     assert settled(recipe, "tasks.epochs=2", "tasks.num_tasks=6") == (6, 3)
     assert settled(LAKE, "tasks.epochs=3", "tasks.num_tasks=16", "rollout.groups=8") == (16, 6)
+
+
+def test_of_two_lengths_the_later_one_counts_and_two_at_once_are_refused(recipe: dict[str, Any]) -> None:
+    once = settle_length(load_settings(recipe, ["tasks.epochs=2"])).model_dump()
+    assert settled(once, "learn.steps=7")[1] == 7
+    assert settled(once, "rollout.groups=5")[1] == 4
+    assert settled(once, "tasks.epochs=4")[1] == 10
+    with pytest.raises(ConfigError, match=r"learn\.steps and tasks\.epochs given; both say how long"):
+        load_settings(recipe, ["learn.steps=7", "tasks.epochs=2"])
 
 
 def test_settled_settings_stay_as_they_are(recipe: dict[str, Any]) -> None:
@@ -112,3 +123,10 @@ def test_worlds_of_rows_know_how_many_tasks_they_have(tmp_path: Path, name: str,
     assert sum(count or 0 for count in counts.values()) == 40
     for split, count in counts.items():
         assert len({env.reset(seed, split=split) for seed in range(7, 7 + (count or 0))}) == count
+
+
+def test_epochs_of_agents_go_through_the_rows_of_a_file(recipe: dict[str, Any]) -> None:
+    config = {"agent": {"agent_length": 4}, "trainer": {"total_epochs": 2}}
+    rows = load_agent_settings({**config, "env_template": [recipe["env"]]}, {})
+    endless = load_agent_settings({**config, "env_template": ["FrozenLake"]}, {})
+    assert (rows.learn.steps, endless.learn.steps) == (6, 2)

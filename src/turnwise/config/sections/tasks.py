@@ -15,7 +15,8 @@ class TaskSettings(Settings):
     environment has."""
     epochs: PositiveInt | None = None
     """Go this many times through the training tasks of the main environment: `learn.steps` then is that many rollouts,
-    whatever was given for it; null: `learn.steps` counts."""
+    whatever stands beside it; a `learn.steps` that overrides a file counts in place of its epochs. null: `learn.steps`
+    counts."""
     selector: Literal["sequential", "random", "difficulty"] = "sequential"
     """Which of them come next: in order, shuffled anew in each epoch, or those whose success is likely to be near
     `target_success`."""
