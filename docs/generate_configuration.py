@@ -43,7 +43,9 @@ In {kinds} the key `type` chooses one of the kinds below, and the other keys of 
 
 Three switches stand for choices: `use_reward_model` for `reward.judge` (`model` or `none`), `use_reward_critic` for
 `learn.critic` (`model` or `none`), and `multi_turn: false` for `rollout.max_turns: 1`. Where only `multi_turn` is
-given, the other two are its opposite, unless the file makes these choices itself.
+given, the other two are its opposite, unless the file makes these choices itself; an environment that gives rewards
+needs no reward model for one turn. `multi_turn: false` without `env` trains on the built-in prompts with the built-in
+reward model.
 
 Write this page anew with `python docs/generate_configuration.py`; `--check` only tells whether it is stale.
 """

@@ -41,6 +41,14 @@ def test_an_environment_alone_trains(tmp_path: Path, more: dict[str, Any], rule:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("more", [{}, LAKE])
+def test_one_turn_trains_with_an_environment_and_without(tmp_path: Path, more: dict[str, Any]) -> None:
+    run = small({"multi_turn": False, **more}, tmp_path / "run", "rollout.max_turns=1")
+    assert run.settings.credit.type == "gae"
+    assert run.summary.policy_version == 2
+
+
+@pytest.mark.slow
 def test_an_environment_and_a_judge_together_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_scores.py").write_text("def score(prompt, response):\n    return 3.0\n")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from turnwise.app.foreign import default_recipe, describe_translation, to_recipe, to_translation_rows
+from turnwise.app.length import settle_length
 from turnwise.app.refusals import refuse_what_cannot_run
 from turnwise.config.checks import find_no_effect
 from turnwise.config.load import dump_settings, load_settings, parse_params, translate_file
@@ -91,8 +92,9 @@ def _eval(options: argparse.Namespace, overrides: list[str], console: Console) -
 
     if options.target in ("oracle", "random"):
         settings = _setting_of(options)
-        env, episodes = settings.env.type, settings.eval.episodes
-        success, mean_return = measure_rule_in(settings, options.target, held_out_tasks(settings, options.split))
+        env, tasks = settings.env.type, held_out_tasks(settings, options.split)
+        episodes = sum(task.tag == env for task in tasks)
+        success, mean_return = measure_rule_in(settings, options.target, tasks)
     else:
         if options.env:
             raise ConfigError("--env goes with oracle and random; a run or model plays in the setting of its recipe.")
@@ -184,6 +186,7 @@ def _check(options: argparse.Namespace, overrides: list[str], console: Console) 
         console.print(describe_translation(translation), soft_wrap=True)
     settings = load_settings(options.target, overrides)
     refuse_what_cannot_run(settings)
+    settings = settle_length(settings)
     notes = find_no_effect(settings)
     if options.json:
         keys = {} if translation is None else {"dialect": translation.dialect, "keys": to_translation_rows(translation)}
@@ -221,7 +224,7 @@ def _plan(options: argparse.Namespace, overrides: list[str], console: Console) -
     refuse_what_cannot_run(settings)
     from turnwise.app.plan import describe_plan, make_plan
 
-    plan = make_plan(settings)
+    plan = make_plan(settle_length(settings))
     if options.json:
         console.print_json(json.dumps(plan.to_dict()))
     else:

@@ -10,6 +10,7 @@ from turnwise.config.sections.reward import ModelJudgeSettings
 from turnwise.config.sections.warm_start import OracleWarmStart
 from turnwise.learn.memory import MemoryReport, ModelMemory, read_config, report_memory, size_words
 from turnwise.learn.tiny_model import tiny_config
+from turnwise.rollout.worlds import count_held_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,7 @@ def make_plan(settings: TurnwiseSettings) -> Plan:
         max_sampled_tokens_per_step=episodes * rollout.max_turns * settings.context.max_response_tokens,
         optimizer_steps=learn.steps * learn.epochs * learn.minibatches,
         demonstrations=settings.warm_start.episodes if isinstance(settings.warm_start, OracleWarmStart) else 0,
-        eval_episodes=settings.eval.episodes * len(settings.envs()),
+        eval_episodes=sum(count_held_out(settings).values()),
         memory=plan_memory(settings),
         notes=tuple(find_no_effect(settings)),
     )

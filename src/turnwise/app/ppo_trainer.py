@@ -14,6 +14,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
+from turnwise.app.length import settle_length
 from turnwise.app.run import Run, new_directory, run_async
 from turnwise.app.set_up import Workers, open_workers
 from turnwise.app.training import Training
@@ -52,7 +53,7 @@ class PPOTrainer(Stages):
     ) -> None:
         """`config` is a recipe's name, a file, a mapping (OmegaConf's too) or settings; `overrides` as in `train`."""
         self.config = config
-        self.settings = self.read_config(config, overrides)
+        self.settings = settle_length(self.read_config(config, overrides))
         check_settings(self.settings)
         _check_loop(self.settings)
         self._run_dir = run_dir

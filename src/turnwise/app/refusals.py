@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from turnwise.app.length import settle_length
 from turnwise.config.checks import find_contradictions
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.learn import FilePtx, OraclePtx
@@ -21,7 +22,7 @@ from turnwise.envs.boundary import reset_env
 from turnwise.errors import ConfigError, EnvError, TurnwiseError
 from turnwise.experience.files import read_experiences
 from turnwise.rollout.chosen import find_workflow, read_pairs, require_oracle
-from turnwise.rollout.worlds import World, main_world, worlds_of
+from turnwise.rollout.worlds import World, count_held_out, main_world, worlds_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,11 @@ def refuse_what_cannot_run(settings: TurnwiseSettings) -> None:
 
 def find_refusals(settings: TurnwiseSettings) -> list[Refusal]:
     """Every reason, in the order of the pipeline."""
+    unsettled: list[Refusal] = []
+    try:
+        settings = settle_length(settings)
+    except TurnwiseError as error:
+        unsettled = [Refusal(about="settings", message=str(error))]
     found = [Refusal(about="settings", message=problem) for problem in find_contradictions(settings)]
     # A workflow that cannot be imported is told there already.
     if not any(refusal.message.startswith("rollout.workflow:") for refusal in found):
@@ -49,7 +55,10 @@ def find_refusals(settings: TurnwiseSettings) -> list[Refusal]:
     found += [refusal for path, world in worlds_by_path(settings) for refusal in _world_refusals(settings, path, world)]
     broken = {refusal.about for refusal in found}
     if "env" not in broken:
+        found += unsettled
         found += _caught("data", lambda: _check_oracle(settings))
+    if all(about not in broken for about, _ in worlds_by_path(settings)):
+        found += _caught("settings", lambda: count_held_out(settings))
     found += _caught("data", lambda: _check_rows(settings))
     found += _caught("data", lambda: _check_offline(settings))
     found += _caught("model", lambda: _check_model(settings))
@@ -93,7 +102,7 @@ def _splits_played(settings: TurnwiseSettings, world: World) -> dict[str, bool]:
     if mode in ("both", "explore") or is_tiny or has_oracle:
         # The tokenizer of the built-in model is made from the texts of training tasks.
         splits["train"] = is_tiny
-    if world == main_world(settings) and settings.eval.episodes > 0 and mode != "explore":
+    if world == main_world(settings) and settings.eval.is_wanted and mode != "explore":
         splits["eval"] = True
     return splits
 

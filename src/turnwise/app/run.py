@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from turnwise.app.exploring import Exploring, evaluate_alone
+from turnwise.app.length import settle_length
 from turnwise.app.refusals import refuse_what_cannot_run
 from turnwise.app.training import Training
 from turnwise.config.load import dump_settings, load_settings
@@ -78,6 +79,7 @@ def train(
     """Train a recipe (name, file or mapping) with overrides; returns the finished Run."""
     settings = load_settings(recipe, overrides)
     refuse_what_cannot_run(settings)
+    settings = settle_length(settings)
     console = console or Console(quiet=True)
     if settings.run.mode == "both":
         directory = new_directory(settings, run_dir)

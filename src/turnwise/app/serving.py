@@ -21,6 +21,7 @@ from pathlib import Path
 from rich.console import Console
 
 from turnwise.app.checkpointer import read_progress
+from turnwise.app.length import settle_length
 from turnwise.app.models import resolve_model
 from turnwise.app.refusals import refuse_what_cannot_run
 from turnwise.app.run import Run
@@ -81,6 +82,7 @@ def load_served(target: str, *, recipe: str | None = None, overrides: Sequence[s
         policy = resolve_model(settings)
     settings = _start_from(settings, policy)
     refuse_what_cannot_run(settings)
+    settings = settle_length(settings)
     directory = RunDirectory.create(
         new_run_path(Path(settings.run.root), settings.recipe),
         config_yaml=dump_settings(settings),

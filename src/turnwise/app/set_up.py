@@ -61,7 +61,7 @@ class Evaluator:
 
     @property
     def is_wanted(self) -> bool:
-        return self._parts.settings.eval.episodes > 0
+        return self._parts.settings.eval.is_wanted
 
     @property
     def play(self) -> PlayParts:

@@ -17,8 +17,18 @@ def fill_in(raw: dict[str, Any]) -> dict[str, Any]:
     """The keys with the choices that follow from others."""
     raw = _with_default(raw, ("credit", "type"), _credit_rule(raw))
     if _find(raw, "reward", "judge", "type") not in (None, "none"):
-        raw = _with_default(raw, ("reward", "judge", "beside_env"), "leave" if _needs_judge(raw) else "add")
+        raw = _with_default(raw, ("reward", "judge", "beside_env"), "leave" if needs_judge(raw) else "add")
+    if _has_eval_files(raw):
+        raw = _with_default(raw, ("eval", "episodes"), "all")
     return raw
+
+
+def _has_eval_files(raw: dict[str, Any]) -> bool:
+    """Whether every environment of the run has a file for evaluation."""
+    mixed = _find(raw, "mix")
+    tags = mixed if isinstance(mixed, dict) else {}
+    paths = [_find(raw, "env", "eval_path"), *(_find(tags, tag, "env", "eval_path") for tag in tags)]
+    return all(path is not None for path in paths)
 
 
 def _credit_rule(raw: dict[str, Any]) -> str:
@@ -28,7 +38,7 @@ def _credit_rule(raw: dict[str, Any]) -> str:
     return "reinforce_pp" if _find(raw, "rollout", "group_size") == 1 else "grpo"
 
 
-def _needs_judge(raw: dict[str, Any]) -> bool:
+def needs_judge(raw: dict[str, Any]) -> bool:
     """Whether an environment of the run gives no rewards."""
     mixed = _find(raw, "mix")
     tags = mixed if isinstance(mixed, dict) else {}

@@ -37,6 +37,7 @@ from turnwise.config.shorthands import expand_shorthands
 from turnwise.errors import ConfigError
 
 _log = logging.getLogger("turnwise.config")
+_LENGTHS = ("learn.steps", "tasks.epochs")
 _SETTINGS_SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -93,10 +94,24 @@ def _read(
             changes = _merge_foreign(changes, item, f"override '{words}'")
         translation = translate_overrides(changes)
         source = _merge(source, _our_words(translation), "an override")
+    _refuse_two_lengths([item for _, item in ours])
     for words, item in ours:
         source = _merge(source, item, f"override '{words}'")
     raw = _resolve(source)
     return fill_in(expand_shorthands({**raw, "recipe": raw.get("recipe") or name})), translation
+
+
+def _refuse_two_lengths(overrides: Sequence[DictConfig]) -> None:
+    """A length given later replaces one of the other kind; of two given together nobody knows which is meant."""
+    given = {key for item in overrides for key in _LENGTHS if _says(item, key)}
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(_LENGTHS)} given; both say how long the run is. Leave one of them away.")
+
+
+def _says(config: DictConfig, key: str) -> bool:
+    section, name = key.split(".")
+    inner = _as_dict(config).get(section)
+    return isinstance(inner, dict) and inner.get(name) is not None
 
 
 def translate_file(recipe: str | Path, overrides: Sequence[str] = ()) -> Translation | None:
@@ -225,6 +240,8 @@ def _one_line(error: BaseException) -> str:
 def _merge(base: DictConfig, new: DictConfig | dict[str, Any], source: str) -> DictConfig:
     try:
         kept = without_switched(_as_dict(base), _as_dict(OmegaConf.create(new)))
+        if _says(OmegaConf.create(new), "learn.steps") and isinstance(kept.get("tasks"), dict):
+            kept = {**kept, "tasks": {key: value for key, value in kept["tasks"].items() if key != "epochs"}}
         return cast(DictConfig, OmegaConf.merge(OmegaConf.create(kept), new))
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         raise ConfigError(f"{source} does not fit the settings it changes: {_one_line(error)}") from error

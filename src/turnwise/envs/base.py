@@ -105,6 +105,10 @@ class BaseEnv(ABC):
         """The row of data that `reset` with these begins; the two themselves where there are no rows."""
         return {"seed": seed, "split": split}
 
+    def num_tasks(self, split: str = "train") -> int | None:
+        """How many tasks a split has, each of them once in as many seeds that follow each other; None: without end."""
+        return None
+
     def snapshot(self) -> object:
         """Everything that `restore` needs to go on from here."""
         raise EnvError(f"{self.label()} has no snapshots.")

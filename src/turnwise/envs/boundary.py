@@ -84,6 +84,19 @@ def describe_env(env: BaseEnv) -> EnvDescription:
         raise _failure(env, "instructions, legend or action_names", error) from error
 
 
+def count_tasks(env: BaseEnv, split: str) -> int | None:
+    """How many tasks a split has; None where there is no end of them."""
+    try:
+        count: object = env.num_tasks(split)
+    except TaskError:
+        raise
+    except _RAISED as error:
+        raise _failure(env, f"num_tasks({split!r})", error) from error
+    if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+        raise EnvError(f"{_name(env)}.num_tasks returned {reprlib.repr(count)}; expected a number above 0, or None.")
+    return count
+
+
 def call_env(env: BaseEnv, method: str, *args: object) -> object:
     """Any other method of an author's: `oracle`, `snapshot`, `restore`."""
     try:

@@ -73,6 +73,9 @@ class IsolatedEnv(BaseEnv):
     def admissible_actions(self) -> list[str] | None:
         return self._call("admissible_actions")
 
+    def num_tasks(self, split: str = "train") -> int | None:
+        return self._call("num_tasks", split)
+
     @property
     def action_names(self) -> tuple[str, ...] | None:
         names = self._about["action_names"]

@@ -68,6 +68,8 @@ class Row(NamedTuple):
     place: str
     """Where it stands, for messages: `/data/rows.jsonl, line 3`."""
     content: object
+    is_all_text: bool = False
+    """Whether its values are texts because the format knows nothing else."""
 
 
 def read_rows(file: RowFile) -> Iterator[Row]:
@@ -220,7 +222,7 @@ def _csv_rows(text: str, file: RowFile) -> Iterator[Row]:
                     f"{place}: found {len(values)} values; expected {len(names)}, one for each name of the first row "
                     f"({', '.join(names)}). Mend the line, or set {file.format.setting} to another file."
                 )
-            yield Row(place, dict(zip(names, values, strict=True)))
+            yield Row(place, dict(zip(names, values, strict=True)), is_all_text=True)
     except csv.Error as error:
         raise TaskError(
             f"{file.path}, line {reader.line_num}: found no valid CSV ({error}); expected rows of values under a first "

@@ -57,7 +57,7 @@ from turnwise.rollout.env_manager import EnvStateManager
 from turnwise.rollout.judges import FunctionJudge, Judging
 from turnwise.rollout.limits import RunnerLimits
 from turnwise.rollout.workflow import Workflow
-from turnwise.rollout.worlds import World, worlds_of
+from turnwise.rollout.worlds import World, count_held_out, worlds_of
 from turnwise.sites import BufferSite, EngineSite, LearnerSite, TransportSite
 from turnwise.sync.memory import MemoryChannel
 from turnwise.types import Sampling, Task
@@ -80,13 +80,14 @@ def build_play(
     engine = open_engine(words, str(model_path), run_path=run_path)
     judging = build_judging(settings)
     stage = Stage(settings=settings, template=words.template, engine=engine, judging=judging)
+    counts = count_held_out(settings, split)
     return PlayParts(
         **vars(words),
         engine=engine,
         channel=MemoryChannel([engine]),
         judging=judging,
         eval_proxy=stage.proxy(
-            [replace(world, groups=max(settings.eval.episodes, 1)) for world in worlds_of(settings)],
+            [replace(world, groups=max(counts[world.tag], 1)) for world in worlds_of(settings)],
             split="eval",
             temperature=settings.eval.temperature,
         ),
@@ -273,9 +274,8 @@ def build_tasks(settings: TurnwiseSettings, worlds: Sequence[World]) -> TaskSour
 
 def held_out_tasks(settings: TurnwiseSettings, split: str = "eval") -> list[Task]:
     """The tasks of an evaluation, of every environment: always the same for the same settings, whatever the seed."""
-    first, episodes = settings.eval.first_seed, settings.eval.episodes
-    tags = [world.tag for world in worlds_of(settings)]
-    return [Task(tag=tag, seed=first + n, split=split) for tag in tags for n in range(episodes)]
+    first, counts = settings.eval.first_seed, count_held_out(settings, split)
+    return [Task(tag=tag, seed=first + n, split=split) for tag, count in counts.items() for n in range(count)]
 
 
 def first_train_seed(settings: TurnwiseSettings) -> int:

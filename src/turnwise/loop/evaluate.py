@@ -86,7 +86,7 @@ async def evaluate_once(parts: PlayParts, advance: Callable[[int, int], None] | 
 
 def is_evaluation_due(settings: TurnwiseSettings, step: int) -> bool:
     """Whether the policy is evaluated after this step, beside before and after the run."""
-    return settings.eval.episodes > 0 and settings.eval.every > 0 and step % settings.eval.every == 0
+    return settings.eval.is_wanted and settings.eval.every > 0 and step % settings.eval.every == 0
 
 
 def measure_rule_in(settings: TurnwiseSettings, rule: str, tasks: Sequence[Task]) -> tuple[float, float]:

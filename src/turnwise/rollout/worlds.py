@@ -11,8 +11,10 @@ from turnwise.config.sections.context import ContextSettings
 from turnwise.config.sections.env import EnvSettings
 from turnwise.config.sections.rollout import NoIsolation, ProcessIsolation
 from turnwise.envs.base import BaseEnv
+from turnwise.envs.boundary import count_tasks
 from turnwise.envs.isolation import IsolatedEnv
 from turnwise.envs.make import make_env
+from turnwise.errors import ConfigError
 from turnwise.rollout.limits import Limits
 
 
@@ -31,6 +33,14 @@ class World:
     def is_judged(self) -> bool:
         """Whether its rewards come from a judge."""
         return gives_no_rewards(self.env.type)
+
+    def count_tasks(self, split: str) -> int | None:
+        """How many tasks it has in a split; None where there is no end of them."""
+        env = self.make(split)
+        try:
+            return count_tasks(env, split)
+        finally:
+            env.close()
 
     def make(self, split: str) -> BaseEnv:
         params = env_params(self.env, split)
@@ -67,6 +77,20 @@ def worlds_of(settings: TurnwiseSettings) -> tuple[World, ...]:
         for tag, other in settings.mix.by_tag().items()
     )
     return main_world(settings), *mixed
+
+
+def count_held_out(settings: TurnwiseSettings, split: str = "eval") -> dict[str, int]:
+    """How many tasks of each environment an evaluation plays."""
+    episodes, counts = settings.eval.episodes, dict[str, int]()
+    for world in worlds_of(settings):
+        count = world.count_tasks(split) if episodes == "all" else episodes
+        if count is None:
+            raise ConfigError(
+                f"eval.episodes: 'all' given; environment '{world.env.type}' has no end of tasks for evaluation here. "
+                "Set eval.episodes to a number."
+            )
+        counts[world.tag] = count
+    return counts
 
 
 def _limits(max_turns: int, max_actions: int | None, context: ContextSettings) -> Limits:

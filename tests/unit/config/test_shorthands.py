@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from turnwise.config.checks import check_settings
@@ -46,8 +48,29 @@ def test_the_resolved_settings_know_no_switches() -> None:
 
 def test_a_reward_model_that_is_asked_for_and_absent_is_named() -> None:
     with pytest.raises(ConfigError) as raised:
-        check_settings(load_settings(PROMPTS, ["multi_turn=false"]))
+        check_settings(load_settings(PROMPTS, ["multi_turn=false", "env.path=my_prompts.txt"]))
     assert "reward.judge.path=" in str(raised.value)
+
+
+def test_one_turn_without_an_environment_is_about_the_built_in_prompts() -> None:
+    settings: Any = load_settings({"multi_turn": False})
+    assert (settings.env.type, settings.context.answer.type, settings.rollout.max_turns) == ("prompts", "plain", 1)
+    assert (settings.reward.judge.type, settings.reward.judge.path) == ("model", "tiny")
+    assert (settings.learn.critic.type, settings.credit.type) == ("model", "gae")
+    check_settings(settings)
+
+
+def test_one_turn_of_an_environment_with_rewards_needs_no_judge() -> None:
+    settings = load_settings({"env": {"type": "frozen_lake"}, "multi_turn": False})
+    assert (settings.reward.judge.type, settings.learn.critic.type) == ("none", "model")
+    check_settings(settings)
+    asked: Any = load_settings({"env": {"type": "frozen_lake"}, "multi_turn": False, "use_reward_model": True})
+    assert (asked.reward.judge.type, asked.reward.judge.path) == ("model", None)
+
+
+def test_many_turns_need_an_environment() -> None:
+    with pytest.raises(ConfigError, match=r"multi_turn: true given and no environment; .* env\.type=frozen_lake"):
+        load_settings({"multi_turn": True})
 
 
 @pytest.mark.parametrize("value", ["maybe", "3"])

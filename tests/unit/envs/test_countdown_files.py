@@ -46,6 +46,19 @@ def test_a_list_and_lines_are_the_same(lines: Path, tmp_path: Path) -> None:
     assert texts_of(Countdown(path=str(path)), "train") == texts_of(Countdown(path=str(lines)), "train")
 
 
+@pytest.mark.parametrize("words", ["[{}]", "{}"])
+@pytest.mark.parametrize("between", [", ", " ", ";"])
+def test_numbers_of_a_csv_file_are_read_as_numbers(lines: Path, tmp_path: Path, words: str, between: str) -> None:
+    path = tmp_path / "rows.csv"
+    nums = [words.format(between.join(map(str, row["nums"]))) for row in ROWS]  # type: ignore[call-overload]
+    rows = [f'"{text}",{row["target"]}' for text, row in zip(nums, ROWS, strict=True)]
+    path.write_text("\n".join(["nums,target", *rows]))
+    assert texts_of(Countdown(path=str(path)), "train") == texts_of(Countdown(path=str(lines)), "train")
+    path.write_text('nums,target\n"1, two",3\n')
+    with pytest.raises(TaskError, match=r"rows.csv, line 2: found .*'nums'"):
+        Countdown(path=str(path))
+
+
 def test_parquet_is_read_where_pyarrow_is_there(lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rows.parquet"
     path.write_bytes(b"PAR1")

@@ -37,6 +37,15 @@ def test_it_plays_as_it_does_at_home() -> None:
             ours, theirs = step_env(isolated, action), step_env(home, action)
             assert (ours.text, ours.reward, ours.done) == (theirs.text, theirs.reward, theirs.done)
             done = ours.done
+    assert isolated.num_tasks("eval") is None
+    isolated.close()
+
+
+def test_it_knows_how_many_tasks_there_are() -> None:
+    isolated, home = IsolatedEnv("prompts", {}, time_limit_s=HANG_S), make_env("prompts")
+    counts = [isolated.num_tasks(split) for split in ("train", "eval")]
+    assert counts == [home.num_tasks(split) for split in ("train", "eval")]
+    assert counts[0] != counts[1]
     isolated.close()
 
 

@@ -7,7 +7,7 @@ another: what cannot be understood or played is left out, and the rest is looked
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from turnwise.app.doctor.estimate import examine_memory, examine_time, fits
@@ -17,6 +17,7 @@ from turnwise.app.doctor.probe import NUM_EPISODES, Probed, probe
 from turnwise.app.doctor.speech import examine_judge, examine_model, examine_template
 from turnwise.app.doctor.verdicts import judge_oracle, judge_policy
 from turnwise.app.doctor.worlds import examine_world
+from turnwise.app.length import settle_length
 from turnwise.app.models import resolve_model
 from turnwise.app.plan import Plan, make_plan
 from turnwise.app.refusals import Refusal, find_refusals, worlds_by_path
@@ -26,6 +27,7 @@ from turnwise.config.lenient import Mended, load_what_can_be
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.warm_start import OracleWarmStart
+from turnwise.errors import TurnwiseError
 from turnwise.report.progress import Advance
 from turnwise.rollout.worlds import World
 
@@ -58,6 +60,9 @@ class _Patient:
 
     def __init__(self, mended: Mended, settings: TurnwiseSettings) -> None:
         self._settings = settings
+        # What cannot be settled is among the refusals.
+        with suppress(TurnwiseError):
+            self._settings = settle_length(settings)
         self._refusals = [r for r in find_refusals(settings) if not _follows_from(r, mended.left_out)]
         self._is_clean = not mended.problems
         self._model_path: str | None = None

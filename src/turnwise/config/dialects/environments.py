@@ -29,7 +29,7 @@ class World:
     @property
     def has_rows(self) -> bool:
         """Whether its tasks are the rows of a file, so that epochs mean something."""
-        return any(self.settings.get(name) for name in ("path", "games", "goals"))
+        return any(self.settings.get(name) for name in ("path", "games"))
 
 
 def find_env(name: Any) -> tuple[str, dict[str, Any]]:

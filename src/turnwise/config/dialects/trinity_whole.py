@@ -287,7 +287,7 @@ def _length(file: ForeignFile, made: Native) -> Native:
     ratio = file.get("algorithm.optimizer.lr_warmup_steps_ratio")
     length: dict[str, object] = {}
     if epochs is not None and "learn.steps" not in made and "tasks.epochs" not in made:
-        has_rows = any(made.get(f"env.{name}") for name in _FILES.values())
+        has_rows = any(made.get(f"env.{name}") for name in ("path", "games"))
         length["tasks.epochs" if has_rows else "learn.steps"] = epochs
     steps = {**made, **length}.get("learn.steps")
     if isinstance(ratio, int | float) and ratio > 0 and isinstance(steps, int):

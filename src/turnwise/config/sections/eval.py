@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Literal
+
+from pydantic import Field, field_validator
 
 from turnwise.config.settings import Settings
 
 
 class EvalSettings(Settings):
-    episodes: int = Field(default=400, ge=0)
-    """Held-out episodes of each environment, always the same; 0: nothing is evaluated, and a trainer of its own
-    opens no engine."""
+    episodes: int | Literal["all"] = Field(default=400)
+    """Held-out episodes of each environment, always the same; `all`: every held-out task once, where they are rows of
+    a file, and the default where `env.eval_path` is given; 0: nothing is evaluated, and a trainer of its own opens no
+    engine."""
     every: int = Field(default=0, ge=0)
     """Evaluate every this many steps; 0: only before and after."""
     temperature: float = Field(default=0.0, ge=0)
     """0 is greedy."""
     first_seed: int = Field(default=0, ge=0)
     """Evaluation tasks count up from here, whatever run.seed is."""
+
+    @field_validator("episodes", mode="before")
+    @classmethod
+    def _name_all_choices(cls, given: object) -> object:
+        if given == "all" or (type(given) is int and given >= 0):
+            return given
+        raise ValueError(f"{given!r} given; expected 'all' or a number of episodes from 0.")
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anything is evaluated."""
+        return self.episodes != 0

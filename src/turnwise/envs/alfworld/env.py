@@ -143,6 +143,14 @@ class AlfWorld(BaseEnv):
         row = super().raw_task(seed, split)
         return row if file is None else {**row, "game_file": str(file)}
 
+    def num_tasks(self, split: str = "train") -> int | None:
+        check_split(split, SPLITS, self.name)
+        if self.params.game_file is not None:
+            return 1
+        if self.params.games_source is None:
+            return None
+        return len(self._games["unseen" if split == "eval" else split])
+
     def close(self) -> None:
         if self._engine is not None:
             self._engine.close()

@@ -96,6 +96,10 @@ class Countdown(BaseEnv):
             raise EnvError(f"countdown: no expression over {list(self.puzzle.numbers)} makes {self.puzzle.target}.")
         return solution
 
+    def num_tasks(self, split: str = "train") -> int | None:
+        check_split(split, SPLITS, self.name)
+        return None if self._rows is None else len(self._rows[split])
+
     def snapshot(self) -> object:
         return self.puzzle, self._attempts, self._phase
 

@@ -1,4 +1,4 @@
-"""Files of puzzles: a JSON list, JSON lines or Parquet, with the fields `nums` and `target` of the public data set.
+"""Files of puzzles: a JSON list, JSON lines, CSV or Parquet, with the fields `nums` and `target` of the public data.
 
 In comes a path; out come the puzzles of each split, in the order of the file. A row that is no puzzle is one error that
 names the file and the row. It refuses to guess: nothing is skipped but blank lines.
@@ -6,6 +6,7 @@ names the file and the row. It refuses to guess: nothing is skipped but blank li
 
 from __future__ import annotations
 
+import re
 import reprlib
 from functools import lru_cache
 from types import MappingProxyType
@@ -20,9 +21,13 @@ from turnwise.errors import TaskError
 
 _FORMAT = RowFormat(
     setting="env.path",
-    file="a JSON, JSONL or Parquet file of puzzles",
+    file="a JSON, JSONL, CSV or Parquet file of puzzles",
     row=f"an object with 'nums', a list of 2 to {MAX_NUMBERS} whole numbers from 0, and 'target', one more",
 )
+
+_NUMBERS = re.compile(r"\[?\s*[0-9]{1,18}([\s,;]+[0-9]{1,18})*\s*\]?")
+"""How a list of numbers stands in one value of a CSV file: `[1, 2]`, `1 2` or `1;2`."""
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
 
 
 class _Row(BaseModel):
@@ -56,10 +61,23 @@ def _load_once(file: RowFile, eval_share: float) -> MappingProxyType[str, tuple[
 
 def _as_puzzle(row: Row) -> Puzzle:
     try:
-        checked = _Row.model_validate(row.content)
+        checked = _Row.model_validate(_with_numbers(row.content) if row.is_all_text else row.content)
     except ValidationError as error:
         raise TaskError(
             f"{row.place}: found {reprlib.repr(row.content)}; expected {_FORMAT.row}. "
             "Mend the row, or set env.path to another file."
         ) from error
     return Puzzle(tuple(checked.nums), checked.target)
+
+
+def _with_numbers(content: object) -> object:
+    """A row of texts with the numbers that stand in them; what is none stays, and is refused."""
+    if not isinstance(content, dict):
+        return content
+    nums, target = content.get("nums"), content.get("target")
+    read: dict[str, object] = {}
+    if isinstance(nums, str) and _NUMBERS.fullmatch(nums.strip()):
+        read["nums"] = [int(number) for number in re.findall(r"[0-9]+", nums)]
+    if isinstance(target, str) and _NUMBER.fullmatch(target.strip()):
+        read["target"] = int(target)
+    return {**content, **read}

@@ -18,7 +18,8 @@ class CountdownParams(Settings):
     """The settings of Countdown."""
 
     path: str | None = None
-    """A file of puzzles with the fields `nums` and `target`: JSON, JSON lines or Parquet; null draws random ones."""
+    """A file of puzzles with the fields `nums` and `target`: JSON, JSON lines, CSV or Parquet; null draws random
+    ones."""
     min_numbers: int = Field(default=3, ge=2, le=MAX_NUMBERS)
     """The fewest numbers of a random puzzle."""
     max_numbers: int = Field(default=4, ge=2, le=MAX_NUMBERS)

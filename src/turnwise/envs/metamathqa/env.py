@@ -136,6 +136,12 @@ class MetaMathQA(BaseEnv):
         self._require_playing()
         return self._problem.answer
 
+    def num_tasks(self, split: str = "train") -> int | None:
+        check_split(split, SPLITS, self.name)
+        if self._problems is None:
+            return None
+        return len(self._problems.train if split == "train" else self._problems.eval)
+
     def snapshot(self) -> object:
         return self._problem, self._num_wrong, self._text, self._phase
 

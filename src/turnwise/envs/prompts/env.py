@@ -65,7 +65,7 @@ class Prompts(BaseEnv):
 
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
         check_split(split, SPLITS, self.name)
-        rows = self._prompts.train if split == "train" else self._prompts.eval
+        rows = self._rows(split)
         self._row = rows[(draw_seed() if seed is None else seed) % len(rows)]
         self._phase = "playing"
         return self._row.prompt
@@ -93,11 +93,18 @@ class Prompts(BaseEnv):
         self._require_playing()
         return self._row.response or super().oracle()
 
+    def num_tasks(self, split: str = "train") -> int:
+        check_split(split, SPLITS, self.name)
+        return len(self._rows(split))
+
     def snapshot(self) -> object:
         return self._row, self._phase
 
     def restore(self, state: object) -> None:
         self._row, self._phase = cast("tuple[PromptRow, Any]", state)
+
+    def _rows(self, split: str) -> tuple[PromptRow, ...]:
+        return self._prompts.train if split == "train" else self._prompts.eval
 
 
 def _load(params: PromptsParams) -> PromptSet:
