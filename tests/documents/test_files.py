@@ -27,7 +27,6 @@ SHORT = [
     "rollout.group_size=2",
     "context.max_tokens=1500",
     "context.max_response_tokens=4",
-    "eval.episodes=2",
     "report.tensorboard=false",
 ]
 PLACEHOLDERS = {
@@ -53,7 +52,8 @@ def train_two_updates(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) 
     epochs = ["tasks.epochs=null"] if "tasks.epochs" in translation.settings else []
     batch = ["buffer.train_batch_size=60"] if "buffer.train_batch_size" in translation.settings else []
     turns = ["rollout.max_turns=3"] if "default_workflow_type" in text else []
-    return tw.train(file, [*SHORT, *epochs, *batch, *turns], run_dir=folder / "run")
+    evaluated = ["eval.episodes=2"] if "eval.episodes" not in translation.settings else []
+    return tw.train(file, [*SHORT, *epochs, *batch, *turns, *evaluated], run_dir=folder / "run")
 
 
 def _write_households(folder: Path) -> None:

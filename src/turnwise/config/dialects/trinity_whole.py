@@ -197,6 +197,9 @@ def _world(file: ForeignFile) -> Native:
         env = "countdown"
     made: dict[str, object] = {"env.type": env, "rollout.workflow": workflow}
     made |= _rows(file, env) | _workflow_arguments(file, env)
+    if "env.games" in made and file.get("buffer.explorer_input.eval_tasksets") is None:
+        # All games of the list are for training, as there.
+        made["eval.episodes"] = 0
     if env in _ONE_TURN:
         made["rollout.max_turns"] = 1
     if env == "prompts":
