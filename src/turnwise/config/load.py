@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from turnwise.config.choices import made_for, without_switched
-from turnwise.config.dialects.known import OUR_SECTIONS, detect_dialect
+from turnwise.config.dialects.known import OUR_SECTIONS, describe_likeness, detect_dialect
 from turnwise.config.dialects.load import (
     find_composed,
     foreign_key,
@@ -59,9 +59,11 @@ def load_with_translation(
     try:
         return validate(raw), translation
     except ConfigError as error:
-        if translation is None:
-            raise
-        raise ConfigError(translation.name_sources(str(error))) from error
+        if translation is not None:
+            raise ConfigError(translation.name_sources(str(error))) from error
+        if likeness := describe_likeness(raw):
+            raise ConfigError(f"{error}\n  {likeness}") from error
+        raise
 
 
 def read_keys(

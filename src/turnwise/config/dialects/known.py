@@ -5,7 +5,8 @@ In: the keys of a file. Out: its dialect, or None for a file in our own words.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from turnwise.config.dialects import agent_trainer, align_anything, multi_turn_ppo, ragen, trinity, trinity_whole, verl
@@ -107,3 +108,16 @@ def detect_dialect(raw: Mapping[str, Any]) -> Dialect | None:
         # `algorithm`, `trainer` and `model` alone are words of several.
         scores[TRINITY.name] = 0
     return max(DIALECTS, key=lambda dialect: scores[dialect.name])
+
+
+def describe_likeness(keys: Iterable[str]) -> str | None:
+    """Whose file this may be, where its top-level keys are neither ours nor anybody's; None where all are ours."""
+    foreign = [key for key in keys if key not in OUR_SECTIONS]
+    if not foreign:
+        return None
+    scores = {d.name: sum(bool(get_close_matches(key, d.sections, cutoff=0.75)) for key in foreign) for d in DIALECTS}
+    name = max(scores, key=lambda name: scores[name])
+    if scores[name]:
+        return f"It looks like a file of {name}; its sections are listed in docs/coming_from.md."
+    known = ", ".join(dialect.name for dialect in DIALECTS)
+    return f"Files of {known} are understood as they stand: docs/coming_from.md."

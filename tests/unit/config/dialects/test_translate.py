@@ -57,6 +57,20 @@ def test_a_file_in_our_own_words_or_in_nobodys_is_no_dialect(raw: dict[str, Any]
     assert detect_dialect(raw) is None
 
 
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        ({"train_cfg": {"multi_turn": True}}, "It looks like a file of align-anything"),
+        ({"exploerer": {}, "synchroniser": {}}, "It looks like a file of Trinity-RFT"),
+        ({"nonsense": 1}, "Files of align-anything, RAGEN, AgentTrainer, verl, Trinity-RFT are understood"),
+    ],
+)
+def test_a_file_of_nobody_is_told_whose_it_looks_like(raw: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        load_settings(raw)
+    assert "docs/coming_from.md" in str(caught.value)
+
+
 def test_two_environments_become_one_and_a_mixed_one_that_is_talked_to_alike() -> None:
     raw = {**EXAMPLES["environment_groups"], "agent_proxy": {"max_turn": 4, "enable_think": True}}
     found = settings_of(raw)
