@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from textwrap import indent
 from types import SimpleNamespace
 from typing import Any
 
@@ -133,14 +134,70 @@ def test_the_documents_call_of_agent_trainer_trains() -> None:
     assert fit(block_with("trainer.init_workers()")).settings.rollout.groups == 2
 
 
+OVERRIDDEN = """
+def init_workers(self):
+    super().init_workers()
+    self.multi_turn_rollout = SyncMultiTurnRollout(
+        actor_rollout_wg=self.actor_rollout_wg,
+        cfg=self.config,
+        tokenizer=self.tokenizer,
+        processor=self.processor,
+        agent_cls=self.agent_cls,
+    )
+
+def _generate_multi_turn_sequences(self, gen_batch: DataProto) -> DataProto:
+    gen_batch.meta_info.update({"eos_token_id": self.tokenizer.eos_token_id, "do_sample": True})
+    self.multi_turn_rollout.reset()
+    final_env_outs = self.multi_turn_rollout.rollout()
+    rollout_batch = self.multi_turn_rollout.build_update_batch()
+    return DataProto(...)
+"""
+
+
+def fit_overridden(source: str, monkeypatch: pytest.MonkeyPatch) -> tuple[tw.Run, int]:
+    """A subclass with their two methods; `DataProto(...)` stands for what was played."""
+    played: list[Any] = []
+    plain = tw.SyncMultiTurnRollout.rollout
+    monkeypatch.setattr(tw.SyncMultiTurnRollout, "rollout", lambda self: (played.append(plain(self)), played[-1])[1])
+    names: dict[str, Any] = {
+        "AgentTrainer": tw.AgentTrainer,
+        "SyncMultiTurnRollout": tw.SyncMultiTurnRollout,
+        "DataProto": type("DataProto", (), {"__new__": lambda cls, *_: played[-1]}),
+    }
+    exec("class Mine(AgentTrainer):\n" + indent(source, "    "), names)
+    settings = {key: value for key, value in SHORT.items() if key not in ("rollout.groups", "learn.steps")}
+    trainer = names["Mine"](AGENT_CONFIG, agent_cls=MyAgentClass, overrides=settings)
+    trainer.init_workers()
+    return trainer.fit(), len(played)
+
+
+@pytest.mark.slow
+def test_a_subclass_may_play_the_rollouts_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, num_played = fit_overridden(OVERRIDDEN, monkeypatch)
+    assert (run.summary.steps, num_played) == (2, 2)
+
+
 @needs_documents
-def test_a_subclass_may_write_what_the_documents_replace() -> None:
-    """The names of their steps are methods here."""
-    for name in ("init_workers", "_generate_multi_turn_sequences"):
-        block_with(f"def {name}")
-        assert callable(getattr(tw.AgentTrainer, name))
-    block_with("def reward_model_step")
-    assert callable(tw.PPOTrainer.reward_model_step)
+@pytest.mark.slow
+def test_the_documents_methods_of_agent_trainer_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = block_with("def init_workers") + "\n" + block_with("def _generate_multi_turn_sequences")
+    run, num_played = fit_overridden(source, monkeypatch)
+    assert (run.summary.steps, num_played) == (2, 2)
+
+
+REWARD_STEP = """
+def reward_model_step(self, groups):
+    self.num_asked += len(groups)
+    return super().reward_model_step(groups)
+"""
+
+
+def test_the_reward_step_is_a_method_of_ppo_trainer() -> None:
+    names: dict[str, Any] = {"PPOTrainer": tw.PPOTrainer}
+    exec("class Mine(PPOTrainer):\n    num_asked = 0\n" + indent(REWARD_STEP, "    "), names)
+    trainer = names["Mine"]({"env": {"type": "frozen_lake"}}, SHORT)
+    trainer.train()
+    assert trainer.num_asked == 4
 
 
 # --- workflows --------------------------------------------------------------------------------------------------------

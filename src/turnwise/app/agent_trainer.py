@@ -21,7 +21,14 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, WorkflowError, did_you_mean
 from turnwise.experience.build import build_experiences
 from turnwise.loop.parts import ExploreParts
-from turnwise.rollout.agents import AgentMaker, GenBatch, SyncMultiTurnRollout, find_agent_class, name_agent_class
+from turnwise.rollout.agents import (
+    ActorRollout,
+    AgentMaker,
+    GenBatch,
+    SyncMultiTurnRollout,
+    find_agent_class,
+    name_agent_class,
+)
 from turnwise.rollout.reward_fn import RewardFn, score_groups
 from turnwise.types import Group, Task, Trajectory, TrajectoryId
 
@@ -70,6 +77,7 @@ class AgentTrainer(PPOTrainer):
             tokenizer, overrides = None, {**tokenizer, **(overrides or {})}
         self.agent_cls = _read_agent_class(agent_cls)
         self.tokenizer = tokenizer
+        self.processor = others.get("processor")
         self.reward_fn = _read_reward_fn(reward_fn)
         places = {key: others.pop(key) for key in ("run_dir", "console") if key in others}
         _tell_without_meaning(
@@ -91,6 +99,21 @@ class AgentTrainer(PPOTrainer):
             raise WorkflowError("there is no multi_turn_rollout yet; call init_workers() first.")
         return self._by_hand
 
+    @multi_turn_rollout.setter
+    def multi_turn_rollout(self, rollout: SyncMultiTurnRollout) -> None:
+        self._by_hand = rollout
+
+    @property
+    def actor_rollout_wg(self) -> ActorRollout:
+        """Who plays the agents, for a `SyncMultiTurnRollout` of one's own."""
+        parts = self.parts
+        return ActorRollout(
+            proxy=parts.proxy,
+            next_tasks=lambda: parts.tasks.take(parts.groups_per_rollout),
+            build=build_experiences,
+            run=run_async,
+        )
+
     def init_workers(self) -> None:
         if self._opened is not None:
             return
@@ -98,9 +121,8 @@ class AgentTrainer(PPOTrainer):
         parts = self.parts
         if self.tokenizer is not None:
             _check_tokenizer(self.tokenizer, parts)
-        self._by_hand = SyncMultiTurnRollout(
-            parts.proxy, lambda: parts.tasks.take(parts.groups_per_rollout), build_experiences, run=run_async
-        )
+        self.tokenizer = parts.tokenizer
+        self.multi_turn_rollout = SyncMultiTurnRollout(self.actor_rollout_wg)
 
     def fit(self) -> Run:
         return self.train()
@@ -134,7 +156,9 @@ class AgentTrainer(PPOTrainer):
         def wait_for(work: Coroutine[object, object, list[Group]]) -> list[Group]:
             return asyncio.run_coroutine_threadsafe(work, loop).result()
 
-        rollout = SyncMultiTurnRollout(Stage(), lambda: list(tasks), build_experiences, run=wait_for)
+        rollout = SyncMultiTurnRollout(
+            ActorRollout(proxy=Stage(), next_tasks=lambda: list(tasks), build=build_experiences, run=wait_for)
+        )
         token = _playing.set(rollout)
         try:
             batch = GenBatch(tasks=tuple(tasks), step=step)

@@ -182,40 +182,48 @@ class GenBatch:
     """For whoever writes a trainer of their own; nothing here reads it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActorRollout:
+    """Who plays agents, what they play next, and how records are made of it: a worker group, in one process."""
+
+    proxy: Collector
+    next_tasks: Callable[[], list[Task]]
+    build: Callable[[Sequence[Group]], list[Experience]]
+    run: Callable[[Coroutine[Any, Any, list[Group]]], list[Group]] = asyncio.run
+    """Waits for what `proxy` plays."""
+
+
 class SyncMultiTurnRollout:
     """Plays a batch of agents to the end and makes training records of it: `reset`, `rollout`, `build_update_batch`."""
 
     def __init__(
         self,
-        proxy: Collector,
-        next_tasks: Callable[[], list[Task]],
-        build: Callable[[Sequence[Group]], list[Experience]],
-        *,
-        run: Callable[[Coroutine[Any, Any, list[Group]]], list[Group]] = asyncio.run,
+        actor_rollout_wg: ActorRollout,
+        cfg: object = None,
+        tokenizer: object = None,
+        processor: object = None,
+        agent_cls: object = None,
     ) -> None:
-        """`run` waits for what `proxy` plays."""
-        self._proxy = proxy
-        self._next_tasks = next_tasks
-        self._build = build
-        self._run = run
+        """The others are for those who know this call: settings, tokenizer and class of agents are the players' own."""
+        self._workers = actor_rollout_wg
         self._tasks: list[Task] | None = None
         self._groups: list[Group] | None = None
         self._num_rollouts = 0
 
     def reset(self, tasks: Sequence[Task] | None = None) -> None:
         """Choose the next tasks, or take those given; what was played before is forgotten."""
-        self._tasks, self._groups = self._next_tasks() if tasks is None else list(tasks), None
+        self._tasks, self._groups = self._workers.next_tasks() if tasks is None else list(tasks), None
 
     def rollout(self) -> list[Group]:
         """Play all agents of all tasks, until each has finished."""
         if self._tasks is None:
             self.reset()
         self._num_rollouts += 1
-        self._groups = self._run(self._proxy.collect(self._tasks or [], rollout=self._num_rollouts))
+        self._groups = self._workers.run(self._workers.proxy.collect(self._tasks or [], rollout=self._num_rollouts))
         return self._groups
 
     def build_update_batch(self) -> list[Experience]:
         """The training records of the last rollout: one per model call, failed episodes left out."""
         if self._groups is None:
             raise WorkflowError("there is nothing to build a batch from yet; call rollout() first.")
-        return self._build(self._groups)
+        return self._workers.build(self._groups)

@@ -13,7 +13,7 @@ from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import WorkflowError
 from turnwise.experience.build import build_experiences
 from turnwise.experience.merge import merge_prefixes
-from turnwise.rollout.agents import AgentWorkflow, BaseAgent, SyncMultiTurnRollout
+from turnwise.rollout.agents import ActorRollout, AgentWorkflow, BaseAgent, SyncMultiTurnRollout
 from turnwise.rollout.environment import StepWiseEnvironmentWorkflow
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.model_handle import ChatMessage
@@ -109,9 +109,8 @@ def make_rollout(engine: ScriptedEngine) -> SyncMultiTurnRollout:
     args = {"agent_cls": f"{HERE}:Counter"}
     proxy = make_proxy(engine, TEMPLATE, states, workflow=AgentWorkflow, workflow_args=args)
     seeds = iter(range(100))
-    return SyncMultiTurnRollout(
-        proxy, lambda: [Task(tag="words", seed=next(seeds)) for _ in range(2)], build_experiences
-    )
+    next_tasks = lambda: [Task(tag="words", seed=next(seeds)) for _ in range(2)]  # noqa: E731
+    return SyncMultiTurnRollout(ActorRollout(proxy=proxy, next_tasks=next_tasks, build=build_experiences))
 
 
 def test_a_batch_of_agents_is_reset_played_and_made_into_records() -> None:
