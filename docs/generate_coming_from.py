@@ -8,11 +8,12 @@ The rows are those that `turnwise train` reads other projects' files by, so that
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from generated_page import main
 
 from turnwise.config.dialects.known import DIALECTS
 from turnwise.config.dialects.table import Kind, Row
@@ -84,19 +85,5 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Write docs/coming_from.md from the tables of the dialects.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is stale")
-    options = parser.parse_args()
-    page = write_page()
-    if not options.check:
-        PAGE.write_text(page, encoding="utf-8")
-        return 0
-    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page:
-        return 0
-    sys.stderr.write(f"{PAGE} is stale; run: python docs/generate_coming_from.py\n")
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(PAGE, write_page, __file__))

@@ -9,13 +9,13 @@ than the code. It refuses to know any setting by name.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import types
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+from generated_page import main
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -206,19 +206,5 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Write docs/configuration.md from the settings classes.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is stale")
-    options = parser.parse_args()
-    page = write_page()
-    if not options.check:
-        PAGE.write_text(page, encoding="utf-8")
-        return 0
-    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page:
-        return 0
-    sys.stderr.write(f"{PAGE} is stale; run: python docs/generate_configuration.py\n")
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(PAGE, write_page, __file__))

@@ -9,11 +9,12 @@ imports nothing and refuses to know any module by name.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from generated_page import main
 
 DOCS = Path(__file__).resolve().parent
 PACKAGE = DOCS.parent / "src" / "turnwise"
@@ -86,19 +87,5 @@ def _first_sentence(module: Path) -> str:
     return sentence + stop.rstrip()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Write docs/files.md from the modules.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the page is stale")
-    options = parser.parse_args()
-    page = write_page()
-    if not options.check:
-        PAGE.write_text(page, encoding="utf-8")
-        return 0
-    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page:
-        return 0
-    sys.stderr.write(f"{PAGE} is stale; run: python docs/generate_files.py\n")
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(PAGE, write_page, __file__))
