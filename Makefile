@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PARALLEL := -n auto --maxprocesses=8 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-fast check format bench results clean
+.PHONY: help install train test coverage test-fast check format bench results clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -27,7 +27,10 @@ train: install ## train the default recipe and show the curve
 	$(BIN)/turnwise train frozenlake
 
 test: install ## run all tests that need no extra service
-	$(BIN)/pytest $(PARALLEL) --cov=src/turnwise --cov-report=term --durations=8
+	$(BIN)/pytest $(PARALLEL) --durations=8
+
+coverage: install ## the same, and which lines no test runs; takes longer
+	$(BIN)/pytest $(PARALLEL) --cov=src/turnwise --cov-report=term-missing:skip-covered
 
 test-fast: install ## run the tests that take no time: for all day long
 	$(BIN)/pytest $(PARALLEL) -m 'not slow' --hypothesis-profile=fast
