@@ -386,6 +386,7 @@ def _places(raw: Any) -> Any:
             yield from _places(value)
 
 
+@pytest.mark.slow
 def test_two_thousand_mutated_files_are_read_or_refused_in_words() -> None:
     dice = random.Random(0)
     sources = [*EXAMPLES.values(), RAGEN]
