@@ -27,6 +27,8 @@ from turnwise.types import Task
 
 from .entries import names_of
 
+pytestmark = pytest.mark.slow
+
 ADAPTED = (
     "function:tests.contracts.test_environments:count_letters",
     "gymnasium:FrozenLake-v1",

@@ -13,6 +13,8 @@ from turnwise.app.run import evaluate, resume, train
 from .entries import choice_at, plug_ins
 from .setting import settings_with
 
+pytestmark = pytest.mark.slow
+
 every_plug_in = pytest.mark.parametrize(
     ("path", "name"), [(path, name) for path, names in plug_ins().items() for name in names]
 )

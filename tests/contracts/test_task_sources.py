@@ -17,6 +17,8 @@ from turnwise.types import Group, StopReason, Task, Trajectory, TrajectoryId
 
 from .setting import settings_with
 
+pytestmark = pytest.mark.slow
+
 SELECTORS = get_args(TaskSettings.model_fields["selector"].annotation)
 every_source = pytest.mark.parametrize("name", ["endless", *SELECTORS])
 MIXED = ["rollout.groups=2", "mix.other.env.type=bandit", "mix.other.groups=1"]

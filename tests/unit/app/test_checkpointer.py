@@ -20,6 +20,8 @@ from turnwise.learn.tiny_model import tiny_model_folder
 from turnwise.learn.trainer import Trainer
 from turnwise.pretrained import load_model
 
+pytestmark = pytest.mark.slow
+
 PROGRESS = Progress(step=2, tokens_sampled=7, tasks={"next": 3})
 FULL: dict[str, Any] = {
     "critic": {"type": "model", "lr": 1e-3},

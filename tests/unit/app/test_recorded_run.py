@@ -22,6 +22,8 @@ from turnwise.types import Batch, StepReport
 from ...small_run import SMALL_LAKE, without_plots
 from .test_run import Killed, same_weights, untimed
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,8 @@ from turnwise.report.trajectories import read_trajectories
 
 from ...small_run import SMALL_LAKE, without_plots
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:

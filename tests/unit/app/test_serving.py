@@ -33,6 +33,8 @@ from turnwise.types import Experience
 from ...clock import HANG_S
 from ...small_run import SMALL_LAKE, SMALL_MODEL, build_parts
 
+pytestmark = pytest.mark.slow
+
 HELLO = {"messages": [{"role": "user", "content": "P _ O G"}]}
 
 

@@ -22,6 +22,8 @@ from turnwise.loop.serial import LoopStep, train_serial
 from turnwise.pretrained import load_model
 from turnwise.report.metrics import Stopwatch
 
+pytestmark = pytest.mark.slow
+
 STYLES = ("fixed", "dynamic_by_explorer", "dynamic_by_trainer")
 OVERLAP = {"sync/version_lag", "sync/explorer_wait_s", "sync/trainer_wait_s"}
 
