@@ -18,6 +18,8 @@ from turnwise.types import Annotations
 from .entries import names_of
 from .setting import settings_with
 
+pytestmark = pytest.mark.slow
+
 VARIANTS = (
     "gae gamma=0.9 lam=0.8",
     "bi_level_gae gamma=0.9 lam=0.8 high_level_lam=0.7 turn_value_at=first",

@@ -21,6 +21,8 @@ from turnwise.types import Completion, FinishReason, GenerateRequest, Sampling
 from .entries import names_of
 from .setting import copied, make_model, model_path, settings_with, template
 
+pytestmark = pytest.mark.slow
+
 EVERY = names_of("engine")
 WITHOUT_MODEL = ("scripted",)
 """Fakes: what they say does not come from weights."""

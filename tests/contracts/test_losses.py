@@ -14,6 +14,8 @@ from turnwise.protocols import PolicyLoss
 from .entries import names_of
 from .setting import settings_with
 
+pytestmark = pytest.mark.slow
+
 every_loss = pytest.mark.parametrize("name", names_of("learn.loss"))
 TURNS = torch.tensor([0, 0, 1, 1, 1, 2])
 

@@ -18,6 +18,8 @@ from turnwise.report.metrics import Stopwatch
 from .entries import names_of
 from .setting import are_equal, copied, settings_with
 
+pytestmark = pytest.mark.slow
+
 every_transport = pytest.mark.parametrize("name", names_of("sync"))
 
 
