@@ -45,9 +45,9 @@ def translate_overrides(config: DictConfig) -> Translation:
 
 def foreign_key(key: str, dialect: Dialect | None) -> str | None:
     """The whole key that an override means in another project's words; None where it speaks in ours."""
-    if dialect is not None:
-        return key if dialect.find(key) else FLAGS.get(key) if key not in OUR_SECTIONS else None
     first = key.partition(".")[0]
+    if dialect is not None and dialect.find(key):
+        return key
     if first in OUR_SECTIONS:
         return None
     if any(first in other.sections for other in DIALECTS):

@@ -331,6 +331,13 @@ def test_overrides_may_speak_either_language_on_either_file(tmp_path: Path) -> N
     assert ours.learn.critic == plain.learn.critic
 
 
+def test_a_typo_in_an_override_of_a_file_is_one_of_its_project() -> None:
+    with pytest.raises(
+        ConfigError, match=r"trainer.totl_epochs: 3 given; RAGEN has no such key. Did you mean 'trainer"
+    ):
+        load_settings(RAGEN, ["trainer.totl_epochs=3"])
+
+
 def test_every_row_says_what_becomes_of_its_key() -> None:
     for dialect in DIALECTS:
         for row in dialect.rows:
