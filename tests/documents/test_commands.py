@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.small_run import SMALL_MODEL, without_plots
-from turnwise.app import commands
 from turnwise.cli import main
 
 from .blocks import needs_documents, read_blocks
@@ -78,7 +77,3 @@ def as_ours(line: str) -> list[str]:
 def test_a_command_of_the_documents_runs(line: str) -> None:
     words = as_ours(line)
     assert main([*words, *short_of(words)]) == 0
-
-
-def test_every_command_is_ours() -> None:
-    assert {"train", "doctor", "check", "convert"} <= set(commands._COMMANDS)

@@ -50,8 +50,8 @@ def finish(file: ForeignFile, single: Native) -> Native:
     if file.is_partial:
         return _changes(file, single, worlds)
     credit = _credit(file, is_multi)
-    whole: dict[str, object] = {
-        **_turns(file, is_multi, worlds),
+    made: dict[str, object] = {
+        **_turns(file, is_multi),
         **_sizes(file, single, worlds),
         **_judge(file, is_multi, worlds),
         **credit,
@@ -60,9 +60,9 @@ def finish(file: ForeignFile, single: Native) -> Native:
         **_adapters(file),
         **_name(file),
     }
-    whole |= _length(file, worlds)
-    whole |= _warm_up(file, {**single, **whole})
-    return {**whole, **_played(worlds, {**single, **whole})}
+    made |= _length(file, worlds)
+    made |= _warm_up(file, {**single, **made})
+    return {**made, **_played(worlds, {**single, **made})}
 
 
 def _changes(file: ForeignFile, single: Native, worlds: list[World]) -> Native:
@@ -70,7 +70,7 @@ def _changes(file: ForeignFile, single: Native, worlds: list[World]) -> Native:
     multi = _ask(file, truth, "train_cfgs.multi_turn")
     made: dict[str, object] = {**_distance(file), **_adapters(file), **_name(file)}
     if file.has("train_cfgs.max_turn", "agent_proxy.max_turn", "agent.max_turn") or multi is False:
-        made |= _turns(file, multi is not False, worlds)
+        made |= _turns(file, multi is not False)
     if file.has("es_manager.train", "env_cfgs.env_name", "env_cfgs.env_type", "env_template"):
         made |= _played(worlds, single)
     made |= _credit(file, is_multi=True)
@@ -98,7 +98,7 @@ def _is_multi_turn(file: ForeignFile) -> bool:
     return asked
 
 
-def _turns(file: ForeignFile, is_multi: bool, worlds: list[World]) -> Native:
+def _turns(file: ForeignFile, is_multi: bool) -> Native:
     keys = ("train_cfgs.max_turn", "agent_proxy.max_turn", "agent.max_turn")
     given = {key: file.get(key) for key in keys if file.get(key) is not None}
     if len(set(map(repr, given.values()))) > 1:

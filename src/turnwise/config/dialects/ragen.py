@@ -68,10 +68,6 @@ def one_seed(given: Given) -> Native:
     return {"rollout.first_seed": whole(given.value, "a number, or {train: …, val: …}")}
 
 
-def trajectories(value: Any) -> int:
-    return max(0, whole(value))
-
-
 ROWS = (
     made("defaults", "", composed, "files of Hydra that lie beside it are read first"),
     idle("system.CUDA_VISIBLE_DEVICES", "an environment variable of the shell"),
@@ -139,9 +135,7 @@ ROWS = (
 
 
 ENV_KEYS: dict[str, dict[str, str]] = {
-    "sokoban": {"dim_x": "rows", "dim_y": "columns", "num_boxes": "num_boxes"},
-    "frozen_lake": {"size": "size", "is_slippery": "is_slippery"},
-    "bandit": {},
+    "sokoban": {"dim_x": "rows", "dim_y": "columns"},
     "webshop": {"data_path": "products"},
     "metamathqa": {"dataset_path": "path"},
     "countdown": {"train_path": "path"},

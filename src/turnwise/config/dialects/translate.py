@@ -102,15 +102,15 @@ def translate(dialect: Dialect, raw: Mapping[str, Any], *, is_partial: bool = Fa
         # What several keys decide together is told by the settings that the row names.
         sources |= dict.fromkeys(made or [line.to], key)
     try:
-        whole = dialect.finish(file, settings)
+        together = dialect.finish(file, settings)
     except Refusal as refusal:
         key, _, why = str(refusal).partition(": ")
         lines.append(Line(key=key, value=file.get(key), kind="refused", to="", note=why))
-        whole = {}
+        together = {}
     return Translation(
         dialect=dialect.name,
         lines=tuple(lines),
-        settings=_joined(settings, whole),
+        settings=_joined(settings, together),
         sources=sources,
         is_partial=is_partial,
     )
@@ -159,9 +159,9 @@ def _find_clash(settings: Native, sources: Mapping[str, str], made: Native) -> s
     return None
 
 
-def _joined(settings: Native, whole: Native) -> Native:
+def _joined(settings: Native, together: Native) -> Native:
     """What the file says as a whole wins; None takes a setting away."""
-    joined = {**settings, **whole}
+    joined = {**settings, **together}
     return {path: value for path, value in joined.items() if value is not None}
 
 

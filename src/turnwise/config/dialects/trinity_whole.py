@@ -72,10 +72,13 @@ _IDLE_ARGUMENTS = ("use_base", "with_think", "format_score_coef", "use_openai_cl
 
 def finish(file: ForeignFile, single: Native) -> Native:
     """The settings that several keys decide together."""
+    if file.is_partial:
+        # Nothing follows from what single keys leave out: no algorithm, no world.
+        return {**_budgets(file), **(_method(file) if file.has("synchronizer.sync_method") else {})}
     made: dict[str, object] = {
-        **_algorithm(file, single),
+        **_algorithm(file),
         **_distance(file),
-        **_budgets(file, single),
+        **_budgets(file),
         **_world(file),
         **_processes(file, single),
     }
@@ -85,7 +88,7 @@ def finish(file: ForeignFile, single: Native) -> Native:
     return {**made, **_length(file, {**single, **made})}
 
 
-def _algorithm(file: ForeignFile, single: Native) -> Native:
+def _algorithm(file: ForeignFile) -> Native:
     name = file.get("algorithm.algorithm_type", default="ppo")
     try:
         parts = dict(choose(_ALGORITHMS, "an algorithm that is there")(name))
@@ -156,7 +159,7 @@ def _distance(file: ForeignFile) -> Native:
     return {}
 
 
-def _budgets(file: ForeignFile, single: Native) -> Native:
+def _budgets(file: ForeignFile) -> Native:
     prompt, reply = file.get("model.max_prompt_tokens"), file.get("model.max_response_tokens")
     made: dict[str, object] = {}
     if prompt is not None and file.get("model.max_model_len") is None:
@@ -196,7 +199,7 @@ def _world(file: ForeignFile) -> Native:
     if env == "prompts" and isinstance(reward, str) and reward.startswith("countdown"):
         env = "countdown"
     made: dict[str, object] = {"env.type": env, "rollout.workflow": workflow}
-    made |= _rows(file, env) | _workflow_arguments(file, env)
+    made |= _rows(file, env) | _workflow_arguments(file)
     if "env.games" in made and file.get("buffer.explorer_input.eval_tasksets") is None:
         # All games of the list are for training, as there.
         made["eval.episodes"] = 0
@@ -257,7 +260,7 @@ def _first_eval_path(file: ForeignFile) -> str | None:
     return _split_file(path, str(first.get("split", "test"))) if isinstance(path, str) and first else None
 
 
-def _workflow_arguments(file: ForeignFile, env: str) -> dict[str, object]:
+def _workflow_arguments(file: ForeignFile) -> dict[str, object]:
     made: dict[str, object] = {}
     for name, value in file.under(f"{_TASKSET}.workflow_args").items():
         if value is None or name in _IDLE_ARGUMENTS:
@@ -274,15 +277,18 @@ def _workflow_arguments(file: ForeignFile, env: str) -> dict[str, object]:
 def _processes(file: ForeignFile, single: Native) -> Native:
     """Explorer and trainer at the same time, in one process or in two that meet in a run directory."""
     mode = single.get("run.mode", "both")
-    method = file.get("synchronizer.sync_method", default="nccl")
-    names = {"nccl": "memory", "memory": "memory", "checkpoint": "checkpoint"}
-    made: dict[str, object] = {"sync.method": _named("synchronizer.sync_method", names, method)}
     if mode in ("explore", "train"):
         return {"sync.method": "checkpoint", "buffer.type": "sqlite"}
     offset = single.get("sync.offset", 0)
     if single.get("sync.style", "fixed") != "fixed" or offset not in (0, None):
-        return {**made, "loop.type": "pipelined"}
+        return {**_method(file), "loop.type": "pipelined"}
     return {"sync.offset": None, "sync.timeout_s": None}
+
+
+def _method(file: ForeignFile) -> Native:
+    names = {"nccl": "memory", "memory": "memory", "checkpoint": "checkpoint"}
+    given = file.get("synchronizer.sync_method", default="nccl")
+    return {"sync.method": _named("synchronizer.sync_method", names, given)}
 
 
 def _length(file: ForeignFile, made: Native) -> Native:

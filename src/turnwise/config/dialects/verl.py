@@ -13,7 +13,6 @@ from turnwise.config.dialects.table import (
     Native,
     NoMeaning,
     Refusal,
-    Row,
     choose,
     idle,
     idle_if,
@@ -91,17 +90,6 @@ def refused_resume(given: Given) -> Native:
 
 def shuffled(value: Any) -> str:
     return "random" if truth(value) else "sequential"
-
-
-def _optimizer(start: str, rows: tuple[Row, ...]) -> tuple[Row, ...]:
-    return (
-        *rows,
-        idle(f"{start}.lr_warmup_steps_ratio", "0 is no warm-up")
-        if start.startswith("critic")
-        else read(f"{start}.lr_warmup_steps_ratio", "learn.optim.warmup_steps", "a share of all steps"),
-        idle(f"{start}.total_training_steps", "learn.steps is the length of the schedule"),
-        idle(f"{start}.offload", reasons.GPU_WORKERS),
-    )
 
 
 _DATA = (
@@ -188,25 +176,21 @@ _ACTOR = (
     idle("actor_rollout_ref.actor.fsdp_config.**", reasons.GPU_WORKERS),
     idle("actor_rollout_ref.actor.megatron.**", reasons.GPU_WORKERS),
     idle("actor_rollout_ref.actor.profiler.**", reasons.GPU_WORKERS),
-    *_optimizer(
-        "actor_rollout_ref.actor.optim",
-        (
-            same("actor_rollout_ref.actor.optim.lr", "learn.optim.lr"),
-            made("actor_rollout_ref.actor.optim.betas", "learn.optim.beta1, beta2", pair_of_betas),
-            same("actor_rollout_ref.actor.optim.weight_decay", "learn.optim.weight_decay"),
-            into("actor_rollout_ref.actor.optim.lr_warmup_steps", "learn.optim.warmup_steps", every),
-            same("actor_rollout_ref.actor.optim.min_lr_ratio", "learn.optim.final_lr_share"),
-            into("actor_rollout_ref.actor.optim.warmup_style", "learn.optim.schedule", choose(SCHEDULES, "a schedule")),
-            into(
-                "actor_rollout_ref.actor.optim.lr_scheduler_type",
-                "learn.optim.schedule",
-                choose(SCHEDULES, "a schedule"),
-            ),
-            idle_if(
-                "actor_rollout_ref.actor.optim.num_cycles", (0.5,), "half a cosine", "a cosine falls once: 0.5 cycles"
-            ),
-        ),
+    same("actor_rollout_ref.actor.optim.lr", "learn.optim.lr"),
+    made("actor_rollout_ref.actor.optim.betas", "learn.optim.beta1, beta2", pair_of_betas),
+    same("actor_rollout_ref.actor.optim.weight_decay", "learn.optim.weight_decay"),
+    into("actor_rollout_ref.actor.optim.lr_warmup_steps", "learn.optim.warmup_steps", every),
+    same("actor_rollout_ref.actor.optim.min_lr_ratio", "learn.optim.final_lr_share"),
+    into("actor_rollout_ref.actor.optim.warmup_style", "learn.optim.schedule", choose(SCHEDULES, "a schedule")),
+    into(
+        "actor_rollout_ref.actor.optim.lr_scheduler_type",
+        "learn.optim.schedule",
+        choose(SCHEDULES, "a schedule"),
     ),
+    idle_if("actor_rollout_ref.actor.optim.num_cycles", (0.5,), "half a cosine", "a cosine falls once: 0.5 cycles"),
+    read("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio", "learn.optim.warmup_steps", "a share of all steps"),
+    idle("actor_rollout_ref.actor.optim.total_training_steps", "learn.steps is the length of the schedule"),
+    idle("actor_rollout_ref.actor.optim.offload", reasons.GPU_WORKERS),
 )
 
 _REFERENCE = (

@@ -325,6 +325,8 @@ def test_overrides_may_speak_either_language_on_either_file(tmp_path: Path) -> N
         "frozenlake", ["train_cfgs.max_turn=4", "learning_rate=0.5", "bi_level_gae=true", "learn.steps=2"]
     )
     assert (ours.rollout.max_turns, ours.learn.optim.lr, ours.learn.steps) == (4, 0.5, 2)
+    explored = load_settings("frozenlake", ["explorer.max_timeout=9", "explorer.runner_per_model=3"])
+    assert (explored.rollout.episode_timeout_s, explored.rollout.max_concurrent) == (9, 3)
     # Nothing follows from what single keys leave out.
     plain = load_settings("frozenlake")
     assert ours.env == plain.env
