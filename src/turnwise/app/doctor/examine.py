@@ -52,7 +52,7 @@ def examine(recipe: str, overrides: Sequence[str], phase: Phase) -> Examination:
         findings += patient.model_findings()
     with phase(f"playing {NUM_EPISODES} episodes with the model") as advance:
         findings += patient.probe_findings(advance)
-    return Examination(recipe=mended.settings.recipe, findings=tuple(findings), numbers=patient.numbers)
+    return Examination(recipe=recipe, findings=tuple(findings), numbers=patient.numbers)
 
 
 class _Patient:

@@ -143,11 +143,9 @@ def _translate_key(dialect: Dialect, file: ForeignFile, key: str, value: Any) ->
 
 
 def _closest(dialect: Dialect, key: str) -> str:
-    """The key that was probably meant: the same section with a like name, or the same name in another section."""
-    section, _, name = key.rpartition(".")
-    known = list(dialect.known_keys())
-    beside = [other for other in known if other.rpartition(".")[0] == section]
-    close = get_close_matches(key, beside, n=1, cutoff=0.7) or get_close_matches(key, known, n=1, cutoff=0.7)
+    """The key that was probably meant: one that is like it, or the same name in another section."""
+    name, known = key.rpartition(".")[2], list(dialect.known_keys())
+    close = get_close_matches(key, known, n=1, cutoff=0.7)
     close = close or [other for other in known if other.rpartition(".")[2] == name]
     return f". Did you mean '{close[0]}'?" if close else "; see docs/coming_from.md for those it has"
 
