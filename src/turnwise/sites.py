@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from turnwise.config.sections.model import ModelSettings
 from turnwise.protocols import ChatTemplate, GroupPriority, PolicyLoss
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +32,8 @@ class EngineSite:
     """Which policy the model is."""
     run_path: Path | None = None
     """The directory of the run, where there is one."""
+    model: PreTrainedModel | None = None
+    """An already loaded model to sample from in place, where learner and engine share one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

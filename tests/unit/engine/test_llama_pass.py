@@ -20,7 +20,7 @@ from .tiny_models import POSITIONS, make_model
     ("family", "is_short"), [("llama", True), ("qwen2", True), ("gpt2", False), ("mistral", False)]
 )
 def test_which_models_are_computed_in_the_short_pass(family: str, is_short: bool) -> None:
-    assert (make_engine(family)._short_pass is not None) is is_short
+    assert (make_engine(family)._runner._short_pass is not None) is is_short
 
 
 @pytest.mark.parametrize("change", [{"mlp_bias": True}, {"hidden_act": "gelu"}, {"rope_parameters": "linear"}])
@@ -45,7 +45,7 @@ def test_a_short_pass_that_is_not_exact_is_not_used(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(LlamaPass, "__call__", noisy)
     engine = make_engine("llama")
-    assert engine._short_pass is None
+    assert engine._runner._short_pass is None
     assert engine.keeps_cache
     prompt = random_prompt(3, 9)
     assert_exact(make_model("llama"), prompt, ask_all(engine, [request(prompt, new=6)])[0])
@@ -66,4 +66,4 @@ def test_joined_matrices_and_the_models_own_weights_are_the_same_memory() -> Non
             model.state_dict()[name].copy_(weight)
     attention = other.model.layers[1].self_attn
     parts = [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]
-    assert torch.equal(short._layers[1].qkv, torch.cat(parts))  # type: ignore[arg-type]
+    assert torch.equal(short._layers[1].qkv.weight, torch.cat(parts))  # type: ignore[arg-type]

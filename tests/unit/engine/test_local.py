@@ -11,9 +11,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from turnwise.engine import local
-from turnwise.engine.kv_pool import SlotPool
+from turnwise.engine import runner
+from turnwise.engine.kv_pool import BlockPool
 from turnwise.engine.local import LocalEngine
+from turnwise.engine.pass_plan import BLOCK_TOKENS
+from turnwise.engine.rows import Row
+from turnwise.engine.runner import ModelRunner
 from turnwise.errors import EngineError, SyncError
 from turnwise.types import Completion, GenerateRequest, Sampling
 
@@ -65,11 +68,11 @@ def bounded(coroutine: Awaitable[Any], seconds: float = 10) -> Any:
     return asyncio.run(run())
 
 
-def ask_all(engine: LocalEngine, requests: Sequence[GenerateRequest]) -> list[Completion]:
+def ask_all(engine: LocalEngine, requests: Sequence[GenerateRequest], seconds: float = 10) -> list[Completion]:
     async def run() -> list[Completion]:
         return await asyncio.gather(*(engine.generate(r) for r in requests))
 
-    return bounded(run())
+    return bounded(run(), seconds)
 
 
 async def play_turns(
@@ -121,22 +124,28 @@ def test_sequences_longer_than_a_sliding_window_are_exact(family: str) -> None:
         assert_exact(model, prompt, completion)
 
 
+def widths_of_passes(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """How many tokens each pass computes of each row, from here on."""
+    widths: list[list[int]] = []
+    prepare = BlockPool.prepare
+
+    def counting(pool: BlockPool, rows: Sequence[Row], ends: Sequence[int], device: torch.device) -> Any:
+        widths.append([end - row.start for row, end in zip(rows, ends, strict=True)])
+        return prepare(pool, rows, ends, device)
+
+    monkeypatch.setattr(BlockPool, "prepare", counting)
+    return widths
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_kept_rows_are_used_again(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(family)
-    widths: list[int] = []
-    prepare = SlotPool.prepare
-
-    def counting(pool: SlotPool, slots: torch.Tensor, positions: torch.Tensor) -> Any:
-        widths.append(positions.shape[1])
-        return prepare(pool, slots, positions)
-
-    monkeypatch.setattr(SlotPool, "prepare", counting)
+    widths = widths_of_passes(monkeypatch)
     prompt = random_prompt(1, 30)
     (first,) = ask_all(engine, [request(prompt, new=1, cache_key="a")])
     ask_all(engine, [request([*prompt, *first.token_ids.tolist(), 5], new=1, cache_key="a")])
     # The second turn computes the sampled token and the one behind it, not the whole prompt.
-    assert widths == [30, 2]
+    assert widths == [[30], [2]]
 
 
 def test_a_changed_prefix_is_not_taken_from_the_cache() -> None:
@@ -166,7 +175,7 @@ def test_two_requests_with_one_cache_key_at_once_do_not_mix() -> None:
     for prompt, completion in zip(prompts, completions, strict=True):
         assert_exact(model, prompt, completion)
     engine.release("same")
-    assert len(engine._pool._free) == engine._pool.num_slots
+    assert engine.state()["cached_tokens"] == 0
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.6}, {"top_k": 4}, {"top_p": 0.5}], ids=str)
@@ -211,8 +220,8 @@ def test_greedy_repeats_the_models_likeliest_tokens() -> None:
 def test_pooled_rows_may_differ_by_the_rounding_of_the_weights_alone(
     dtype: torch.dtype, error: float, keeps_cache: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = LocalEngine._plain_logits
-    monkeypatch.setattr(LocalEngine, "_plain_logits", lambda engine, ids: plain(engine, ids) * (1 + error))
+    plain = ModelRunner._plain_logits
+    monkeypatch.setattr(ModelRunner, "_plain_logits", lambda engine, ids: plain(engine, ids) * (1 + error))
     engine = LocalEngine(make_model("gpt2").to(dtype), stop_ids=frozenset({STOP}))
     assert engine.keeps_cache == keeps_cache
 
@@ -226,7 +235,7 @@ def test_a_model_in_bfloat16_keeps_its_cache_and_its_logprobs(family: str) -> No
         parameter.data = parameter.data.bfloat16()
     engine = LocalEngine(model, stop_ids=frozenset({STOP}))
     assert engine.keeps_cache == exact.keeps_cache
-    assert (engine._short_pass is None) == (exact._short_pass is None)
+    assert (engine._runner._short_pass is None) == (exact._runner._short_pass is None)
     engine.load_weights(make_model(family, seed=1).state_dict(), 1)
     assert all(p.dtype == torch.bfloat16 for p in model.parameters())
     prompt = random_prompt(1, 9)
@@ -285,7 +294,7 @@ def test_tokens_depend_on_the_request_alone(family: str) -> None:
 def test_prefill_in_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [request(random_prompt(n, 4 + 5 * n), seed=n) for n in range(6)]
     whole = ask_all(make_engine(), requests)
-    monkeypatch.setattr(local, "_PREFILL_TOKENS", 30)
+    monkeypatch.setattr(runner, "_PASS_TOKENS", 30)
     assert tokens_of(ask_all(make_engine(), requests)) == tokens_of(whole)
 
 
@@ -344,7 +353,7 @@ def test_weights_may_be_replaced_after_a_running_request_was_cancelled() -> None
 
     assert_exact(new, prompt, bounded(run()))
     engine.release("b")
-    assert len(engine._pool._free) == len(set(engine._pool._free)) == engine._pool.num_slots
+    assert engine.state()["cached_tokens"] == 0
 
 
 # --- failures and cancellation ---------------------------------------------------------------------------------------
@@ -354,7 +363,7 @@ def test_weights_may_be_replaced_after_a_running_request_was_cancelled() -> None
 def test_a_failing_pass_reaches_everyone_who_waits(failing_pass: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the first pass nobody is decoding yet; with room for two rows, others are still in the queue."""
     engine = make_engine(max_rows=2)
-    forward, passes = engine._pooled_logits, 0
+    forward, passes = engine._runner._pooled_logits, 0
 
     def failing(rows: Any) -> Any:
         nonlocal passes
@@ -367,7 +376,7 @@ def test_a_failing_pass_reaches_everyone_who_waits(failing_pass: int, monkeypatc
         waits = [engine.generate(request(random_prompt(n, 4), seed=n, new=30, cache_key=str(n))) for n in range(4)]
         return await asyncio.gather(*waits, return_exceptions=True)
 
-    monkeypatch.setattr(engine, "_pooled_logits", failing)
+    monkeypatch.setattr(engine._runner, "_pooled_logits", failing)
     outcomes = bounded(run(), 5)
     errors = [outcome for outcome in outcomes if isinstance(outcome, EngineError)]
     assert len(errors) >= 3
@@ -395,26 +404,27 @@ def test_a_cancelled_request_leaves_the_others_alone() -> None:
     assert isinstance(outcomes[3], asyncio.CancelledError)
     assert tokens_of([outcomes[0], outcomes[2]]) == [expected[0], expected[2]]
     assert not engine._active
-    assert len(engine._pool._free) == engine._pool.num_slots
+    assert engine.state()["cached_tokens"] == 0
 
 
-# --- slots -----------------------------------------------------------------------------------------------------------
+# --- blocks ----------------------------------------------------------------------------------------------------------
 
 
-def test_released_slots_are_used_again() -> None:
+def test_released_blocks_are_used_again() -> None:
     engine = make_engine()
 
-    async def run() -> None:
-        for number in range(3 * engine._pool.num_slots // 4):
+    async def run() -> set[int]:
+        sizes = set()
+        for number in range(12):
             cache_key = f"s{number}"
-            await engine.generate(request(random_prompt(number, 3), new=1, cache_key=cache_key))
+            await engine.generate(request(random_prompt(number, 3 + 5 * number), new=1, cache_key=cache_key))
             await engine.generate(request(random_prompt(number, 4), new=1))
             engine.release(cache_key)
+            sizes.add(engine._runner._pool.num_blocks)
+        return sizes
 
-    before = engine._pool.num_slots
-    bounded(run())
-    assert engine._pool.num_slots == before
-    assert sorted(engine._pool._free) == list(range(before))
+    assert max(bounded(run())) <= 5
+    assert engine.state()["cached_tokens"] == 0
     assert not engine._rows_by_key
 
 
@@ -431,17 +441,15 @@ def test_a_cache_key_released_while_it_decodes_frees_its_slot() -> None:
 
     bounded(run())
     engine.release("a")
-    assert sorted(engine._pool._free) == list(range(engine._pool.num_slots))
+    assert engine.state()["cached_tokens"] == 0
 
 
-def test_the_pool_grows_beyond_its_first_slots_and_capacity() -> None:
+def test_the_pool_grows_with_the_tokens_that_are_kept() -> None:
     engine, model = make_engine(), make_model("llama")
-    slots, capacity = engine._pool.num_slots, engine._pool.capacity
-    prompts = [random_prompt(n, 2 + n % 7) for n in range(slots + 5)] + [random_prompt(99, capacity + 6)]
+    prompts = [random_prompt(n, 2 + n % 7) for n in range(20)] + [random_prompt(99, 70)]
     requests = [request(p, seed=n, new=2, cache_key=f"s{n}") for n, p in enumerate(prompts)]
     completions = ask_all(engine, requests[:10]) + ask_all(engine, requests[10:])
-    assert engine._pool.num_slots > slots
-    assert engine._pool.capacity > capacity
+    assert engine.state()["cached_tokens"] == (20 + 3) * BLOCK_TOKENS
     for prompt, completion in zip(prompts, completions, strict=True):
         assert_exact(model, prompt, completion)
     kept = [*prompts[3], *completions[3].token_ids.tolist(), 8]
@@ -452,7 +460,7 @@ def test_the_pool_grows_beyond_its_first_slots_and_capacity() -> None:
 def test_release_of_an_unknown_cache_key_is_nothing() -> None:
     engine = make_engine()
     engine.release("never seen")
-    assert len(engine._pool._free) == engine._pool.num_slots
+    assert engine.state()["cached_tokens"] == 0
 
 
 def test_new_weights_wait_for_running_requests_and_hold_back_later_ones() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, PositiveInt
 
+from turnwise.config.sections.device import Device
 from turnwise.config.settings import Settings
 
 
@@ -15,6 +16,8 @@ class EngineSettings(Settings):
 class LocalEngineParams(Settings):
     max_rows: PositiveInt = 512
     """Most sequences in one forward pass."""
+    device: Device = "auto"
+    """Where the model samples: auto (a GPU where there is one), cpu, cuda, cuda:1, or another name that torch knows."""
 
 
 class ScriptedEngineParams(Settings):
