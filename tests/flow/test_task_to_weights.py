@@ -81,7 +81,36 @@ def test_one_step_from_tasks_to_the_next_policy(cache: Path, window: str) -> Non
     assert any(not torch.equal(before[name], after[name]) for name in before)
     served = parts.engine._model.state_dict()
     assert all(torch.equal(served[name], after[name]) for name in after)
-    assert all(served[name].data_ptr() != after[name].data_ptr() for name in after)
+    assert all(served[name].data_ptr() == after[name].data_ptr() for name in after)
+
+
+PIPELINED, RARE, HALF = {"loop.type": "pipelined"}, {"sync.interval": 2}, {"model.dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize("settings", [PIPELINED, RARE, HALF], ids=["pipelined", "rare_sync", "bfloat16"])
+def test_where_weights_cannot_be_shared_the_engine_has_its_own(cache: Path, settings: dict[str, Any]) -> None:
+    parts = make_parts(**settings)
+    served, own = parts.engine._model.state_dict(), parts.learner.weights()
+    assert all(served[name].data_ptr() != own[name].data_ptr() for name in own)
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"]], ids=["all", "some"])
+def test_adapters_are_sampled_from_in_place(cache: Path, targets: Any) -> None:
+    """The gap of the second step shows that the engine adds what the adapters have learnt."""
+    lora = {"model.lora.type": "lora", "model.lora.target_modules": targets, "learn.optim.lr": 3e-2}
+    parts = make_parts(**lora)
+
+    async def run() -> list[Any]:
+        return [(await one_step(parts, step))[2] for step in (1, 2, 3)]
+
+    reports = asyncio.run(run())
+    assert all(report.metrics["learn/behavior_gap"] < GAP for report in reports)
+    assert reports[-1].policy_version == parts.engine.policy_version == 3
+    own = {p.data_ptr() for p in parts.learner.model.parameters()}
+    assert {p.data_ptr() for p in parts.engine._model.parameters()} == own
+    published, plain = parts.learner.weights(), parts.learner.model.state_dict()
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert not torch.equal(published[name], plain[name.replace(".weight", ".base_layer.weight")])
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.5])
@@ -106,7 +135,7 @@ def test_the_next_rollout_is_the_new_policys(cache: Path) -> None:
 
 def test_old_weights_in_the_engine_do_open_a_gap(cache: Path) -> None:
     """The gap can fail: without publishing, the second batch was sampled by another policy."""
-    parts = make_parts(**{"learn.optim.lr": 1e-2})
+    parts = make_parts(**{"learn.optim.lr": 1e-2, "loop.type": "pipelined"})
 
     async def run() -> Any:
         groups = await parts.proxy.collect(parts.tasks.take(3), rollout=1)

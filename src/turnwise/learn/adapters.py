@@ -7,7 +7,7 @@ It knows nothing of losses, optimizers or files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -56,19 +56,35 @@ def adapter_off(model: nn.Module) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-@torch.no_grad()
-def merged_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Weights under the names of the plain model, adapters added to copies: merging in place and back would round."""
-    layers = dict(_adapted_layers(model))
-    weights: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
-        owner, _, own_name = name.partition(".base_layer.")
-        if owner in layers:
-            is_weight = own_name == "weight"
-            weights[f"{owner}.{own_name}"] = tensor + _delta(layers[owner]) if is_weight else tensor
-        elif not set(name.split(".")) & set(LoraLayer.adapter_layer_names):
-            weights[name] = tensor
-    return weights
+class MergedWeights(Mapping[str, Tensor]):
+    """Weights under the names of the plain model, adapters added to copies: merging in place and back would round.
+
+    A copy is made when it is asked for and is not kept, so that there is never a merged model beside this one. What is
+    asked for after an update is that of after the update.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._layers = dict(_adapted_layers(model))
+        self._tensors = {_plain_name(name): (name, tensor) for name, tensor in model.state_dict().items()}
+        self._tensors.pop("", None)
+
+    @torch.no_grad()
+    def __getitem__(self, name: str) -> Tensor:
+        own_name, tensor = self._tensors[name]
+        owner, _, kind = own_name.partition(".base_layer.")
+        return tensor + _delta(self._layers[owner]).to(tensor.dtype) if kind == "weight" else tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def _plain_name(name: str) -> str:
+    """The name in a model without adapters; empty for what belongs to an adapter."""
+    is_adapter = bool(set(name.split(".")) & set(LoraLayer.adapter_layer_names))
+    return "" if is_adapter else name.replace(".base_layer.", ".")
 
 
 @torch.no_grad()

@@ -17,11 +17,14 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from turnwise.errors import RunError
 from turnwise.learn.adapters import has_adapter
 from turnwise.learn.policy import PolicyModel
+from turnwise.learn.weight_file import write_weights
 from turnwise.pretrained import load_model
+from turnwise.protocols import Weights
 
 if TYPE_CHECKING:
     from turnwise.learn.trainer import Trainer
@@ -33,7 +36,7 @@ _ADAPTER, _BASE, _CRITIC = "adapter.safetensors", "base.safetensors", "critic.sa
 
 def write_state(trainer: Trainer, folder: Path) -> None:
     model = trainer.actor.model
-    model.save_pretrained(folder / "policy", state_dict=dict(trainer.weights()))
+    _write_model(folder / "policy", model, trainer.weights())
     if has_adapter(model):
         _save(folder / _ADAPTER, model, is_trained=True)
     if trainer.is_base_folded:
@@ -41,7 +44,7 @@ def write_state(trainer: Trainer, folder: Path) -> None:
     if trainer.critic is not None:
         _save(folder / _CRITIC, trainer.critic, is_trained=True)
     if isinstance(trainer.reference, PolicyModel):
-        trainer.reference.model.save_pretrained(folder / "reference")
+        _write_model(folder / "reference", trainer.reference.model, trainer.reference.model.state_dict())
     torch.save(trainer.optimizer.state_dict(), folder / "optimizer.pt")
     state = {
         "policy_version": trainer.policy_version,
@@ -49,6 +52,16 @@ def write_state(trainer: Trainer, folder: Path) -> None:
         "kl_coef": trainer.kl_price.coef if trainer.kl_price is not None else None,
     }
     (folder / "learner.json").write_text(json.dumps(state, indent=2))
+
+
+def _write_model(folder: Path, model: PreTrainedModel, weights: Weights) -> None:
+    """What `save_pretrained` writes, without a second copy of all weights in memory."""
+    folder.mkdir(parents=True)
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+    if model.can_generate() and model.generation_config is not None:
+        model.generation_config.save_pretrained(folder)
+    write_weights(folder / "model.safetensors", weights)
 
 
 def resumed_model(folder: Path) -> Path | None:

@@ -81,8 +81,12 @@ def report_memory(
     learn: learning.LearnSettings,
     *,
     judge_path: str | None = None,
+    is_shared: bool = False,
 ) -> MemoryReport:
-    """`config` is the shape of `model.path`; `judge_path` the reward model's folder, where there is one."""
+    """`config` is the shape of `model.path`; `judge_path` the reward model's folder, where there is one.
+
+    `is_shared` where the engine samples from the actor in place.
+    """
     shape, frozen_bytes = _measure(config, model.lora), torch_dtype(model.dtype).itemsize
     judge = _measure(_judge_config(judge_path), NoLora()).plain if judge_path is not None else shape.plain
     has_value_head = isinstance(learn.critic, learning.ValueHeadCritic)
@@ -93,7 +97,7 @@ def report_memory(
             _sum([shape.adapted, shape.value_head]) if has_value_head else shape.adapted,
             _sum([shape.trained, shape.value_head]) if has_value_head else shape.trained,
         ),
-        _frozen("engine", (True, "it samples from a copy of its own"), shape.plain, frozen_bytes),
+        _frozen("engine", _engine_reason(is_shared), shape.plain, frozen_bytes),
         _frozen("reference", _reference_reason(model, learn), shape.plain, frozen_bytes),
         _trained(
             "critic",
@@ -126,6 +130,10 @@ def size_words(num_bytes: int | None) -> str:
     if num_bytes is None:
         return "unknown size"
     return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
+
+
+def _engine_reason(is_shared: bool) -> tuple[bool, str]:
+    return not is_shared, "it samples from the actor's weights" if is_shared else "it samples from a copy of its own"
 
 
 def _reference_reason(model: ModelSettings, learn: learning.LearnSettings) -> tuple[bool, str]:

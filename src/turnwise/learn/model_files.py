@@ -33,7 +33,7 @@ def check_causal_model(path: str) -> PreTrainedConfig | None:
     """The shape of a causal language model; None where it lies on the hub."""
     if is_hub_name(path):
         return None
-    advice = "Give a Hugging Face model folder, a hub name, or 'tiny' for the built-in model."
+    advice = "Give a Hugging Face model folder, a GGUF file, a hub name, 'smollm2', or 'tiny' for the built-in model."
     config = _read(path, f"model.path '{path}' cannot be loaded as a causal language model:", advice)
     kind = _kind_of(config)
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or "SequenceClassification" in kind:
@@ -64,13 +64,13 @@ def check_reward_model(path: str) -> None:
 
 def check_held_as(config: PreTrainedConfig, settings: ModelSettings) -> None:
     """Whether a model of this shape can have the adapters and the checkpointing that `model` asks for."""
-    if not isinstance(settings.lora, Lora) and not settings.gradient_checkpointing:
+    if not isinstance(settings.lora, Lora) and settings.gradient_checkpointing is not True:
         return
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
         if isinstance(settings.lora, Lora):
             add_adapter(model, settings.lora, seed=0)
-    if settings.gradient_checkpointing:
+    if settings.gradient_checkpointing is True:
         checkpoint_gradients(model)
 
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -25,10 +25,10 @@ def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
         parameter.data = parameter.data.to(dtype)
 
 
-def checkpoint_gradients(model: PreTrainedModel) -> None:
-    """Keep the inputs of each layer alone for the backward pass. Call it last: `eval()` switches it off again."""
-    layers: list[Any] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    if not layers or not model.supports_gradient_checkpointing:
+def checkpoint_gradients(model: PreTrainedModel, *, above_tokens: int = 0) -> None:
+    """Keep the inputs of each layer alone for the backward pass, where a forward pass has more tokens than that."""
+    layers = checkpointed_layers(model)
+    if not layers:
         raise ModelError(
             f"model.gradient_checkpointing is true and {type(model).__name__} has no layers that can be computed "
             "again. Set it to false."
@@ -36,8 +36,30 @@ def checkpoint_gradients(model: PreTrainedModel) -> None:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for layer in layers:
         layer._gradient_checkpointing_func = partial(_run_checkpointed, layer, layer._gradient_checkpointing_func)
-        # transformers checkpoints in training mode alone. Only the layer itself says so, and never while it computes.
-        layer.training = True
+    trunk = cast(nn.Module, model.base_model)
+    trunk.register_forward_pre_hook(_CheckpointAbove(layers, above_tokens), with_kwargs=True)
+
+
+def checkpointed_layers(model: PreTrainedModel) -> list[Any]:
+    """The layers that can be computed again; none where the model does not know how."""
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    return layers if model.supports_gradient_checkpointing else []
+
+
+class _CheckpointAbove:
+    """Before each forward pass: checkpoint it or not. An object, so that a copy of the model has one of its own."""
+
+    def __init__(self, layers: list[Any], above_tokens: int) -> None:
+        self._layers = layers
+        self._above_tokens = above_tokens
+
+    def __call__(self, trunk: nn.Module, inputs: Any, named: dict[str, Any]) -> None:
+        given: Any = named.get("input_ids", named.get("inputs_embeds"))
+        num_tokens = given.shape[0] * given.shape[1] if given is not None else 0
+        is_wanted = torch.is_grad_enabled() and num_tokens > self._above_tokens
+        for layer in self._layers:
+            # transformers checkpoints in training mode alone. Only the layer itself says so, and never as it computes.
+            layer.training = is_wanted
 
 
 def _run_checkpointed(layer: nn.Module, run: Callable[..., Any], forward: Callable[..., Any], *inputs: Any) -> Any:

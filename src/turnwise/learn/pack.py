@@ -1,13 +1,15 @@
 """Samples become arrays: rows laid end to end, then micro-batches that fit a token budget.
 
-In: Samples. Out: one `Batch` for an update, and from it padded `MicroBatch`es for forward passes. How rows are put
-into micro-batches changes speed and memory only: every sum over tokens is divided by a count over the whole batch.
+In: Samples. Out: one `Batch` for an update, and from it `MicroBatch`es for forward passes: rows padded on the right, or
+families of rows in which a prompt stands once. How rows are put into micro-batches changes speed and memory only:
+every sum over tokens is divided by a count over the whole batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turnwise.config.sections.learn import Aggregation
+from turnwise.learn.families import Families, find_families
 from turnwise.types import Batch, Experience, FloatArray, Sample, TrajectoryId
 
 
@@ -71,14 +74,16 @@ def token_weights(batch: Batch, rows: NDArray[np.int64], aggregation: Aggregatio
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MicroBatch:
-    """Rows padded on the right to one width, and their N sampled tokens as flat arrays."""
+    """What one forward pass reads, and the N sampled tokens that are predicted in it as flat arrays."""
 
     input_ids: Tensor
-    """[rows, width - 1] all but the last column"""
-    row: Tensor
-    """[N] the row of each sampled token"""
-    position: Tensor
-    """[N] its position in the row, at least 1"""
+    """[rows, width] padded on the right; one long row where there are families"""
+    positions: Tensor | None
+    """[1, width] of the long row"""
+    families: tuple[Families, ...] | None
+    """How the long row is to be read"""
+    state: Tensor
+    """[N] from which place of the flattened inputs each sampled token is predicted"""
     turn: Tensor
     """[N] the turn of each sampled token, numbered from 0 within this micro-batch"""
     source: NDArray[np.int64]
@@ -95,43 +100,92 @@ class MicroBatch:
         return len(self.targets)
 
 
-def micro_batches(batch: Batch, rows: NDArray[np.int64], max_tokens: int, device: torch.device) -> Iterator[MicroBatch]:
-    """Rows of similar length together, each micro-batch at most `max_tokens` padded tokens (at least one row)."""
+def micro_batches(
+    batch: Batch, rows: NDArray[np.int64], max_tokens: int, device: torch.device, *, shares_prompts: bool = False
+) -> Iterator[MicroBatch]:
+    """Rows of similar length together, each micro-batch at most `max_tokens` inputs (at least one row).
+
+    `shares_prompts` where the model can read families; they are made where that saves enough.
+    """
+    families = find_families(batch, rows, max_tokens) if shares_prompts else None
+    if families is not None:
+        yield from (_family_batch(batch, part, device) for part in families)
+        return
     lengths = batch.row_lengths[rows]
     order = rows[np.argsort(lengths, kind="stable")[::-1]]
     start = 0
     while start < len(order):
         num_rows = max(1, int(max_tokens // batch.row_lengths[order[start]]))
-        yield _micro_batch(batch, order[start : start + num_rows], device)
+        yield _padded_batch(batch, order[start : start + num_rows], device)
         start += num_rows
 
 
-def _micro_batch(batch: Batch, rows: NDArray[np.int64], device: torch.device) -> MicroBatch:
-    lengths = batch.row_lengths[rows]
-    columns = np.arange(int(lengths.max()))
-    is_token = columns[None, :] < lengths[:, None]
-    index = np.where(is_token, batch.row_starts[rows][:, None] + columns[None, :], 0)
+def _padded_batch(batch: Batch, rows: NDArray[np.int64], device: torch.device) -> MicroBatch:
+    index, is_token = _index(batch, rows, 0, int(batch.row_lengths[rows].max()))
     row, position = np.nonzero(batch.loss_mask[index] & is_token)
-    source = index[row, position]
+    # The last column is only ever predicted, never read from.
+    inputs = np.where(is_token, batch.token_ids[index], 0)[:, : max(index.shape[1] - 1, 1)]
+    return MicroBatch(
+        input_ids=torch.as_tensor(inputs, dtype=torch.long, device=device),
+        positions=None,
+        families=None,
+        state=torch.as_tensor(row * inputs.shape[1] + position - 1, device=device),
+        **_sampled(batch, row, index[row, position], device),
+    )
+
+
+def _family_batch(batch: Batch, families: Sequence[Families], device: torch.device) -> MicroBatch:
+    inputs: list[NDArray[np.int64]] = []
+    positions: list[NDArray[np.int64]] = []
+    rows, states, sources = [], [], []
+    for family in families:
+        members = family.rows.flatten()
+        for part, start, width in ((family.rows[:, 0], 0, family.prompt), (members, family.prompt, family.tail)):
+            index, is_token = _index(batch, part, start, width)
+            inputs.append(np.where(is_token, batch.token_ids[index], 0).flatten())
+            positions.append(np.tile(start + np.arange(width), len(part)))
+        index, is_token = _index(batch, members, 0, family.prompt + family.tail + 1)
+        row, position = np.nonzero(batch.loss_mask[index] & is_token)
+        in_prompt = family.first + row // family.rows.shape[1] * family.prompt + position - 1
+        in_tail = family.first_tail + row * family.tail + position - 1 - family.prompt
+        states.append(np.where(position <= family.prompt, in_prompt, in_tail))
+        sources.append(index[row, position])
+        rows.append(members[row])
+    source = np.concatenate(sources)
+    return MicroBatch(
+        input_ids=torch.as_tensor(np.concatenate(inputs)[None], dtype=torch.long, device=device),
+        positions=torch.as_tensor(np.concatenate(positions)[None], device=device),
+        families=tuple(families),
+        state=torch.as_tensor(np.concatenate(states), device=device),
+        **_sampled(batch, np.concatenate(rows), source, device),
+    )
+
+
+def _index(
+    batch: Batch, rows: NDArray[np.int64], start: int, width: int
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """[rows, width] where each token from `start` on lies in the batch, and whether there is one."""
+    columns = start + np.arange(width)
+    is_token = columns[None, :] < batch.row_lengths[rows][:, None]
+    return np.where(is_token, batch.row_starts[rows][:, None] + columns[None, :], 0), is_token
+
+
+def _sampled(batch: Batch, row: NDArray[np.int64], source: NDArray[np.int64], device: torch.device) -> dict[str, Any]:
+    """What is known about the sampled tokens at `source`."""
 
     def flat(array: NDArray[np.generic]) -> Tensor:
         return torch.as_tensor(array[source], device=device)
 
-    # The last column is only ever predicted, never read from.
-    inputs = np.where(is_token, batch.token_ids[index], 0)[:, : max(len(columns) - 1, 1)]
-    return MicroBatch(
-        input_ids=torch.as_tensor(inputs, dtype=torch.long, device=device),
-        row=torch.as_tensor(row, device=device),
-        position=torch.as_tensor(position, device=device),
-        turn=torch.as_tensor(_number_turns(row, batch.turn_ids[source]), device=device),
-        source=source,
-        targets=flat(batch.token_ids).long(),
-        behavior_logprobs=flat(batch.behavior_logprobs),
-        reference_logprobs=flat(batch.reference_logprobs),
-        advantages=flat(batch.advantages),
-        returns=flat(batch.returns),
-        values=flat(batch.values),
-    )
+    return {
+        "turn": torch.as_tensor(_number_turns(row, batch.turn_ids[source]), device=device),
+        "source": source,
+        "targets": flat(batch.token_ids).long(),
+        "behavior_logprobs": flat(batch.behavior_logprobs),
+        "reference_logprobs": flat(batch.reference_logprobs),
+        "advantages": flat(batch.advantages),
+        "returns": flat(batch.returns),
+        "values": flat(batch.values),
+    }
 
 
 def _number_turns(row: NDArray[np.int64], turn_ids: NDArray[np.int32]) -> NDArray[np.int64]:

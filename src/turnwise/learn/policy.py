@@ -13,15 +13,14 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from turnwise.errors import ModelError
 from turnwise.learn.adapters import adapter_off
+from turnwise.learn.families import run_families, shares_prompts
+from turnwise.learn.head import Head
+from turnwise.learn.head import computing_in as _computing_in
 from turnwise.learn.pack import MicroBatch
-
-_MAX_LOGITS = 1 << 25
-"""Logits kept at once; beyond this they are made, used and made again in the backward pass, chunk by chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,7 +40,9 @@ class PolicyModel:
         self.model = model
         self.temperature = temperature
         self.dtype = dtype
-        self._is_head_plain = _is_head_plain(model)
+        self._head = Head(layer=_head(model), temperature=temperature, dtype=dtype, cap=_logit_cap(model))
+        self.shares_prompts = shares_prompts(model)
+        """Whether rows may be given as families."""
 
     def states(self, micro: MicroBatch) -> Tensor:
         """[N, hidden] the trunk's states from which the sampled tokens were predicted."""
@@ -49,34 +50,8 @@ class PolicyModel:
 
     def score(self, micro: MicroBatch) -> TokenScores:
         hidden = self.states(micro)
-        num_rows = max(1, _MAX_LOGITS // self.model.config.get_text_config().vocab_size)
-        if len(hidden) <= num_rows:
-            logprobs, entropies = self._score_chunk(hidden, micro.targets)
-        else:
-            parts = [
-                checkpoint(self._score_chunk, h, t, use_reentrant=False)
-                for h, t in zip(hidden.split(num_rows), micro.targets.split(num_rows), strict=True)
-            ]
-            logprobs = torch.cat([part[0] for part in parts])
-            entropies = torch.cat([part[1] for part in parts])
+        logprobs, entropies = self._head.score(hidden, micro.targets)
         return TokenScores(logprobs=logprobs, entropies=entropies, hidden=hidden)
-
-    def _score_chunk(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logits = self._logits(hidden)
-        # Half precision loses the tail of a softmax.
-        logits = logits.float() if logits.dtype.itemsize < 4 else logits
-        table = torch.log_softmax(logits / self.temperature, dim=-1)
-        logprobs = table.gather(1, targets[:, None]).squeeze(1)
-        return logprobs, -(table.exp() * table).sum(dim=-1)
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        with _computing_in(self.dtype, hidden.device):
-            logits = _head(self.model)(hidden)
-        if self._is_head_plain:
-            return logits
-        config = self.model.config.get_text_config()
-        cap = config.final_logit_softcapping
-        return cap * torch.tanh(logits / cap)
 
 
 class AdapterOffPolicy:
@@ -98,29 +73,28 @@ def predicting_states(model: PreTrainedModel, micro: MicroBatch, dtype: torch.dt
     """[N, hidden] the trunk's last state one position before each sampled token."""
     trunk = cast(nn.Module, model.base_model)
     with _computing_in(dtype, micro.input_ids.device):
-        states = trunk(input_ids=micro.input_ids, use_cache=False).last_hidden_state
-    return states[micro.row, micro.position - 1]
-
-
-def _computing_in(dtype: torch.dtype, device: torch.device) -> torch.autocast:
-    """Matrix products in bfloat16 over float32 weights; with float32 everything is as the weights are."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
+        if micro.families is None:
+            states = trunk(input_ids=micro.input_ids, use_cache=False).last_hidden_state
+        else:
+            assert micro.positions is not None
+            states = run_families(trunk, micro.input_ids, micro.positions, micro.families)
+    return states.flatten(0, 1)[micro.state]
 
 
 def _head(model: PreTrainedModel) -> nn.Module:
     return cast(nn.Module, model.get_output_embeddings())
 
 
-def _is_head_plain(model: PreTrainedModel) -> bool:
-    """Check on a probe that head(trunk(x)) gives the model's own logits, and say which models cannot be trained."""
+def _logit_cap(model: PreTrainedModel) -> float | None:
+    """Prove on a probe that head(trunk(x)), or that squeezed, gives the model's own logits."""
     ids = torch.arange(1, 6, device=model.device)[None]
     with torch.no_grad():
         whole = model(input_ids=ids, use_cache=False).logits
         plain = _head(model)(cast(nn.Module, model.base_model)(input_ids=ids).last_hidden_state)
     if torch.allclose(whole, plain, atol=1e-4):
-        return True
-    if getattr(model.config.get_text_config(), "final_logit_softcapping", None):
-        return False
+        return None
+    if cap := getattr(model.config.get_text_config(), "final_logit_softcapping", None):
+        return float(cap)
     raise ModelError(
         f"{type(model).__name__} changes its logits behind the output layer in a way turnwise does not know; "
         "its log-probs would be wrong."

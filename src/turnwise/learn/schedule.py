@@ -1,11 +1,15 @@
-"""How the learning rate moves over a run.
+"""The optimizer, and how its learning rate moves over a run.
 
-In: `learn.optim` and a step. Out: the share of the rate there.
+In: parameters, `learn.optim` and a step. Out: AdamW, and the share of the rate at that step.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
 
 from turnwise.config.sections.learn import OptimSettings
 
@@ -19,3 +23,10 @@ def learning_rate_share(optim: OptimSettings, step: int, num_steps: int) -> floa
     if optim.schedule == "cosine":
         left = (1 - math.cos(math.pi * left)) / 2
     return warm * (optim.final_lr_share + (1 - optim.final_lr_share) * left)
+
+
+def make_adamw(groups: Sequence[dict[str, Any]], **rates: Any) -> torch.optim.AdamW:
+    """Parameter by parameter: made for all at once, its intermediate results would be as large as the model."""
+    is_on_gpu = any(p.is_cuda for group in groups for p in group["params"])
+    how: dict[str, Any] = {"fused": True} if is_on_gpu else {"foreach": False}
+    return torch.optim.AdamW(groups, **rates, **how)

@@ -60,9 +60,8 @@ def tiny_model_folder(cache: Path, *, settings: TinySettings, seed: int, sample_
 
 
 def find_or_make(cache: Path, kind: str, ingredients: list[object], create: Callable[[Path], None]) -> Path:
-    """The folder of a made model, named after all it is made of; it is whole or not there."""
-    recipe = json.dumps(ingredients)
-    folder = cache / f"{kind}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+    """The folder of a made model; it is whole or not there."""
+    folder = made_folder(cache, kind, ingredients)
     # In this order: another process may finish it at any moment, and what is whole must not be taken for broken.
     if folder.is_dir() and not (folder / "config.json").is_file():
         shutil.rmtree(folder, ignore_errors=True)
@@ -72,6 +71,12 @@ def find_or_make(cache: Path, kind: str, ingredients: list[object], create: Call
         with whole_folder(folder, keeps_first=True, failures=(SafetensorError,)) as unfinished:
             create(unfinished)
     return folder
+
+
+def made_folder(cache: Path, kind: str, ingredients: list[object]) -> Path:
+    """Its name, after all that it is made of; it need not be there."""
+    recipe = json.dumps(ingredients)
+    return cache / f"{kind}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
 
 
 def _create_actor(folder: Path, settings: TinySettings, seed: int, sample_texts: Sequence[str]) -> None:

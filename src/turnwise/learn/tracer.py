@@ -19,19 +19,18 @@ from turnwise.types import Batch, FloatArray, UpdateTrace
 
 
 class UpdateTracer:
-    """Follows one update. Every row of the batch must be met in every epoch."""
+    """Follows one update. What it never meets, rows without a gradient, stays NaN on sampled tokens."""
 
     def __init__(self, batch: Batch, *, num_epochs: int, proximal_logprobs: FloatArray | None = None) -> None:
         """`proximal_logprobs` where they were scored before the update; else the first epoch's stand for them."""
-        num_tokens = len(batch.token_ids)
         self.num_steps = 0
         """Mini-batches begun before the one that runs."""
         self._num_epochs = num_epochs
         self._is_first = self._is_last = False
         self._proximal_logprobs = proximal_logprobs
         self._proximal_steps = np.zeros(batch.num_rows, dtype=np.int32)
-        self._first = np.zeros((3, num_tokens), dtype=np.float32)
-        self._last = np.zeros((2, num_tokens), dtype=np.float32)
+        unknown = np.where(batch.loss_mask, np.float32(np.nan), np.float32(0))
+        self._first, self._last = np.tile(unknown, (3, 1)), np.tile(unknown, (2, 1))
 
     def begin_epoch(self, epoch: int) -> None:
         self._is_first, self._is_last = epoch == 0, epoch == self._num_epochs - 1

@@ -8,7 +8,6 @@ or how advantages came about.
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,12 +21,15 @@ from transformers import PreTrainedModel
 from turnwise.config.sections import learn as learning
 from turnwise.config.sections.model import Lora, ModelSettings
 from turnwise.errors import LearnError
-from turnwise.learn.adapters import add_adapter, fold_adapter, has_adapter, merged_weights
+from turnwise.floor.freed_memory import return_freed_memory
+from turnwise.learn.activations import pass_size_of
+from turnwise.learn.adapters import MergedWeights, add_adapter, fold_adapter, has_adapter
 from turnwise.learn.checkpoint import read_state, write_state
 from turnwise.learn.correction import importance_weights
 from turnwise.learn.kl import KlPrice
 from turnwise.learn.losses import estimate_kl, value_loss
-from turnwise.learn.models import cast_parameters, checkpoint_gradients
+from turnwise.learn.meter import Meter, batch_metrics
+from turnwise.learn.models import cast_parameters, checkpoint_gradients, checkpointed_layers
 from turnwise.learn.pack import MicroBatch, micro_batches, pack_without_credit, token_weights
 from turnwise.learn.policy import (
     AdapterOffPolicy,
@@ -38,14 +40,17 @@ from turnwise.learn.policy import (
     TokenScores,
     TrunkCritic,
 )
-from turnwise.learn.schedule import learning_rate_share
+from turnwise.learn.schedule import learning_rate_share, make_adamw
+from turnwise.learn.silence import is_silent_at_zero, rows_that_teach
 from turnwise.learn.tracer import UpdateTracer
 from turnwise.learn.warm_start import add_imitation_gradient, imitate
-from turnwise.pretrained import load_model, torch_dtype
+from turnwise.pretrained import chosen_device, load_model, torch_dtype
 from turnwise.protocols import Imitation, PolicyLoss, Weights
 from turnwise.sites import LearnerSite
 from turnwise.types import Annotations, Batch, Experience, FloatArray, StepReport
 
+_LARGE_BYTES = 100_000_000
+"""Weights of a model whose activations are worth giving back before a rollout."""
 _PLAIN = ModelSettings()
 """Every weight trained, in float32."""
 
@@ -56,7 +61,7 @@ class Trainer:
     @classmethod
     def open(cls, settings: learning.LearnSettings, site: LearnerSite) -> Trainer:
         return cls(
-            load_model(site.model_path),
+            load_model(site.model_path, device=chosen_device(settings.device, "learn.device")),
             settings,
             site.loss,
             temperature=site.temperature,
@@ -84,24 +89,33 @@ class Trainer:
         self.reference = _make_reference(settings.kl, self.actor)
         self.is_base_folded = False
         """Whether the frozen weights beside the adapters are no longer those of `model.path`."""
-        if model_settings.gradient_checkpointing:
-            checkpoint_gradients(model)
+        self._pass_size = pass_size_of(model.config, model_settings, settings, model.device)
+        above = self._pass_size.checkpoint_above
+        if above is not None and (model_settings.gradient_checkpointing is True or checkpointed_layers(model)):
+            checkpoint_gradients(model, above_tokens=above)
             if isinstance(self.critic, ModelCritic):
-                checkpoint_gradients(self.critic.trunk)
+                checkpoint_gradients(self.critic.trunk, above_tokens=above)
         self.kl_price = KlPrice(settings.kl) if isinstance(settings.kl, learning.KlReward) else None
         self.policy_version = 0
         self.rng = np.random.default_rng(seed)
         self._loss = loss
+        self._is_silent_at_zero = is_silent_at_zero(loss, settings)
         self._supervised: Batch | None = None
         self._charged: dict[str, float] = {}
         self._device = model.device
+        self._is_large = model.get_memory_footprint() >= _LARGE_BYTES
         self.optimizer = self._make_optimizer()
 
     # --- what others ask of it -----------------------------------------------------------------------------------
 
+    @property
+    def model(self) -> PreTrainedModel:
+        """The policy itself, for an engine of this process that samples from it in place."""
+        return self.actor.model
+
     def weights(self) -> Weights:
-        """The policy's weights under the names of the plain model, adapters merged."""
-        return merged_weights(self.actor.model) if has_adapter(self.actor.model) else self.actor.model.state_dict()
+        """The policy's weights under the names of the plain model; adapters are merged tensor by tensor, when asked."""
+        return MergedWeights(self.model) if has_adapter(self.model) else self.model.state_dict()
 
     @torch.no_grad()
     def annotate(self, experiences: Sequence[Experience]) -> Annotations:
@@ -122,8 +136,13 @@ class Trainer:
         """One update: `epochs` passes over the batch in `minibatches` optimizer steps each."""
         if not batch.loss_mask.any():
             raise LearnError("the batch has no sampled tokens; nothing can be learnt from it.")
-        meter = _Meter()
+        meter = Meter()
+        self._return_freed_memory()
         self._set_learning_rate()
+        if len(self._rows_that_teach(batch, np.arange(batch.num_rows))) == 0:
+            meter.note("policy_loss", 0.0)
+            meter.note("grad_norm", 0.0)
+            return self._report(batch, meter, None)
         batch, importance = self._correct(batch, meter)
         is_corrected = not isinstance(self.settings.correction, learning.NoCorrection)
         proximal = batch.behavior_logprobs if is_corrected else None
@@ -133,12 +152,21 @@ class Trainer:
             order = self.rng.permutation(batch.num_rows)
             for rows in np.array_split(order, min(self.settings.minibatches, len(order))):
                 self._update(batch, importance, rows, meter, tracer)
+        self._return_freed_memory()
+        return self._report(batch, meter, tracer)
+
+    def _report(self, batch: Batch, meter: Meter, tracer: UpdateTracer | None) -> StepReport:
+        """Without a tracer the update was skipped: weights and optimizer stay, and it counts as one all the same.
+
+        So the schedule, the staleness of samples and the loops are those of a run in which it was made.
+        """
         self.policy_version += 1
-        metrics = self._charged | meter.means() | _batch_metrics(batch) | {"lr": self.optimizer.param_groups[0]["lr"]}
+        how = {"lr": self.optimizer.param_groups[0]["lr"], "skipped": float(tracer is None)}
+        metrics = self._charged | meter.means() | batch_metrics(batch) | how
         return StepReport(
             policy_version=self.policy_version,
             metrics={f"learn/{name}": value for name, value in metrics.items()},
-            trace=tracer.finish(),
+            trace=tracer.finish() if tracer is not None else None,
         )
 
     def imitate(
@@ -150,7 +178,7 @@ class Trainer:
             demonstrations,
             how,
             seed=self.seed,
-            micro_batch_tokens=self.settings.micro_batch_tokens,
+            micro_batch_tokens=self._pass_size.micro_batch_tokens,
             on_step=on_step,
         )
         self.refresh_reference()
@@ -203,7 +231,7 @@ class Trainer:
         return penalties
 
     @torch.no_grad()
-    def _correct(self, batch: Batch, meter: _Meter) -> tuple[Batch, FloatArray]:
+    def _correct(self, batch: Batch, meter: Meter) -> tuple[Batch, FloatArray]:
         """The batch with ratios taken against the policy of this moment, and what each token then weighs."""
         if isinstance(self.settings.correction, learning.NoCorrection):
             return batch, np.ones(len(batch.token_ids), dtype=np.float32)
@@ -217,14 +245,16 @@ class Trainer:
     # --- one optimizer step --------------------------------------------------------------------------------------
 
     def _update(
-        self, batch: Batch, importance: FloatArray, rows: NDArray[np.int64], meter: _Meter, tracer: UpdateTracer
+        self, batch: Batch, importance: FloatArray, rows: NDArray[np.int64], meter: Meter, tracer: UpdateTracer
     ) -> None:
+        # They are those of all rows, whichever of them have a gradient.
         weights = token_weights(batch, rows, self.settings.aggregation)
-        num_tokens = int(np.count_nonzero(weights))
+        scored = self._rows_that_teach(batch, rows)
+        num_tokens = sum(int(np.count_nonzero(weights[slice(*batch.row_starts[row : row + 2])])) for row in scored)
         if num_tokens == 0:
             return
         self.optimizer.zero_grad(set_to_none=True)
-        for micro in self._micro_batches(batch, rows):
+        for micro in self._micro_batches(batch, scored):
             with torch.set_grad_enabled(not self._is_critic_alone):
                 scores = self.actor.score(micro)
             token_importance = torch.as_tensor(importance[micro.source], device=self._device)
@@ -238,19 +268,22 @@ class Trainer:
         self._apply_gradients(meter)
         tracer.end_minibatch(rows)
 
+    def _rows_that_teach(self, batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return rows_that_teach(batch, rows) if self._is_silent_at_zero else rows
+
     @property
     def _is_critic_alone(self) -> bool:
         critic = self.settings.critic
         return not isinstance(critic, learning.NoCritic) and self.policy_version < critic.warmup_steps
 
-    def _add_supervised_gradient(self, meter: _Meter) -> None:
+    def _add_supervised_gradient(self, meter: Meter) -> None:
         ptx = self.settings.ptx
         if self._supervised is None or isinstance(ptx, learning.NoPtx) or self._is_critic_alone:
             return
         num_rows = self._supervised.num_rows
         rows = self.rng.choice(num_rows, size=min(ptx.batch_rows, num_rows), replace=False)
         loss = add_imitation_gradient(
-            self.actor, self._supervised, rows, coef=ptx.coef, micro_batch_tokens=self.settings.micro_batch_tokens
+            self.actor, self._supervised, rows, coef=ptx.coef, micro_batch_tokens=self._pass_size.micro_batch_tokens
         )
         meter.add("ptx_loss", torch.tensor(loss), 1)
 
@@ -260,14 +293,16 @@ class Trainer:
         scores: TokenScores,
         importance: Tensor,
         num_tokens: int,
-        meter: _Meter,
+        meter: Meter,
         tracer: UpdateTracer,
     ) -> Tensor:
         """[N] everything that is minimised, token by token."""
         policy_loss, details = self._loss(scores.logprobs, micro.behavior_logprobs, micro.advantages, micro.turn)
         tracer.note(micro, scores, details)
         policy_loss = policy_loss * importance
-        total = policy_loss - self.settings.entropy_coef * scores.entropies
+        total = policy_loss
+        if self.settings.entropy_coef:
+            total = total - self.settings.entropy_coef * scores.entropies
         moved = scores.logprobs.detach() - micro.behavior_logprobs
         shown = details | {
             "policy_loss": policy_loss,
@@ -291,7 +326,7 @@ class Trainer:
         values = self.critic.values(micro, scores.hidden)
         return value_loss(values, micro.values, micro.returns, self.settings.critic.clip)
 
-    def _apply_gradients(self, meter: _Meter) -> None:
+    def _apply_gradients(self, meter: Meter) -> None:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         norm = nn.utils.clip_grad_norm_(parameters, self.settings.optim.grad_clip)
         if not torch.isfinite(norm):
@@ -300,13 +335,21 @@ class Trainer:
                 "Lower learn.optim.lr, or look at learn/approx_kl and learn/ratio in metrics.jsonl."
             )
         self.optimizer.step()
+        # Nobody needs them before the next update, and a rollout can use their memory.
+        self.optimizer.zero_grad(set_to_none=True)
         meter.add("grad_norm", norm, 1)
         meter.count_step()
+
+    def _return_freed_memory(self) -> None:
+        """Rollout and update leave each other what they no longer need; a small model has nothing to speak of."""
+        if self._is_large:
+            return_freed_memory()
 
     # --- parts ---------------------------------------------------------------------------------------------------
 
     def _micro_batches(self, batch: Batch, rows: NDArray[np.int64]) -> Iterator[MicroBatch]:
-        return micro_batches(batch, rows, self.settings.micro_batch_tokens, self._device)
+        tokens, shares = self._pass_size.micro_batch_tokens, self.actor.shares_prompts
+        return micro_batches(batch, rows, tokens, self._device, shares_prompts=shares)
 
     def _make_optimizer(self) -> torch.optim.AdamW:
         actor = [p for p in self.actor.model.parameters() if p.requires_grad]
@@ -317,34 +360,12 @@ class Trainer:
             groups = [{"params": actor, "share": 1.0}, {"params": critic, "share": share}]
         else:
             groups = [{"params": [*actor, *critic], "share": 1.0}]
-        return torch.optim.AdamW(groups, lr=optim.lr, betas=(optim.beta1, optim.beta2), weight_decay=optim.weight_decay)
+        return make_adamw(groups, lr=optim.lr, betas=(optim.beta1, optim.beta2), weight_decay=optim.weight_decay)
 
     def _set_learning_rate(self) -> None:
         share = learning_rate_share(self.settings.optim, self.policy_version, self.settings.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.optim.lr * share * group["share"]
-
-
-class _Meter:
-    """Sums over micro-batches, averaged over optimizer steps; notes are summed once per update."""
-
-    def __init__(self) -> None:
-        self._sums: defaultdict[str, float] = defaultdict(float)
-        self._notes: defaultdict[str, float] = defaultdict(float)
-        self._num_steps = 0
-
-    def note(self, name: str, value: float) -> None:
-        self._notes[name] += value
-
-    def add(self, name: str, total: Tensor, count: int) -> None:
-        self._sums[name] += float(total) / count
-
-    def count_step(self) -> None:
-        self._num_steps += 1
-
-    def means(self) -> dict[str, float]:
-        steps = max(self._num_steps, 1)
-        return {name: total / steps for name, total in self._sums.items()} | dict(self._notes)
 
 
 def _make_critic(
@@ -370,20 +391,6 @@ def _make_reference(
     if actor.dtype == torch.bfloat16:
         cast_parameters(frozen, actor.dtype)
     return PolicyModel(frozen, actor.temperature)
-
-
-def _batch_metrics(batch: Batch) -> dict[str, float]:
-    mask = batch.loss_mask
-    returns, values = batch.returns[mask], batch.values[mask]
-    spread = float(returns.var())
-    explained = 1 - float((returns - values).var()) / spread if spread > 0 else 0.0
-    return {
-        "tokens": float(len(batch.token_ids)),
-        "action_tokens": float(mask.sum()),
-        "rows": float(batch.num_rows),
-        "mean_return": float(returns.mean()),
-        "explained_variance": explained,
-    }
 
 
 def _split(flat: FloatArray | None, batch: Batch) -> tuple[FloatArray, ...] | None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
 from turnwise.learn.pack import micro_batches, pack_without_credit
 from turnwise.learn.policy import PolicyModel
+from turnwise.learn.schedule import make_adamw
 from turnwise.protocols import Imitation
 from turnwise.types import Batch, Experience
 
@@ -28,14 +28,14 @@ def imitate(
     batch = pack_without_credit(demonstrations)
     rng = np.random.default_rng(seed)
     trained = [p for p in actor.model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=how.lr, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = make_adamw([{"params": trained}], lr=how.lr, betas=(0.9, 0.95), weight_decay=0.0)
     loss = 0.0
     for step in range(how.steps):
         rows = rng.choice(batch.num_rows, size=min(how.batch_rows, batch.num_rows), replace=False)
-        optimizer.zero_grad(set_to_none=True)
         loss = add_imitation_gradient(actor, batch, rows, coef=1.0, micro_batch_tokens=micro_batch_tokens)
         nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         if on_step is not None:
             on_step(step + 1, how.steps)
     return loss
@@ -45,7 +45,8 @@ def add_imitation_gradient(
     actor: PolicyModel, batch: Batch, rows: NDArray[np.int64], *, coef: float, micro_batch_tokens: int
 ) -> float:
     """Add the gradient of `coef` times the mean loss per token of these rows; returns the bare mean loss."""
-    parts = list(micro_batches(batch, rows, micro_batch_tokens, actor.model.device))
+    shares = actor.shares_prompts
+    parts = list(micro_batches(batch, rows, micro_batch_tokens, actor.model.device, shares_prompts=shares))
     num_tokens = sum(micro.num_action_tokens for micro in parts)
     loss = 0.0
     for micro in parts:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnwise.config.checks import rewards_have_a_source
 from turnwise.config.registry import (
@@ -59,7 +59,7 @@ from turnwise.rollout.limits import RunnerLimits
 from turnwise.rollout.workflow import Workflow
 from turnwise.rollout.worlds import World, count_held_out, worlds_of
 from turnwise.sites import BufferSite, EngineSite, LearnerSite, TransportSite
-from turnwise.sync.memory import MemoryChannel
+from turnwise.sync.memory import MemoryChannel, SharedChannel
 from turnwise.types import Sampling, Task
 
 _SEEDS_PER_RUN = 10_000_000
@@ -73,18 +73,23 @@ _JUDGE_SEED = 0
 
 
 def build_play(
-    settings: TurnwiseSettings, model_path: str | Path, *, split: str = "eval", run_path: Path | None = None
+    settings: TurnwiseSettings,
+    model_path: str | Path,
+    *,
+    split: str = "eval",
+    run_path: Path | None = None,
+    model: PreTrainedModel | None = None,
 ) -> PlayParts:
-    """A model that answers, and the tasks of a split, each to be played once."""
+    """A model that answers, and the tasks of a split, each to be played once; `model` where it is a learner's own."""
     words = load_words(settings, str(model_path))
-    engine = open_engine(words, str(model_path), run_path=run_path)
+    engine = open_engine(words, str(model_path), run_path=run_path, model=model)
     judging = build_judging(settings)
     stage = Stage(settings=settings, template=words.template, engine=engine, judging=judging)
     counts = count_held_out(settings, split)
     return PlayParts(
         **vars(words),
         engine=engine,
-        channel=MemoryChannel([engine]),
+        channel=MemoryChannel([engine]) if model is None else SharedChannel(engine, model),
         judging=judging,
         eval_proxy=stage.proxy(
             [replace(world, groups=max(counts[world.tag], 1)) for world in worlds_of(settings)],
@@ -95,9 +100,16 @@ def build_play(
     )
 
 
-def build_explore(settings: TurnwiseSettings, model_path: str | Path, *, run_path: Path | None = None) -> ExploreParts:
+def build_explore(
+    settings: TurnwiseSettings,
+    model_path: str | Path,
+    *,
+    run_path: Path | None = None,
+    model: PreTrainedModel | None = None,
+) -> ExploreParts:
     """What an explorer needs: no learner is made."""
-    play, worlds, rollout = build_play(settings, model_path, run_path=run_path), worlds_of(settings), settings.rollout
+    play = build_play(settings, model_path, run_path=run_path, model=model)
+    worlds, rollout = worlds_of(settings), settings.rollout
     stage = Stage(settings=settings, template=play.template, engine=play.engine, judging=play.judging)
     needs_greedy = bool(getattr(_chosen(CREDITS, settings.credit), "needs_greedy", False))
 
@@ -130,13 +142,25 @@ def build_learn(settings: TurnwiseSettings, model_path: str | Path, *, run_path:
 
 def build_train(settings: TurnwiseSettings, model_path: str | Path, *, run_path: Path | None = None) -> TrainParts:
     """All parts of a run; `run_path` is where what outlives the process lies."""
-    explore = build_explore(settings, model_path, run_path=run_path)
-    return TrainParts(**vars(explore), **_learning(settings, model_path))
+    learning = _learning(settings, model_path)
+    model = getattr(learning["learner"], "model", None) if samples_in_place(settings) else None
+    return TrainParts(**vars(build_explore(settings, model_path, run_path=run_path, model=model)), **learning)
 
 
 def _learning(settings: TurnwiseSettings, model_path: str | Path) -> dict[str, Any]:
     credit = cast(CreditRule, _chosen(CREDITS, settings.credit)(settings.credit))
     return {"credit": credit, "learner": open_learner(settings, str(model_path))}
+
+
+def samples_in_place(settings: TurnwiseSettings) -> bool:
+    """Whether an engine may sample from the model that is trained, so that its weights are in memory once.
+
+    Nothing may be sampled while they change, nor from weights older than the newest, and both must hold them alike.
+    """
+    is_in_turns = settings.loop.type == "serial" and settings.run.mode == "both" and settings.sync.interval == 1
+    is_alike = settings.model.dtype == "float32" and settings.learn.device == getattr(settings.engine, "device", "auto")
+    engine = _chosen(ENGINES, settings.engine)
+    return is_in_turns and is_alike and getattr(engine, "samples_in_place", False)
 
 
 # --- what a config names ---------------------------------------------------------------------------------------------
@@ -148,14 +172,21 @@ def _chosen(registry: Registry, section: Any, key: str = "type") -> Any:
 
 def load_words(settings: TurnwiseSettings, model_path: str) -> Words:
     """The tokenizer of a model and its chat template."""
-    tokenizer = load_tokenizer(model_path)
+    tokenizer = load_tokenizer(model_path, settings.context)
     template = LearnedTemplate(tokenizer)
     if settings.context.system_prompt and not template.accepts_system:
         raise ConfigError(f"context.system_prompt is set and the chat template of '{model_path}' has no system role.")
     return Words(settings=settings, tokenizer=cast(PreTrainedTokenizerBase, tokenizer), template=template)
 
 
-def open_engine(words: Words, model_path: str, *, policy_version: int = 0, run_path: Path | None = None) -> Engine:
+def open_engine(
+    words: Words,
+    model_path: str,
+    *,
+    policy_version: int = 0,
+    run_path: Path | None = None,
+    model: PreTrainedModel | None = None,
+) -> Engine:
     settings = words.settings
     site = EngineSite(
         model_path=model_path,
@@ -163,6 +194,7 @@ def open_engine(words: Words, model_path: str, *, policy_version: int = 0, run_p
         template=words.template,
         policy_version=policy_version,
         run_path=run_path,
+        model=model,
     )
     return cast(Engine, _chosen(ENGINES, settings.engine).open(settings.engine, site))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from turnwise.config.schema import TurnwiseSettings
@@ -11,6 +12,7 @@ from turnwise.envs.boundary import reset_env
 from turnwise.errors import ConfigError, RewardError, did_you_mean
 from turnwise.loop.build import build_judging
 from turnwise.loop.parts import PlayParts
+from turnwise.report.intervals import share_interval
 from turnwise.report.metrics import split_by_tag, told_numbers
 from turnwise.rollout.judges import Judging
 from turnwise.rollout.rules import Rule, measure_rule, play_rule, rules_of
@@ -25,14 +27,17 @@ class Outcome:
     episodes: int
     success: float
     mean_return: float
+    success_interval: tuple[float, float]
     told: Metrics
     """Its own numbers at the end of an episode, on average."""
 
     @classmethod
     def of(cls, trajectories: Sequence[Trajectory]) -> Outcome:
+        success = sum(t.is_success for t in trajectories) / len(trajectories)
         return cls(
             episodes=len(trajectories),
-            success=sum(t.is_success for t in trajectories) / len(trajectories),
+            success=success,
+            success_interval=share_interval(success, len(trajectories)),
             mean_return=sum(t.episode_return for t in trajectories) / len(trajectories),
             told=told_numbers(trajectories),
         )
@@ -51,6 +56,11 @@ class Evaluation:
     @property
     def episodes(self) -> int:
         return len(self.trajectories)
+
+    @property
+    def success_interval(self) -> tuple[float, float]:
+        """In which the true share of successes lies at 95 %."""
+        return share_interval(self.success, self.episodes)
 
     def by_tag(self) -> dict[str, Outcome]:
         """The same for each environment."""
@@ -117,6 +127,14 @@ def measure_baselines(
             success, _ = _measure(env, rule, own, world.limits.actions_left(0, 0), judging)
             found[name if len(worlds) == 1 else f"{name}/{world.tag}"] = success
     return found
+
+
+def baseline_intervals(baselines: Mapping[str, float], tasks: Sequence[Task]) -> dict[str, tuple[float, float]]:
+    """In which their true shares lie, as `measure_baselines` names them; one without a tag was held to all tasks."""
+    counts = Counter(task.tag for task in tasks)
+    return {
+        name: share_interval(share, counts.get(name.partition("/")[2], len(tasks))) for name, share in baselines.items()
+    }
 
 
 def _measure(

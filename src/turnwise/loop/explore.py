@@ -55,4 +55,6 @@ async def explore(
         if len(kept) >= wanted:
             break
     parts.tasks.feedback(played)
-    return Explored(played=played, kept=kept[:wanted])
+    explored = Explored(played=played, kept=kept[:wanted])
+    parts.on_explored(step, explored)
+    return explored

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
@@ -25,6 +26,9 @@ from turnwise.protocols import (
 )
 from turnwise.rollout.judges import Judging
 from turnwise.types import Task
+
+if TYPE_CHECKING:
+    from turnwise.loop.explore import Explored
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +67,8 @@ class ExploreParts(PlayParts):
     buffer: Buffer
     open_mailbox: Callable[[Callable[[], None]], Mailbox]
     """Opens the way of weights from trainer to explorer; what it is given wakes whoever waits."""
+    on_explored: Callable[[int, Explored], None] = lambda step, explored: None
+    """Hears of each step's rollout before anything is learnt from it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,11 @@
-"""Weights handed over inside one process: straight into the engines, or left for an explorer to fetch."""
+"""Weights handed over inside one process: into the engines, in place, or left for an explorer to fetch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import ClassVar
+
+from torch import nn
 
 from turnwise.config.sections.sync import SyncSettings
 from turnwise.protocols import Engine, PolicyMark, Weights
@@ -19,6 +21,19 @@ class MemoryChannel:
     async def publish(self, weights: Weights, policy_version: int) -> int:
         for engine in self._engines:
             await engine.update_weights(weights, policy_version)
+        return policy_version
+
+
+class SharedChannel:
+    """Tells an engine that samples from the learner's own model that its weights have changed; nothing is copied."""
+
+    def __init__(self, engine: Engine, model: nn.Module) -> None:
+        self._engine = engine
+        self._model = model
+
+    async def publish(self, weights: Weights, policy_version: int) -> int:
+        """`weights` are those of the model already, perhaps with its adapters merged: they stay unread."""
+        await self._engine.update_weights(self._model.state_dict(), policy_version)
         return policy_version
 
 

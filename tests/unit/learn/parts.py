@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from turnwise.config.sections.learn import LearnSettings, OptimSettings
@@ -17,6 +19,19 @@ from turnwise.types import Batch, Experience, ExperienceId, Sample, Segment, Tra
 
 VOCAB = 23
 CPU = torch.device("cpu")
+
+
+class ShapeRecorder(TorchDispatchMode):
+    """The shape of every tensor that any operation makes, those of the backward pass included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[tuple[int, ...]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.shapes |= {tuple(leaf.shape) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)}
+        return result
 
 
 def make_model(seed: int = 0) -> LlamaForCausalLM:
@@ -119,12 +134,17 @@ def make_trainer(model: Any = None, *, temperature: float = 1.0, seed: int = 0, 
 
 def gradients(trainer: Trainer, batch: Batch) -> dict[str, torch.Tensor]:
     """The gradients of one update that is then not made."""
-    trainer.optimizer.step = lambda *_a, **_k: None  # type: ignore[method-assign]
-    trainer.step(batch)
     named = list(trainer.actor.model.named_parameters())
     if trainer.critic is not None:
         named += [(f"critic.{name}", p) for name, p in trainer.critic.named_parameters()]
-    return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in named}
+    found: dict[str, torch.Tensor] = {}
+
+    def look(*_a: Any, **_k: Any) -> None:
+        found.update({name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in named})
+
+    trainer.optimizer.step = look  # type: ignore[method-assign]
+    trainer.step(batch)
+    return found
 
 
 def copy_of(module: Any) -> dict[str, torch.Tensor]:

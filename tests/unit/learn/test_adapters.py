@@ -12,7 +12,7 @@ from torch import nn
 
 from turnwise.config.sections.model import Lora
 from turnwise.errors import ConfigError
-from turnwise.learn.adapters import adapter_off, add_adapter, fold_adapter, merged_weights
+from turnwise.learn.adapters import MergedWeights, adapter_off, add_adapter, fold_adapter
 from turnwise.learn.policy import PolicyModel
 from turnwise.learn.warm_start import imitate
 from turnwise.protocols import Imitation
@@ -117,7 +117,7 @@ def test_an_unknown_target_is_refused_and_the_known_ones_are_named(unknown: str)
 def test_merged_weights_are_those_of_a_plain_model_with_the_same_policy(family: str) -> None:
     model = adapted(family)
     before = copy_of(model)
-    merged = merged_weights(model)
+    merged = MergedWeights(model)
     assert is_equal(before, model)
     plain = make_family(family).double()
     assert not torch.allclose(logprobs(plain), logprobs(model), atol=1e-2)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from turnwise.learn import policy as policy_module
+from turnwise.learn import head as head_module
 from turnwise.learn.policy import ModelCritic, PolicyModel, TrunkCritic
 from turnwise.types import Batch
 
-from .parts import VOCAB, make_batch, make_model, make_trainer, one_micro_batch
+from .parts import VOCAB, ShapeRecorder, make_batch, make_model, make_trainer, one_micro_batch
 
 
 def full_table(model: Any, batch: Batch, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -38,7 +38,7 @@ def test_scores_and_gradients_equal_those_of_the_full_logits(
     max_logits: int | None, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if max_logits is not None:
-        monkeypatch.setattr(policy_module, "_MAX_LOGITS", max_logits)
+        monkeypatch.setattr(head_module, "MAX_LOGITS", max_logits)
     model, batch = make_model(), make_batch()
     micro = one_micro_batch(batch)
     scores = PolicyModel(model, temperature).score(micro)
@@ -58,15 +58,19 @@ def test_scores_and_gradients_equal_those_of_the_full_logits(
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 
-def test_the_chunked_path_is_taken_when_logits_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    plain = PolicyModel._score_chunk
-    monkeypatch.setattr(policy_module, "_MAX_LOGITS", 4 * VOCAB)
-    monkeypatch.setattr(PolicyModel, "_score_chunk", lambda s, h, t: (sizes.append(len(h)), plain(s, h, t))[1])
-    micro = one_micro_batch(make_batch())
-    PolicyModel(make_model(), 1.0).score(micro)
-    assert max(sizes) == 4
-    assert sum(sizes) == micro.num_action_tokens
+@pytest.mark.parametrize("is_entropy_used", [True, False])
+def test_no_tensor_holds_the_logits_of_all_tokens_when_they_are_many(
+    is_entropy_used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head_module, "MAX_LOGITS", 4 * VOCAB)
+    micro, policy = one_micro_batch(make_batch()), PolicyModel(make_model(), 1.0)
+    with ShapeRecorder() as recorder:
+        scores = policy.score(micro)
+        (scores.logprobs + (scores.entropies if is_entropy_used else 0)).sum().backward()
+    weight = (16, VOCAB)
+    tables = {shape[0] for shape in recorder.shapes - {weight} if shape[1:] == (VOCAB,)}
+    assert max(tables) == 4
+    assert micro.num_action_tokens > 4
 
 
 def test_temperature_enters_the_logprobs() -> None:

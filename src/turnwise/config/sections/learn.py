@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from turnwise.config.registry import CREDITS
+from turnwise.config.sections.device import Device
 from turnwise.config.settings import Settings, WholeSettings
 
 
@@ -155,8 +156,11 @@ class LearnSettings(Settings):
     """Passes over each batch."""
     minibatches: PositiveInt = 1
     """Optimizer steps per epoch."""
-    micro_batch_tokens: PositiveInt = 8192
-    """Padded tokens per forward pass: memory against speed, never the result."""
+    device: Device = "auto"
+    """Where the learner computes: cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
+    micro_batch_tokens: PositiveInt | Literal["auto"] = "auto"
+    """Padded tokens per forward pass: memory against speed, never the result. auto: as many as 450 MB
+    (on a GPU: a quarter of its memory) have room for, at most 8192."""
     loss: LossSettings = LossSettings()
     """The policy loss, by `type`."""
     aggregation: Aggregation = "token_mean"

@@ -60,14 +60,15 @@ class Lora(Settings):
 
 class ModelSettings(Settings):
     path: str = "tiny"
-    """A Hugging Face folder or hub name, or 'tiny' for the built-in small model, made on first use."""
+    """'tiny' for the built-in small model, 'smollm2', a Hugging Face folder, a GGUF file, or a hub name."""
     tiny: TinySettings = TinySettings()
     """Sizes of the built-in model."""
     lora: NoLora | Lora = Field(default=NoLora(), discriminator="type")
     dtype: Literal["float32", "bfloat16"] = "float32"
     """With bfloat16 the learner keeps float32 weights and computes in bfloat16; engine and reference are held in it."""
-    gradient_checkpointing: bool = False
-    """Keep only the inputs of each layer for the backward pass and compute the rest again: less memory, more time."""
+    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    """Keep only the inputs of each layer for the backward pass and compute the rest again: less memory, more time.
+    auto: for a micro-batch whose activations would take more than 450 MB, on a GPU a quarter of its memory."""
 
     def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
         return {} if self.path == "tiny" else self.idle("tiny", why=f"when {path}.path is not 'tiny'")

@@ -1,0 +1,49 @@
+"""What an update reports in numbers: means over its optimizer steps, and what its batch was like.
+
+In: sums over the tokens of micro-batches, and a Batch. Out: metrics by name. It refuses to know what the numbers mean.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from torch import Tensor
+
+from turnwise.types import Batch
+
+
+class Meter:
+    """Sums over micro-batches, averaged over optimizer steps; notes are summed once per update."""
+
+    def __init__(self) -> None:
+        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._notes: defaultdict[str, float] = defaultdict(float)
+        self._num_steps = 0
+
+    def note(self, name: str, value: float) -> None:
+        self._notes[name] += value
+
+    def add(self, name: str, total: Tensor, count: int) -> None:
+        self._sums[name] += float(total) / count
+
+    def count_step(self) -> None:
+        self._num_steps += 1
+
+    def means(self) -> dict[str, float]:
+        steps = max(self._num_steps, 1)
+        return {name: total / steps for name, total in self._sums.items()} | dict(self._notes)
+
+
+def batch_metrics(batch: Batch) -> dict[str, float]:
+    """Counts of a batch, and how much of its returns the critic foresaw."""
+    mask = batch.loss_mask
+    returns, values = batch.returns[mask], batch.values[mask]
+    spread = float(returns.var())
+    explained = 1 - float((returns - values).var()) / spread if spread > 0 else 0.0
+    return {
+        "tokens": float(len(batch.token_ids)),
+        "action_tokens": float(mask.sum()),
+        "rows": float(batch.num_rows),
+        "mean_return": float(returns.mean()),
+        "explained_variance": explained,
+    }
