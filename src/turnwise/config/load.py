@@ -1,4 +1,4 @@
-"""Text in, frozen settings out: defaults <- recipe (`extends:`) <- overrides.
+"""Text in, frozen settings out: defaults <- recipe (`extends:`, `pretrained:`) <- overrides.
 
 OmegaConf merges and resolves `${…}`; pydantic gives it meaning. Every mistake becomes one ConfigError that lists all
 that is wrong, each with its config path. No OmegaConf object leaves this file.
@@ -7,7 +7,8 @@ that is wrong, each with its config path. No OmegaConf object leaves this file.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +30,17 @@ from turnwise.config.dialects.table import Dialect
 from turnwise.config.dialects.translate import Translation
 from turnwise.config.fitted import fill_in
 from turnwise.config.other_files import describe_other_file
+from turnwise.config.pretrained import (
+    Change,
+    Layer,
+    applies_to,
+    describe_in_comment,
+    find_changes,
+    give_way,
+    refuse_broken,
+    split_layer,
+    without_tiny,
+)
 from turnwise.config.problems import describe_problems
 from turnwise.config.recipes import describe_namesake, find_base, find_recipe
 from turnwise.config.schema import TurnwiseSettings
@@ -41,6 +53,17 @@ _LENGTHS = ("learn.steps", "tasks.epochs")
 _SETTINGS_SUFFIXES = (".yaml", ".yml", ".json")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """Settings, and how they came about."""
+
+    settings: TurnwiseSettings
+    translation: Translation | None
+    """What has become of every key, where the file is one of another project."""
+    pretrained: tuple[Change, ...]
+    """What the recipe's `pretrained:` changed; nothing where `model.path` is 'tiny'."""
+
+
 def load_settings(
     recipe: str | Path | Mapping[str, object], overrides: Sequence[str] | Mapping[str, object] = ()
 ) -> TurnwiseSettings:
@@ -48,36 +71,52 @@ def load_settings(
 
     All of them may speak in the words of another project (`config/dialects`).
     """
-    return load_with_translation(recipe, overrides)[0]
+    return load_recipe(recipe, overrides).settings
+
+
+def load_recipe(
+    recipe: str | Path | Mapping[str, object], overrides: Sequence[str] | Mapping[str, object] = ()
+) -> Loaded:
+    """As `load_settings`, with what was translated and what the section `pretrained` changed."""
+    keys = _read(recipe, overrides)
+    try:
+        settings = validate(keys.raw)
+    except ConfigError as error:
+        if keys.translation is not None:
+            raise ConfigError(keys.translation.name_sources(str(error))) from error
+        if likeness := describe_likeness(keys.raw):
+            raise ConfigError(f"{error}\n  {likeness}") from error
+        raise
+    return Loaded(settings=settings, translation=keys.translation, pretrained=_changes(keys.plain, settings))
 
 
 def load_with_translation(
     recipe: str | Path | Mapping[str, object], overrides: Sequence[str] | Mapping[str, object] = ()
 ) -> tuple[TurnwiseSettings, Translation | None]:
     """The settings, and what has become of every key where the file is one of another project."""
-    raw, translation = _read(recipe, overrides)
-    try:
-        return validate(raw), translation
-    except ConfigError as error:
-        if translation is not None:
-            raise ConfigError(translation.name_sources(str(error))) from error
-        if likeness := describe_likeness(raw):
-            raise ConfigError(f"{error}\n  {likeness}") from error
-        raise
+    loaded = load_recipe(recipe, overrides)
+    return loaded.settings, loaded.translation
 
 
 def read_keys(
     recipe: str | Path | Mapping[str, object], overrides: Sequence[str] | Mapping[str, object] = ()
 ) -> dict[str, Any]:
     """The keys of a recipe with its bases and overrides, before anything is known about what they mean."""
-    return _read(recipe, overrides)[0]
+    return _read(recipe, overrides).raw
 
 
-def _read(
-    recipe: str | Path | Mapping[str, object], overrides: Sequence[str] | Mapping[str, object]
-) -> tuple[dict[str, Any], Translation | None]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Keys:
+    raw: dict[str, Any]
+    plain: dict[str, Any] | None
+    """Without the sections `pretrained`; None where none applies."""
+    translation: Translation | None
+
+
+def _read(recipe: str | Path | Mapping[str, object], overrides: Sequence[str] | Mapping[str, object]) -> _Keys:
     """All keys in our own words."""
-    source, name = _read_source(recipe)
+    layers, name = _read_source(recipe)
+    source = _merge_layers(_plain(layers))
     dialect = detect_dialect(source)
     ours, theirs = _split_overrides(overrides, dialect)
     translation = None
@@ -86,6 +125,7 @@ def _read(
             source = _merge_foreign(source, item, f"override '{words}'")
         translation = translate_config(dialect, source)
         source = _merge(_our_words(translation), pick_ours(dialect, source), "a section of turnwise")
+        layers = [Layer(keys=_as_dict(source), source=name)]
         idle = translation.count("no meaning")
         _tell(
             f"read as a file of {dialect.name}: {translation.count('mapped')} keys mapped, {idle} without meaning here"
@@ -95,12 +135,57 @@ def _read(
         for words, item in theirs:
             changes = _merge_foreign(changes, item, f"override '{words}'")
         translation = translate_overrides(changes)
-        source = _merge(source, _our_words(translation), "an override")
+        layers = [*layers, Layer(keys=_as_dict(_our_words(translation)), source="an override")]
     _refuse_two_lengths([item for _, item in ours])
     for words, item in ours:
-        source = _merge(source, item, f"override '{words}'")
-    raw = _resolve(source)
-    return fill_in(expand_shorthands({**raw, "recipe": raw.get("recipe") or name})), translation
+        layers = [*layers, *split_layer(_as_dict(item), f"override '{words}'")]
+    return _resolve_layers(layers, name, translation)
+
+
+def _resolve_layers(layers: Sequence[Layer], name: str, translation: Translation | None) -> _Keys:
+    """What the layers come to; a section that is broken is told also where it does not apply."""
+    layers = give_way(layers)
+
+    def finish(merged: DictConfig) -> dict[str, Any]:
+        raw = _resolve(merged)
+        return fill_in(expand_shorthands({**raw, "recipe": raw.get("recipe") or name}))
+
+    plain = finish(_merge_layers(_plain(layers)))
+    sections = [number for number, layer in enumerate(layers) if layer.is_pretrained]
+    for number in sections:
+        try:
+            so_far = finish(_merge_layers(layers[: number + 1]))
+        except ConfigError:
+            # What it refers to may come with a later layer.
+            continue
+        refuse_broken(so_far, layers[number].keys)
+    if not sections or not applies_to(plain):
+        return _Keys(raw=plain, plain=None, translation=translation)
+    return _Keys(raw=finish(_merge_layers(layers)), plain=plain, translation=translation)
+
+
+def _plain(layers: Iterable[Layer]) -> list[Layer]:
+    return [layer for layer in layers if not layer.is_pretrained]
+
+
+def _merge_layers(layers: Iterable[Layer]) -> DictConfig:
+    merged = OmegaConf.create({})
+    for layer in layers:
+        base = OmegaConf.create(without_tiny(_as_dict(merged))) if layer.is_pretrained else merged
+        merged = _merge(base, dict(layer.keys), layer.source)
+    return merged
+
+
+def _changes(plain: dict[str, Any] | None, settings: TurnwiseSettings) -> tuple[Change, ...]:
+    """What differs from the settings without the section; all that is not default where those are no settings."""
+    if plain is None:
+        return ()
+    try:
+        return find_changes(validate(plain), settings)
+    except ConfigError:
+        # An override may fit the section alone, as model.lora.rank does.
+        env = {"env": settings.env.model_dump(mode="json")}
+        return find_changes(validate(fill_in(env)), settings)
 
 
 def _refuse_two_lengths(overrides: Sequence[DictConfig]) -> None:
@@ -118,7 +203,7 @@ def _says(config: DictConfig, key: str) -> bool:
 
 def translate_file(recipe: str | Path, overrides: Sequence[str] = ()) -> Translation | None:
     """What becomes of a file of another project, refused keys included; None for a file in our own words."""
-    source, _ = _read_source(recipe)
+    source = _merge_layers(_plain(_read_source(recipe)[0]))
     dialect = detect_dialect(source)
     if dialect is None:
         return None
@@ -127,9 +212,10 @@ def translate_file(recipe: str | Path, overrides: Sequence[str] = ()) -> Transla
     return translate_config(dialect, source)
 
 
-def _read_source(recipe: str | Path | Mapping[str, object]) -> tuple[DictConfig, str]:
+def _read_source(recipe: str | Path | Mapping[str, object]) -> tuple[list[Layer], str]:
     if isinstance(recipe, Mapping):
-        return _merge_foreign(OmegaConf.create({}), dict(recipe), "the given mapping"), "custom"
+        given = _merge_foreign(OmegaConf.create({}), dict(recipe), "the given mapping")
+        return split_layer(_as_dict(given), "the given mapping"), "custom"
     path = find_recipe(str(recipe))
     _tell(describe_namesake(str(recipe)))
     return _read_with_bases(path, ()), path.stem
@@ -163,23 +249,26 @@ def parse_params(words: Sequence[str]) -> dict[str, Any]:
     return _resolve(merged)
 
 
-def dump_settings(settings: TurnwiseSettings) -> str:
-    """The resolved settings as YAML; loading it gives the same settings."""
-    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+def dump_settings(settings: TurnwiseSettings, pretrained: Sequence[Change] = ()) -> str:
+    """The resolved settings as YAML; loading it gives the same settings. A comment names what `pretrained` changed."""
+    text = yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return describe_in_comment(pretrained) + text
 
 
-def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> DictConfig:
+def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> list[Layer]:
+    """The layers of a file, its bases first."""
     if path.resolve() in seen:
         raise ConfigError(f"'{path}' extends itself: {' -> '.join(p.name for p in (*seen, path))}")
     config = _read_yaml(path)
     for part in find_composed(config, path.parent):
-        config = _merge_foreign(_read_with_bases(part, (*seen, path.resolve())), config, str(path))
+        composed = _merge_layers(_plain(_read_with_bases(part, (*seen, path.resolve()))))
+        config = _merge_foreign(composed, config, str(path))
     base_name = config.pop("extends", None)
+    own = split_layer(_as_dict(config), str(path))
     if base_name is None:
-        return config
+        return own
     _tell(describe_namesake(str(base_name), beside=path.parent))
-    base = _read_with_bases(find_base(str(base_name), of=path), (*seen, path.resolve()))
-    return _merge(base, config, str(path))
+    return [*_read_with_bases(find_base(str(base_name), of=path), (*seen, path.resolve())), *own]
 
 
 def _tell(notice: str | None) -> None:

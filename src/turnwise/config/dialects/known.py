@@ -94,7 +94,7 @@ TRINITY = Dialect(
     finish=trinity_whole.finish,
 )
 DIALECTS = (ALIGN_ANYTHING, RAGEN, AGENT_TRAINER, VERL, TRINITY)
-OUR_SECTIONS = {*TurnwiseSettings.model_fields, *SHORTHANDS, "extends"}
+OUR_SECTIONS = {*TurnwiseSettings.model_fields, *SHORTHANDS, "extends", "pretrained"}
 
 
 def detect_dialect(raw: Mapping[str, Any]) -> Dialect | None:
