@@ -96,6 +96,8 @@ class EnvDescription:
     legend: str = ""
     action_names: tuple[str, ...] | None = None
     """None where any text is an action."""
+    example: str = ""
+    """An action to show the answer format with, where any text is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

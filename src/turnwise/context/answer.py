@@ -14,6 +14,10 @@ from turnwise.config.sections.context import AnswerFormat
 
 _THINK, _END_THINK = "<think>", "</think>"
 _ANSWER, _END_ANSWER = "<answer>", "</answer>"
+_MAX_LISTED = 6
+"""Actions that are shown one by one in the form in which they are to be written."""
+_MAX_QUOTED = 80
+"""How much is said again of what was not understood."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +103,30 @@ def _write_answer(actions: Sequence[str], fmt: AnswerFormat, thought: str) -> st
     return body if fmt.type == "answer" else f"{_THINK}{thought}{_END_THINK}{body}"
 
 
-def format_instructions(fmt: AnswerFormat) -> str:
-    """One sentence that tells a model how to answer."""
+def format_instructions(fmt: AnswerFormat, action_names: Sequence[str] = (), example: str = "") -> str:
+    """One sentence that tells a model how to answer; `example` is an action where there is no list of them.
+
+    A few actions are all shown as they are to be written: small models copy what they see, and would answer "action".
+    """
+    names = list(action_names)
+    shown = names or [example or "action"]
+    if fmt.max_actions_per_turn > 1 and fmt.type != "plain":
+        pair = _write_answer((names * 2)[:2] or ["action 1", "action 2"], fmt, "your thoughts")
+        return (
+            f"Answer with 1 to {fmt.max_actions_per_turn} actions, separated by '{fmt.separator}', in exactly this "
+            f"form: {pair}"
+        )
     if fmt.type == "plain":
         return "Answer with one action and nothing else."
-    names = ["action"] if fmt.max_actions_per_turn == 1 else ["action 1", "action 2"]
-    example = _write_answer(names, fmt, "your thoughts")
-    if fmt.max_actions_per_turn == 1:
-        return f"Answer with one action, in exactly this form: {example}"
-    return (
-        f"Answer with 1 to {fmt.max_actions_per_turn} actions, separated by '{fmt.separator}', in exactly this form: "
-        f"{example}"
-    )
+    if fmt.type == "answer" and 1 < len(names) <= _MAX_LISTED:
+        forms = ", ".join(_write_answer([name], fmt, "") for name in names)
+        return f"Answer with one action, in exactly one of these forms: {forms}"
+    return f"Answer with one action, in exactly this form: {_write_answer(shown[:1], fmt, 'your thoughts')}"
+
+
+def describe_invalid(
+    actions: Sequence[str], fmt: AnswerFormat, action_names: Sequence[str] | None, example: str = ""
+) -> str:
+    """One line about a reply that was not understood: what is no action, or that there was none, and how to answer."""
+    trouble = f"'{actions[-1][:_MAX_QUOTED]}' is no action here." if actions else "Your last reply was not understood."
+    return f"{trouble} {format_instructions(fmt, action_names or (), example)}"

@@ -17,6 +17,8 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from turnwise.config.sections.context import ContextSettings
+from turnwise.context.chosen_template import choose_template
 from turnwise.context.messages import Dialect, write_message
 from turnwise.errors import ModelError
 from turnwise.types import IntArray, Message, ToolSchema
@@ -30,8 +32,8 @@ _FOLDER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "
 _EQUALITY_PROBES = ("Right", " a  b\n\nc\t", "_POG\n#.#", "naïve 日本 🙂", "x</think>\n\ny 12345 !!")
 
 
-def load_tokenizer(path: str) -> HFTokenizer:
-    """The tokenizer of a local model folder or of a model on the hub, with a chat template."""
+def load_tokenizer(path: str, context: ContextSettings | None = None) -> HFTokenizer:
+    """The tokenizer of a local model folder or of a model on the hub, with the chat template that `context` chooses."""
     _check_folder(path)
     try:
         tokenizer = cast(HFTokenizer, AutoTokenizer.from_pretrained(path))
@@ -41,10 +43,12 @@ def load_tokenizer(path: str) -> HFTokenizer:
             "tokenizer (tokenizer.json and tokenizer_config.json) or the name of a model on the hub. Check the "
             "spelling, and the network or the local cache if it is a hub name."
         ) from error
+    if context is not None:
+        choose_template(tokenizer, context, model=path)
     if not tokenizer.chat_template:
         raise ModelError(
             f"The tokenizer in '{path}' has no chat template. turnwise plays conversations and needs one. Use an "
-            "instruction-tuned model, or put a chat_template.jinja next to tokenizer_config.json."
+            "instruction-tuned model, or give a Jinja file: context.template=FILE."
         )
     return tokenizer
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from turnwise.config.sections.context import ContextSettings
-from turnwise.context.answer import format_instructions
+from turnwise.context.answer import describe_invalid, format_instructions
 from turnwise.exchange import EnvDescription, HistoryEntry
 from turnwise.types import Message
 
@@ -17,23 +17,30 @@ def show_history(
     about: EnvDescription, history: Sequence[HistoryEntry], settings: ContextSettings, *, notes: str = ""
 ) -> list[Message]:
     """The conversation up to the current state; `notes` and the preamble stand before the first state that is shown."""
-    shown = history[-count_shown(len(history), settings) :]
+    num_hidden = len(history) - count_shown(len(history), settings)
     first = notes + write_preamble(about, settings)
     messages = [Message("system", settings.system_prompt)] if settings.system_prompt else []
-    for entry in shown[:-1]:
-        messages += [Message("user", first + entry.state), Message("assistant", entry.llm_response)]
+    for number, entry in enumerate(history[num_hidden:], start=num_hidden):
+        state = entry.state
+        # Also where the window hides that turn: the line belongs to the state after it.
+        if settings.tell_invalid and number > 0 and not history[number - 1].is_valid:
+            said = history[number - 1].actions
+            state = f"{describe_invalid(said, settings.answer, about.action_names, about.example)}\n{state}"
+        messages.append(Message("user", first + state))
+        if number < len(history) - 1:
+            messages.append(Message("assistant", entry.llm_response))
         first = ""
-    return [*messages, Message("user", first + shown[-1].state)]
+    return messages
 
 
 def write_preamble(description: EnvDescription, settings: ContextSettings) -> str:
     """What stands before the first state: rules, symbols, actions and the answer format."""
     if settings.instructions == "none":
         return ""
-    lines = [description.instructions, description.legend]
-    if description.action_names:
-        lines.append(f"Actions: {', '.join(description.action_names)}.")
-    lines.append(format_instructions(settings.answer))
+    lines, names = [description.instructions, description.legend], description.action_names or ()
+    if names:
+        lines.append(f"Actions: {', '.join(names)}.")
+    lines.append(format_instructions(settings.answer, names, description.example))
     return "\n".join(line for line in lines if line) + "\n\n"
 
 

@@ -88,6 +88,11 @@ class BaseEnv(ABC):
         return self.action_names
 
     @property
+    def example(self) -> str:
+        """An action to show the answer format with, where any text is one."""
+        return ""
+
+    @property
     def instructions(self) -> str:
         """What the game is, in one or two plain sentences."""
         return ""

@@ -79,7 +79,9 @@ def step_env(env: BaseEnv | Env, action: str) -> StepResult:
 def describe_env(env: BaseEnv) -> EnvDescription:
     """What an environment says about itself after a reset."""
     try:
-        return EnvDescription(instructions=env.instructions, legend=env.legend, action_names=env.action_names)
+        return EnvDescription(
+            instructions=env.instructions, legend=env.legend, action_names=env.action_names, example=env.example
+        )
     except _RAISED as error:
         raise _failure(env, "instructions, legend or action_names", error) from error
 

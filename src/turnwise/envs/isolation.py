@@ -89,6 +89,10 @@ class IsolatedEnv(BaseEnv):
     def legend(self) -> str:
         return self._about["legend"]
 
+    @property
+    def example(self) -> str:
+        return self._about["example"]
+
     # --- the process ----------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
@@ -173,10 +177,12 @@ def _serve(pipe: Connection, name: str, params: Mapping[str, object], max_memory
 
 def _describe(env: BaseEnv, *, is_new: bool = False) -> dict[str, object]:
     """What an environment says about itself; before its first reset it may not know yet."""
-    about: dict[str, object] = {"has_oracle": env.has_oracle, "instructions": "", "legend": "", "action_names": None}
+    about: dict[str, object] = {"has_oracle": env.has_oracle, "action_names": None}
+    about |= dict.fromkeys(("instructions", "legend", "example"), "")
     if is_new:
         return about
-    return about | {"instructions": env.instructions, "legend": env.legend, "action_names": env.action_names}
+    texts = {"instructions": env.instructions, "legend": env.legend, "example": env.example}
+    return about | texts | {"action_names": env.action_names}
 
 
 def _limit_memory(max_memory_mb: int) -> None:

@@ -10,11 +10,11 @@ import asyncio
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 from turnwise.config.registry import import_target
-from turnwise.context.answer import parse_answer
+from turnwise.context.answer import describe_invalid, parse_answer
 from turnwise.context.recorder import Response
 from turnwise.context.window import write_preamble
 from turnwise.envs.boundary import describe_env, reset_env, step_env
@@ -79,14 +79,20 @@ class EnvironmentAgent(BaseAgent):
 
     def get_env_outputs(self, llm_response: str) -> StepResult:
         self.history.append(Message("assistant", llm_response))
-        actions = parse_answer(llm_response, self.task.context.answer).actions
-        if not actions:
-            return StepResult(
+        context = self.task.context
+        actions = parse_answer(llm_response, context.answer).actions[:1]
+        if actions:
+            result = step_env(self.env, actions[0])
+            self._state = result.text
+        else:
+            result = StepResult(
                 text=self._state, reward=0.0, terminated=False, truncated=False, is_valid=False, is_effective=False
             )
-        result = step_env(self.env, actions[0])
-        self._state = result.text
-        return result
+        if not context.tell_invalid or result.is_valid:
+            return result
+        about = describe_env(self.env)
+        told = describe_invalid(actions, context.answer, about.action_names, about.example)
+        return replace(result, text=f"{told}\n{self._state}")
 
     def close(self) -> None:
         self.env.close()

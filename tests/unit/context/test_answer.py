@@ -127,6 +127,15 @@ def test_instructions_follow_the_format() -> None:
     assert "<answer>" not in format_instructions(AnswerFormat(type="plain"))
 
 
+def test_a_few_actions_are_shown_as_they_are_to_be_written_and_many_by_one_of_them() -> None:
+    few, many = ("Left", "Right"), tuple(f"pull {n}" for n in range(9))
+    assert format_instructions(AnswerFormat(), few).endswith("forms: <answer>Left</answer>, <answer>Right</answer>")
+    assert format_instructions(AnswerFormat(), many).endswith("<answer>pull 0</answer>")
+    assert format_instructions(AnswerFormat(), example="1 + 2").endswith("<answer>1 + 2</answer>")
+    pair = format_instructions(AnswerFormat(max_actions_per_turn=2), few)
+    assert pair.endswith("<answer>Left || Right</answer>")
+
+
 @pytest.mark.parametrize("wrong", [{"type": "xml"}, {"separator": ""}, {"max_actions_per_turn": 0}, {"typo": 1}])
 def test_wrong_settings_are_refused(wrong) -> None:
     with pytest.raises(ValidationError):

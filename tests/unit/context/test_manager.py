@@ -125,10 +125,10 @@ def test_the_forced_prefix_is_context() -> None:
 def test_windows_show_what_they_say() -> None:
     states_shown = {}
     for window in ("full", "sliding", "single_turn"):
-        played = Played(APPENDING, REPLIES, window=window, window_turns=2)
+        played = Played(APPENDING, REPLIES, window=window, window_turns=2, instructions="none")
         last = played.prompt_text(4)
         states_shown[window] = [n for n in range(5) if f"seed 0 at {n}" in last]
-        assert last.count("<answer>go</answer>") == {"full": 2, "sliding": 1, "single_turn": 0}[window]
+        assert last.count("assistant\n<answer>go</answer>") == {"full": 2, "sliding": 1, "single_turn": 0}[window]
     # The third answer plays no action, so the state after it is the same.
     assert states_shown == {"full": [0, 1, 2, 3], "sliding": [2, 3], "single_turn": [3]}
 
@@ -149,9 +149,10 @@ def test_a_history_that_is_rewritten_is_shown_whole_and_rewritten() -> None:
 def test_the_first_message_explains_the_game(window: str) -> None:
     played = Played(APPENDING, REPLIES, window=window, system_prompt="Be quick.")
     first = played.prompt_text(0)
-    for expected in ("Be quick.", "You say words.", "at: how often.", "Actions: go, win, lose, stay.", "seed 0 at 0"):
+    forms = "<answer>go</answer>, <answer>win</answer>, <answer>lose</answer>, <answer>stay</answer>"
+    actions = "Actions: go, win, lose, stay."
+    for expected in ("Be quick.", "You say words.", "at: how often.", actions, forms, "seed 0 at 0"):
         assert first.count(expected) == 1
-    assert "<answer>action</answer>" in first
     assert played.prompt_text(3).count("You say words.") == 1
 
 
@@ -160,6 +161,25 @@ def test_instructions_can_be_left_out() -> None:
     assert "seed 0 at 0" in first
     assert "You say words." not in first
     assert "<answer>" not in first
+
+
+@pytest.mark.parametrize("window", ["full", "sliding", "single_turn"])
+def test_a_turn_that_was_not_understood_is_told_in_the_next_state(window: str) -> None:
+    replies = ["<answer>go</answer>", "what", "<answer>nonsense</answer>", "<answer>win</answer>"]
+    quiet = Played(APPENDING, replies, window=window, window_turns=2)
+    played = Played(APPENDING, replies, window=window, window_turns=2, tell_invalid=True)
+    assert_tokens_are_what_the_engine_saw(played)
+    how = "Answer with one action, in exactly one of these forms: <answer>go</answer>, <answer>win</answer>, "
+    how += "<answer>lose</answer>, <answer>stay</answer>"
+    unread = f"Your last reply was not understood. {how}"
+    unknown = f"'nonsense' is no action here. {how}"
+    for turn, told in enumerate(["", "", f"{unread}\nseed 0 at 1", f"{unknown}\nseed 0 at 2"]):
+        assert told in played.prompt_text(turn)
+        assert "not understood" not in quiet.prompt_text(turn)
+    assert unread not in played.prompt_text(1)
+    # The line stays where it was said, so that the conversation goes on token by token.
+    assert (unread in played.prompt_text(3)) == (window != "single_turn")
+    assert len(played.trajectory.segments) == len(quiet.trajectory.segments)
 
 
 @pytest.mark.parametrize("family", [APPENDING, "headers"])

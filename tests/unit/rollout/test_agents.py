@@ -72,15 +72,17 @@ def test_an_agents_own_time_limit_truncates() -> None:
     assert trajectory.stop_reason is StopReason.ENV_TRUNCATED
 
 
-def test_the_built_in_agent_plays_like_the_built_in_workflow() -> None:
+@pytest.mark.parametrize("tell_invalid", [False, True])
+def test_the_built_in_agent_plays_like_the_built_in_workflow(tell_invalid: bool) -> None:
     words = ["stay", "nonsense", "go", "win"]
-    options: dict[str, Any] = {"context": ContextSettings()}
+    options: dict[str, Any] = {"context": ContextSettings(tell_invalid=tell_invalid)}
     (by_agent,) = play(AgentWorkflow, scripted(words), agent_cls="turnwise.rollout.agents:EnvironmentAgent", **options)
     (by_workflow,) = play(StepWiseEnvironmentWorkflow, scripted(words), **options)
     agent, workflow = by_agent.trajectories[0], by_workflow.trajectories[0]
     assert [s.token_ids.tolist() for s in agent.segments] == [s.token_ids.tolist() for s in workflow.segments]
     assert [(t.reward, t.penalty) for t in agent.turns] == [(t.reward, t.penalty) for t in workflow.turns]
     assert agent.is_success
+    assert agent.turns[2].observation.startswith("'nonsense' is no action here.") == tell_invalid
     assert len(merge_prefixes(build_experiences([by_agent]))) == 1
 
 

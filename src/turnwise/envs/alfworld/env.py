@@ -106,6 +106,10 @@ class AlfWorld(BaseEnv):
         return self.admissible_commands
 
     @property
+    def example(self) -> str:
+        return "go to cabinet 2"
+
+    @property
     def instructions(self) -> str:
         return (
             "You are in a household and have a task to do. Say one command at a time: look, inventory, go to PLACE, "

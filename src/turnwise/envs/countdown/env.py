@@ -82,10 +82,14 @@ class Countdown(BaseEnv):
         ]
 
     @property
+    def example(self) -> str:
+        return "(1 + 2) * 3"
+
+    @property
     def instructions(self) -> str:
         text = (
             "Make the target out of the numbers. Use every number exactly once, with +, -, *, / and brackets, "
-            "and answer with the expression alone, such as (1 + 2) * 3."
+            "and answer with the expression alone."
         )
         return text if self.params.attempts == 1 else f"{text} You have {self.params.attempts} attempts."
 

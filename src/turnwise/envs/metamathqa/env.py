@@ -129,6 +129,10 @@ class MetaMathQA(BaseEnv):
         return [str(number) for number in range(self.params.max_number + 1)] if self._problems is None else None
 
     @property
+    def example(self) -> str:
+        return "42"
+
+    @property
     def instructions(self) -> str:
         return "Solve the problem. Give the final answer only. After a wrong answer you may try again, for less."
 

@@ -89,6 +89,10 @@ class WebShop(BaseEnv):
         return [f"click[{name}]" for name in self.clickables if self._is_sayable(name)]
 
     @property
+    def example(self) -> str:
+        return "search[red shoes]"
+
+    @property
     def instructions(self) -> str:
         return "You are in a web shop. Find the product that the instruction asks for, choose its options and buy it."
 
