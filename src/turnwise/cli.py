@@ -17,6 +17,10 @@ _OVERRIDES = """
 settings can be changed with key.path=value or --key.path value, for example
   turnwise train frozenlake learn.steps=20 --run.seed 3
 """
+_PLAY_WORDS = """
+environment settings: key=value; of a model also context.key=value, for example
+  turnwise play sokoban size=5 --agent smollm2 context.max_response_tokens=64
+"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -61,6 +65,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_play(commands)
     _add_look_before(commands)
     _add_export(commands)
+    _add_export_model(commands)
     _add_lab(commands)
     _add_serve(commands)
     return parser
@@ -93,13 +98,17 @@ def _add_train(commands: argparse._SubParsersAction) -> None:  # type: ignore[ty
 
 
 def _add_eval(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
-    parser = _add(commands, "eval", "evaluate a run, a model folder, 'oracle' or 'random' on held-out episodes")
-    parser.add_argument("target", metavar="TARGET", help="a run directory, a model folder, 'oracle' or 'random'")
+    parser = _add(commands, "eval", "evaluate a run, a model, 'oracle' or 'random' on held-out episodes", _OVERRIDES)
+    parser.add_argument(
+        "target",
+        metavar="TARGET",
+        help="a run directory, a model (a folder, a GGUF file, 'smollm2', a hub name), 'oracle' or 'random'",
+    )
     parser.add_argument("--env", metavar="ENV", help="an environment, for oracle and random")
     parser.add_argument(
         "--recipe",
         metavar="RECIPE",
-        help="the recipe in whose setting a model folder, oracle or random plays (default: frozenlake)",
+        help="the recipe in whose setting a model, oracle or random plays (default: frozenlake)",
     )
     parser.add_argument("--episodes", type=int, metavar="N", help="how many episodes (default: as the recipe says)")
     parser.add_argument("--split", default="eval", metavar="S", help="which tasks (default: eval)")
@@ -107,11 +116,11 @@ def _add_eval(commands: argparse._SubParsersAction) -> None:  # type: ignore[typ
 
 
 def _add_play(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
-    parser = _add(commands, "play", "play an environment in the terminal", "environment settings: key=value")
+    parser = _add(commands, "play", "play an environment in the terminal", _PLAY_WORDS)
     parser.add_argument("env", metavar="ENV", help="an environment's name or package.module:Class")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="which task (default: 0)")
     parser.add_argument("--split", default="eval", metavar="S", help="which tasks (default: eval)")
-    parser.add_argument("--agent", default="human", metavar="WHO", help="human, oracle, random or a run directory")
+    parser.add_argument("--agent", default="human", metavar="WHO", help="human, oracle, random, a run or a model")
 
 
 def _add_look_before(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
@@ -126,6 +135,8 @@ def _add_look_before(commands: argparse._SubParsersAction) -> None:  # type: ign
     convert.add_argument("--json", action="store_true", help="print what has become of every key as JSON")
     plan = _add(commands, "plan", "say in plain words what a recipe will do", _OVERRIDES)
     _add_recipe(plan)
+    plan.add_argument("--model", metavar="NAME", help="count for qwen2.5-0.5b, qwen2.5-7b or qwen2.5-32b on GPUs")
+    plan.add_argument("--gpus", type=int, metavar="N", help="how many, with --model (default: 1, 8 and 64)")
     plan.add_argument("--json", action="store_true", help="print JSON")
     doctor = _add(
         commands,
@@ -143,6 +154,19 @@ def _add_export(commands: argparse._SubParsersAction) -> None:  # type: ignore[t
     export.add_argument(
         "--out", metavar="FILE", help="ends in .parquet or .jsonl (default: experience.parquet in the run)"
     )
+
+
+def _add_export_model(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
+    parser = _add(
+        commands,
+        "export-model",
+        "write a run's policy as a Hugging Face folder with a model card",
+        "--push uses the account of `hf auth login`; a repository that it makes is private",
+    )
+    parser.add_argument("run", metavar="RUN", help="a run directory")
+    parser.add_argument("dir", metavar="DIR", help="a new folder")
+    parser.add_argument("--step", type=int, metavar="N", help="which checkpoint (default: the last)")
+    parser.add_argument("--push", metavar="NAME", help="also upload it to the hub as NAME, such as owner/model")
 
 
 def _add_lab(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
@@ -171,14 +195,16 @@ def _add_serve(commands: argparse._SubParsersAction) -> None:  # type: ignore[ty
         "serve a policy to OpenAI clients on this machine, and record what they do as experience",
         "the token is made at start, or given as TURNWISE_SERVE_TOKEN in the environment\n" + _OVERRIDES,
     )
-    parser.add_argument("target", metavar="TARGET", help="a run directory, a model folder or a recipe")
+    parser.add_argument("target", metavar="TARGET", help="a run directory, a model or a recipe")
     parser.add_argument("--port", type=int, default=0, metavar="N", help="where to listen (default: a free port)")
     parser.add_argument(
-        "--recipe", metavar="RECIPE", help="the recipe in whose setting a model folder is served (default: frozenlake)"
+        "--recipe", metavar="RECIPE", help="the recipe in whose setting a model is served (default: frozenlake)"
     )
 
 
-COMMANDS = ("train", "eval", "play", "envs", "check", "convert", "plan", "doctor", "export", "lab", "serve")
+COMMANDS = (
+    "train", "eval", "play", "envs", "check", "convert", "plan", "doctor", "export", "export-model", "lab", "serve",
+)  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,6 +9,7 @@ import pytest
 
 from turnwise.app.run import Run, evaluate, train
 from turnwise.errors import LearnError
+from turnwise.report.intervals import share_interval
 
 from ..small_run import SMALL, without_plots
 
@@ -117,7 +118,11 @@ def test_all_environments_of_a_mix_are_evaluated_each_with_its_own_numbers(
     assert first["eval/success"] == pytest.approx((first["eval/success/frozen_lake"] + 1) / 2)
     summary = run.summary
     assert summary.eval_episodes == 8
-    assert summary.envs["counter"] == {"episodes": 4, "success": 1.0, "return": 2.0, "seed": 1.5, "weight": 0.5}
+    counter = dict(summary.envs["counter"])
+    assert counter.pop("success_interval") == pytest.approx([0.510, 1.0], abs=1e-3)
+    assert counter == {"episodes": 4, "success": 1.0, "return": 2.0, "seed": 1.5, "weight": 0.5}
+    oracle = "oracle/frozen_lake"
+    assert tuple(summary.baseline_intervals[oracle]) == share_interval(summary.baselines[oracle], 4)
     assert summary.envs["frozen_lake"]["episodes"] == 4
     assert "oracle/frozen_lake" in summary.baselines
     assert evaluate(run, 2).by_tag()["counter"].episodes == 2

@@ -31,6 +31,7 @@ COMMAND_LINES = {
     "plan": ["plan", "starpo"],
     "doctor": ["doctor", "frozenlake", *SMALL_LAKE],
     "export": ["export", "run", "--out", "experience.jsonl"],
+    "export-model": ["export-model", "run", "exported"],
     "lab": ["lab", "credit", "--world", "bandit", "--batches", "1", "--episodes", "8"],
 }
 RUN_DIR = ["--run-dir", "run"]

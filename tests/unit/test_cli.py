@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -100,9 +101,10 @@ def test_settings_reach_the_recipe_in_any_form_and_place(
     ("command", "options"),
     [
         ("train", ["RECIPE", "--config FILE", "--config-name NAME", "--run-dir DIR", "--resume RUN", "key.path=value"]),
-        ("eval", ["TARGET", "--env ENV", "--recipe RECIPE", "--episodes N", "--split S", "--json"]),
+        ("eval", ["TARGET", "--env ENV", "--recipe RECIPE", "--episodes N", "--split S", "--json", "key.path=value"]),
         ("play", ["ENV", "--seed N", "--split S", "--agent WHO", "key=value"]),
         ("envs", ["--json"]),
+        ("export-model", ["RUN", "DIR", "--step N", "--push NAME"]),
         ("check", ["FILE|ENV", "--json", "key.path=value"]),
         ("plan", ["RECIPE", "--config FILE", "--config-name NAME", "--json", "key.path=value"]),
         ("doctor", ["RECIPE", "--config FILE", "--config-name NAME", "--json", "key.path=value"]),
@@ -131,10 +133,11 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         "plan",
         "doctor",
         "export",
+        "export-model",
         "lab",
         "serve",
     }
-    assert all(f"    {command} " in out for command in COMMANDS)
+    assert all(re.search(rf"^    {command}\s", out, re.MULTILINE) for command in COMMANDS)
     assert call(capsys, "--version")[1].startswith("turnwise ")
 
 
@@ -179,7 +182,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["eval", "oracle", "--episodes", "few"], "invalid int value: 'few'"),
         (["eval", "oracle", "--env", "lake"], "no environment named 'lake'"),
         (["eval", "oracle", "--split", "nowhere"], "no split 'nowhere'"),
-        (["eval", "oracle", "--episode", "3"], "'episode=3' is not understood here"),
+        (["eval", "oracle", "--episode", "3"], "episode: unknown setting"),
         (["play", "frozen_lak"], "Did you mean 'frozen_lake'?"),
         (["play", "frozen_lake", "--agent", "nobody"], "--agent: 'nobody' given; expected human, oracle, random"),
         (["play", "frozen_lake", "sise=3", "--agent", "random"], "sise: unknown setting"),
@@ -328,8 +331,36 @@ def test_play_with_a_run_and_with_rules(capsys: pytest.CaptureFixture[str], run:
     assert code == 0
     assert "success, return 1" in out
     assert "no success" not in out
+    refusal = refused(capsys, "play", "frozen_lake", "--agent", "oracle", "context.max_tokens=9")
+    assert "is about how a model is talked to" in refusal
     first, again, other = (call(capsys, "play", "frozen_lake", "--agent", "random", "--seed", s)[1] for s in "112")
     assert first == again != other
+
+
+def test_play_with_a_model_folder_shows_the_prompt_and_what_was_not_understood(
+    capsys: pytest.CaptureFixture[str], run: Run, tmp_path: Path
+) -> None:
+    shutil.copytree(run.policy, tmp_path / "model")
+    own = (tmp_path / "model" / "chat_template.jinja").read_text()
+    (tmp_path / "model" / "chat_template.jinja").write_text(f"{own}{{# another one #}}")
+    words = ["size=3", "rollout.max_turns=2", "context.max_response_tokens=5"]
+    code, out, _ = call(capsys, "play", "frozen_lake", "--agent", str(tmp_path / "model"), *words)
+    assert code == 0
+    assert "prompt, as the model sees it" in out
+    assert "in exactly one of these forms: <answer>" in " ".join(out.split())
+    assert "turn 2 of 2" in out
+    assert "not understood" in out
+    assert "replies were not understood: expected the format 'answer'" in " ".join(out.split())
+    assert "plays 'frozen_lake', not 'bandit'" in refused(capsys, "play", "bandit", "--agent", str(run.path))
+
+
+def test_an_exported_model_can_be_evaluated(capsys: pytest.CaptureFixture[str], run: Run, tmp_path: Path) -> None:
+    code, out, _ = call(capsys, "export-model", str(run.path), str(tmp_path / "exported"))
+    assert (code, out) == (0, f"written: {tmp_path / 'exported'}\n")
+    words = ["--episodes", "2", "--json", *SMALL_LAKE[:4], "rollout.max_turns=2"]
+    (row,) = json.loads(call(capsys, "eval", str(tmp_path / "exported"), *words)[1])
+    assert (row["env"], row["episodes"]) == ("frozen_lake", 2)
+    assert {"success_interval", "invalid", "replies", "stop_reasons", "reasons"} <= row.keys()
 
 
 @pytest.mark.parametrize("env", ["alfworld", "webshop", "countdown", "metamathqa", "sokoban", "bandit"])

@@ -36,7 +36,9 @@ def pages() -> Iterator[tuple[Path, str]]:
 # --- what pages name -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("script", ["generate_configuration.py", "generate_files.py", "generate_coming_from.py"])
+@pytest.mark.parametrize(
+    "script", ["generate_configuration.py", "generate_files.py", "generate_coming_from.py", "generate_scaling.py"]
+)
 def test_a_generated_page_is_fresh(script: str) -> None:
     done = subprocess.run(
         [sys.executable, str(DOCS / script), "--check"], capture_output=True, text=True, check=False, cwd=ROOT

@@ -59,7 +59,7 @@ def test_all_names_exist_and_an_unknown_one_is_an_attribute_error() -> None:
     ("function", "parameters"),
     [
         ("train", ["recipe", "overrides", "run_dir", "console"]),
-        ("evaluate", ["target", "episodes", "recipe", "split", "console"]),
+        ("evaluate", ["target", "episodes", "recipe", "split", "console", "overrides"]),
         ("resume", ["run", "console"]),
         ("open_run", ["path"]),
         ("make_env", ["name", "params"]),
@@ -123,7 +123,7 @@ def test_an_environment_as_the_public_surface_shows_it() -> None:
 
 
 def test_commands_environments_and_recipes() -> None:
-    assert {"train", "eval", "play", "envs", "check", "plan", "lab", "serve"} <= set(COMMANDS)
+    assert {"train", "eval", "play", "envs", "check", "plan", "lab", "serve", "export-model"} <= set(COMMANDS)
     assert {"frozen_lake", "bandit"} <= set(ENVS)
     assert load_settings("frozenlake").env.type == "frozen_lake"
 
@@ -182,6 +182,9 @@ def test_keys_of_the_summary() -> None:
         "failures",
         "envs",
         "rewards",
+        "success_before_interval",
+        "success_after_interval",
+        "baseline_intervals",
     }
     assert TIME_SECTIONS == ("rollout", "env", "learn", "sync", "other")
 

@@ -6,6 +6,8 @@ A checkpoint is a folder that is whole or not there: the learner's own state wit
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,19 @@ _PROGRESS = "progress.json"
 class Checkpointer:
     """Saves the learner of one run, at its own pace where the watch needs a way back."""
 
-    def __init__(self, settings: TurnwiseSettings, directory: RunDirectory, parts: LearnParts) -> None:
+    def __init__(
+        self,
+        settings: TurnwiseSettings,
+        directory: RunDirectory,
+        parts: LearnParts,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock` tells seconds, for `report.checkpoint_minutes`."""
+        self._clock = clock
+        self._max_age_s = settings.report.checkpoint_minutes * 60
+        self._saved_at_s = clock()
+        self._by_time: int | None = None
+        """The step whose checkpoint time alone asked for; the next one takes its place."""
         self._directory = directory
         self._parts = parts
         self._needs_way_back = settings.watch.stop == "collapse"
@@ -39,12 +53,20 @@ class Checkpointer:
         """Whether this step must be on disk; the very start too, where there must always be a way back."""
         if step == 0:
             return self._needs_way_back
+        return self._is_due_by_steps(step) or 0 < self._max_age_s <= self._clock() - self._saved_at_s
+
+    def _is_due_by_steps(self, step: int) -> bool:
         return self._every > 0 and step % self._every == 0
 
     def save(self, progress: Progress) -> None:
         folder = self._directory.step_checkpoint(progress.step)
         folder.parent.mkdir(parents=True, exist_ok=True)
         save_checkpoint(folder, self._parts.learner, self._parts.tokenizer, progress)
+        self._saved_at_s = self._clock()
+        # Where there must be a way back, `prune` decides what of it goes.
+        if self._by_time is not None and self._by_time != progress.step and not self._needs_way_back:
+            self._directory.remove_checkpoint(self._by_time)
+        self._by_time = None if self._is_due_by_steps(progress.step) else progress.step
 
     def has_saved(self, step: int) -> bool:
         return self._directory.latest_checkpoint() == self._directory.step_checkpoint(step)

@@ -64,10 +64,16 @@ def told(finding: Finding) -> dict[str, str | int]:
     return {"step": finding.step, "kind": finding.kind, "message": finding.message}
 
 
-def told_by_env(result: Evaluation) -> dict[str, dict[str, float]]:
+def told_by_env(result: Evaluation) -> dict[str, dict[str, float | list[float]]]:
     """The outcome of each environment, with the numbers that it reports itself."""
     return {
-        tag: {**outcome.told, "episodes": outcome.episodes, "success": outcome.success, "return": outcome.mean_return}
+        tag: {
+            **outcome.told,
+            "episodes": outcome.episodes,
+            "success": outcome.success,
+            "success_interval": list(outcome.success_interval),
+            "return": outcome.mean_return,
+        }
         for tag, outcome in result.by_tag().items()
     }
 

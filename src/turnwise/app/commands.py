@@ -23,7 +23,7 @@ from turnwise.app.foreign import default_recipe, describe_translation, to_recipe
 from turnwise.app.length import settle_length
 from turnwise.app.refusals import refuse_what_cannot_run
 from turnwise.config.checks import find_no_effect
-from turnwise.config.load import dump_settings, load_settings, parse_params, translate_file
+from turnwise.config.load import dump_settings, load_recipe, load_settings, parse_params, translate_file
 from turnwise.config.recipes import find_named, find_recipe, list_recipes
 from turnwise.config.registry import ENVS
 from turnwise.config.schema import TurnwiseSettings
@@ -45,7 +45,9 @@ def run(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 def _refuse_empty_words(options: argparse.Namespace) -> None:
     """An empty word is a variable that was not set, and never means the default."""
     if empty := [name for name, given in vars(options).items() if isinstance(given, str) and not given.strip()]:
-        shown = empty[0].upper() if empty[0] in ("recipe", "target", "run") else f"--{empty[0].replace('_', '-')}"
+        shown = (
+            empty[0].upper() if empty[0] in ("recipe", "target", "run", "dir") else f"--{empty[0].replace('_', '-')}"
+        )
         raise ConfigError(f"{shown}: an empty word given; expected a name or a path. Leave it out for the default.")
 
 
@@ -59,10 +61,10 @@ def _train(options: argparse.Namespace, overrides: list[str], console: Console) 
 
         resume(options.resume, console=console)
     else:
-        settings = load_settings(*_recipe_and_overrides(options, overrides))
-        from turnwise.app.run import train
+        loaded = load_recipe(*_recipe_and_overrides(options, overrides))
+        from turnwise.app.run import train_loaded
 
-        train(settings.model_dump(), run_dir=options.run_dir, console=console)
+        train_loaded(loaded, run_dir=options.run_dir, console=console)
     return 0
 
 
@@ -83,42 +85,31 @@ def _recipe_and_overrides(options: argparse.Namespace, overrides: list[str]) -> 
 
 
 def _eval(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
-    _refuse(overrides)
     if options.episodes is not None and options.episodes < 1:
         raise ConfigError(f"--episodes: {options.episodes} given; expected at least 1.")
-    from turnwise.app.run import evaluate
-    from turnwise.loop.build import held_out_tasks
-    from turnwise.loop.evaluate import measure_rule_in
+    if options.env and options.recipe:
+        raise ConfigError("--env and --recipe given; expected one of them.")
+    if options.episodes is not None:
+        overrides = [*overrides, f"eval.episodes={options.episodes}"]
+    from turnwise.app.evaluating import evaluate_policy, evaluate_rule, show_report
 
     if options.target in ("oracle", "random"):
-        settings = _setting_of(options)
-        env, tasks = settings.env.type, held_out_tasks(settings, options.split)
-        episodes = sum(task.tag == env for task in tasks)
-        success, mean_return = measure_rule_in(settings, options.target, tasks)
+        report = evaluate_rule(options.target, _setting_of(options, overrides), options.split)
+    elif options.env:
+        raise ConfigError("--env goes with oracle and random; a run or model plays in the setting of its recipe.")
     else:
-        if options.env:
-            raise ConfigError("--env goes with oracle and random; a run or model plays in the setting of its recipe.")
         # Progress on the console would stand in front of the JSON.
-        shown = None if options.json else console
-        result = evaluate(options.target, options.episodes, recipe=options.recipe, split=options.split, console=shown)
-        env, episodes, success, mean_return = result.env, result.episodes, result.success, result.mean_return
-    row = {
-        "target": options.target,
-        "env": env,
-        "split": options.split,
-        "episodes": episodes,
-        "success": success,
-        "return": mean_return,
-    }
-    _show(console, [row], as_json=options.json)
+        shown = Console(quiet=True) if options.json else console
+        report = evaluate_policy(options.target, overrides, shown, recipe=options.recipe, split=options.split)
+    if options.json:
+        console.print_json(json.dumps([report.to_dict()]))
+    else:
+        show_report(console, report)
     return 0
 
 
-def _setting_of(options: argparse.Namespace) -> TurnwiseSettings:
+def _setting_of(options: argparse.Namespace, overrides: list[str]) -> TurnwiseSettings:
     """A recipe's setting, or an environment in its own default setting with a generous budget."""
-    if options.env and options.recipe:
-        raise ConfigError("--env and --recipe given; expected one of them.")
-    overrides: dict[str, object] = {"eval.episodes": options.episodes} if options.episodes else {}
     if options.env:
         return load_settings({"env": {"type": options.env}, "rollout": {"max_turns": 100}}, overrides)
     return load_settings(options.recipe or "frozenlake", overrides)
@@ -133,7 +124,7 @@ def _play(options: argparse.Namespace, overrides: list[str], console: Console) -
         agent=options.agent,
         seed=options.seed,
         split=options.split,
-        params=parse_params(overrides),
+        words=overrides,
     )
     return 0
 
@@ -184,20 +175,31 @@ def _check(options: argparse.Namespace, overrides: list[str], console: Console) 
     translation = translate_file(options.target, overrides)
     if translation is not None and not options.json:
         console.print(describe_translation(translation), soft_wrap=True)
-    settings = load_settings(options.target, overrides)
-    refuse_what_cannot_run(settings)
-    settings = settle_length(settings)
-    notes = find_no_effect(settings)
+    loaded = load_recipe(options.target, overrides)
+    refuse_what_cannot_run(loaded.settings)
+    settings = settle_length(loaded.settings)
+    notes = [*find_no_effect(settings), *_notes_on_model(settings)]
     if options.json:
         keys = {} if translation is None else {"dialect": translation.dialect, "keys": to_translation_rows(translation)}
         found = {"file": str(find_recipe(options.target)), "settings": settings.model_dump(mode="json"), "notes": notes}
         console.print_json(json.dumps({**found, **keys}))
         return 0
-    console.print(dump_settings(settings), markup=False, highlight=False)
+    console.print(dump_settings(settings, loaded.pretrained), markup=False, highlight=False)
     for note in notes:
         console.print(f"note: {note}", markup=False)
     console.print(f"{find_recipe(options.target)} is valid.", markup=False, highlight=False)
     return 0
+
+
+def _notes_on_model(settings: TurnwiseSettings) -> list[str]:
+    """The built-in model is made to fit, so there is nothing to look at, and no reason to load torch."""
+    if settings.model.path == "tiny":
+        return []
+    from turnwise.app.misfits import find_misfits
+    from turnwise.app.models import note_on
+
+    misfits = [misfit.message for misfit in find_misfits(settings)]
+    return [note for note in (note_on(settings.model.path), *misfits) if note]
 
 
 def _convert(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
@@ -220,15 +222,36 @@ def _convert(options: argparse.Namespace, overrides: list[str], console: Console
 
 
 def _plan(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
-    settings = load_settings(*_recipe_and_overrides(options, overrides))
-    refuse_what_cannot_run(settings)
+    loaded = load_recipe(*_recipe_and_overrides(options, overrides))
+    refuse_what_cannot_run(loaded.settings)
+    if options.model is not None or options.gpus is not None:
+        return _plan_on_gpus(options, loaded.settings, console)
     from turnwise.app.plan import describe_plan, make_plan
+    from turnwise.app.preview import describe_preview, make_preview
+    from turnwise.report.progress import phase
 
-    plan = make_plan(settle_length(settings))
-    if options.json:
-        console.print_json(json.dumps(plan.to_dict()))
-    else:
+    settings = settle_length(loaded.settings)
+    plan = make_plan(settings, loaded.pretrained)
+    if not options.json:
         console.print(describe_plan(plan), markup=False, highlight=False, soft_wrap=True)
+    # Progress on the console would stand in front of the JSON.
+    with phase(Console(quiet=True) if options.json else console, "asking the model for one reply"):
+        preview = make_preview(settings)
+    if options.json:
+        console.print_json(json.dumps({**plan.to_dict(), **preview.to_dict()}))
+    else:
+        console.print(describe_preview(preview), markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def _plan_on_gpus(options: argparse.Namespace, settings: TurnwiseSettings, console: Console) -> int:
+    from turnwise.app.plan_gpus import describe_on_gpus, plan_on_gpus, to_rows
+
+    plans = plan_on_gpus(settings, options.model or "", options.gpus)
+    if options.json:
+        console.print_json(json.dumps(to_rows(plans)))
+    else:
+        console.print(describe_on_gpus(plans), markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
@@ -260,6 +283,16 @@ def _export(options: argparse.Namespace, overrides: list[str], console: Console)
     out = Path(options.out) if options.out else directory.path / "experience.parquet"
     count = write_experiences(ExperienceStore(directory.experience).read_groups(), out)
     console.print(f"written: {out} ({count} experiences)", markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def _export_model(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    _refuse(overrides)
+    from turnwise.app.exporting import export_model
+
+    folder = export_model(options.run, options.dir, step=options.step, push=options.push)
+    pushed = f", and uploaded as {options.push}" if options.push else ""
+    console.print(f"written: {folder}{pushed}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
@@ -324,6 +357,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, list[str], Console], int]] = 
     "plan": _plan,
     "doctor": _doctor,
     "export": _export,
+    "export-model": _export_model,
     "lab": _lab,
     "serve": _serve,
 }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from turnwise.app.closing import told_by_env
-from turnwise.app.models import resolve_model
+from turnwise.app.first_look import FirstLook
+from turnwise.app.models import describe_set_up, resolve_model
 from turnwise.app.set_up import announce
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.warm_start import OracleWarmStart
@@ -20,6 +22,7 @@ from turnwise.loop.separate import Shared, explore_alone
 from turnwise.loop.warm_start import warm_start
 from turnwise.protocols import PolicyMark
 from turnwise.report.console import ProgressDisplay, phase, print_notice
+from turnwise.report.intervals import show_share
 from turnwise.report.metrics import JsonlSink, Sinks, Stopwatch, group_metrics
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.trajectories import TrajectoryWriter
@@ -38,7 +41,7 @@ class Exploring:
         shared = Shared.open(self._settings, self._directory)
         shared.explorer.claim()
         try:
-            with phase(self._console, "setting up the model"):
+            with phase(self._console, describe_set_up(self._settings.model.path)):
                 model = resolve_model(self._settings)
                 parts = build_explore(self._settings, model, run_path=self._directory.path)
             try:
@@ -89,7 +92,9 @@ class Exploring:
                     writer.write(number, shown)
                 display.update(number, metrics, watch.time_split())
 
-            await explore_alone(parts, shared, start=start, on_rollout=on_rollout)
+            look = FirstLook(self._settings, parts.template, self._directory, self._console)
+            watched = replace(parts, on_explored=look.after_rollout)
+            await explore_alone(watched, shared, start=start, on_rollout=on_rollout)
         sinks.close()
 
 
@@ -105,9 +110,11 @@ async def evaluate_alone(
         "env": result.env,
         "episodes": result.episodes,
         "success": result.success,
+        "success_interval": list(result.success_interval),
         "return": result.mean_return,
         "envs": told_by_env(result),
     }
     write_whole(directory.path / "evaluation.json", encode_object(told))
-    print_notice(console, f"success {result.success:.1%}, return {result.mean_return:.2f} ({told['policy']})")
+    shown = show_share(result.success, result.episodes)
+    print_notice(console, f"success {shown}, return {result.mean_return:.2f} ({told['policy']})")
     return result

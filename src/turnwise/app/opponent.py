@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from turnwise.app.models import resolve_path
 from turnwise.app.run import Run, run_async
 from turnwise.config.load import load_settings
 from turnwise.config.sections.context import ContextSettings
@@ -96,7 +97,7 @@ def _find(path: str, game: str) -> tuple[str, str, str]:
             )
         return str(Run(folder).policy), str(folder / "config.yaml"), ""
     if not folder.is_dir():
-        return path, "", game
+        return resolve_path(path), "", game
     # RUN/checkpoints/step-000040/policy
     config = folder.absolute().joinpath("..", "..", "..", "config.yaml").resolve()
     return (str(folder), str(config), "") if config.is_file() else (str(folder), "", game)
@@ -104,6 +105,7 @@ def _find(path: str, game: str) -> tuple[str, str, str]:
 
 @lru_cache(maxsize=4)
 def _load_once(model: str, config: str, game: str) -> _Policy:
-    settings = load_settings(config or {"env": {"type": game}})
+    # The tokenizer of a checkpoint has the run's chat template already.
+    settings = load_settings(config, ["context.template=null"]) if config else load_settings({"env": {"type": game}})
     words = load_words(settings, model)
     return _Policy(words.template, open_engine(words, model), settings.context, settings.rollout.temperature)

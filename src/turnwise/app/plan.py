@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from turnwise.app.misfits import find_misfits
+from turnwise.app.models import note_on, read_shape
+from turnwise.app.plan_peak import plan_peak
 from turnwise.config.checks import find_no_effect
+from turnwise.config.pretrained import Change
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.reward import ModelJudgeSettings
 from turnwise.config.sections.warm_start import OracleWarmStart
-from turnwise.learn.memory import MemoryReport, ModelMemory, read_config, report_memory, size_words
-from turnwise.learn.tiny_model import tiny_config
+from turnwise.learn.bfloat16 import warn_of_slow_bfloat16
+from turnwise.learn.memory import MemoryReport, ModelMemory, report_memory, size_words
+from turnwise.learn.peak import Peak, describe_peak
+from turnwise.loop.build import samples_in_place
 from turnwise.rollout.worlds import count_held_out
 
 
@@ -28,13 +35,19 @@ class Plan:
     eval_episodes: int
     memory: MemoryReport
     """Of a built-in model at the largest vocabulary it may get."""
+    pretrained: tuple[Change, ...]
+    """What the recipe's section `pretrained` changed."""
+    peak: Peak | None
+    """The most memory at one time, and what it consists of; None where the model is not on this machine."""
     notes: tuple[str, ...]
+    """Settings without effect, and settings that do not fit the model."""
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
 
 
-def make_plan(settings: TurnwiseSettings) -> Plan:
+def make_plan(settings: TurnwiseSettings, pretrained: Sequence[Change] = ()) -> Plan:
+    """`pretrained` is what a loaded recipe tells of its section."""
     rollout, learn = settings.rollout, settings.learn
     episodes = rollout.groups * rollout.group_size
     return Plan(
@@ -48,16 +61,29 @@ def make_plan(settings: TurnwiseSettings) -> Plan:
         demonstrations=settings.warm_start.episodes if isinstance(settings.warm_start, OracleWarmStart) else 0,
         eval_episodes=sum(count_held_out(settings).values()),
         memory=plan_memory(settings),
-        notes=tuple(find_no_effect(settings)),
+        peak=plan_peak(settings, read_shape(settings), plan_memory(settings)),
+        pretrained=tuple(pretrained),
+        notes=(
+            *find_no_effect(settings),
+            *filter(None, _notes_on_model(settings)),
+            *(misfit.message for misfit in find_misfits(settings)),
+        ),
     )
+
+
+def _notes_on_model(settings: TurnwiseSettings) -> tuple[str, ...]:
+    return note_on(settings.model.path), warn_of_slow_bfloat16(settings.model)
 
 
 def plan_memory(settings: TurnwiseSettings) -> MemoryReport:
     """What the run's models will take, from their shapes alone."""
-    model = settings.model
-    is_tiny = model.path == "tiny"
-    config = tiny_config(model.tiny, vocab_size=model.tiny.vocab_size) if is_tiny else read_config(model.path)
-    return report_memory(config, model, settings.learn, judge_path=judge_path(settings))
+    return report_memory(
+        read_shape(settings),
+        settings.model,
+        settings.learn,
+        judge_path=judge_path(settings),
+        is_shared=samples_in_place(settings),
+    )
 
 
 def judge_path(settings: TurnwiseSettings) -> str | None:
@@ -76,13 +102,17 @@ def describe_plan(plan: Plan) -> str:
     ]
     if plan.demonstrations:
         lines.insert(1, f"It starts from {plan.demonstrations} demonstrations by the oracle.")
+    if plan.pretrained:
+        lines.append("Because model.path is not 'tiny', the recipe's section 'pretrained' sets:")
+        lines += [f"  {change}" for change in plan.pretrained]
     lines += _describe_memory(plan.memory)
+    lines += describe_peak(plan.peak) if plan.peak is not None else []
     return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])
 
 
 def _describe_memory(memory: MemoryReport) -> list[str]:
     return [
-        "Its models, with weights, gradients and optimizer; activations are not counted:",
+        "Its models, with weights, gradients and optimizer:",
         *(f"  {_describe_model(row)}" for row in memory.models),
         f"  in all {size_words(memory.loaded_bytes)}; what is not loaded would take {size_words(memory.saved_bytes)}.",
     ]

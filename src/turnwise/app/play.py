@@ -1,50 +1,91 @@
-"""An episode in the terminal: a person, a rule or a trained policy plays, turn by turn."""
+"""An episode in the terminal: a person, a rule, a trained policy or any model plays, turn by turn."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from turnwise.app.run import load_policy, run_async
-from turnwise.config.load import env_params
+from turnwise.app.models import describe_set_up
+from turnwise.app.policies import Found, find_policy, open_policy, settings_file_of
+from turnwise.app.run import run_async
+from turnwise.config.load import env_params, parse_params
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.make import make_env
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, RunError
 from turnwise.floor.seeds import derive_seed
 from turnwise.loop.evaluate import evaluate_once
-from turnwise.report.console import print_trajectory
+from turnwise.report.console import phase, print_notice, print_trajectory
 from turnwise.rollout.rules import Rule, oracle_rule, play_rule, random_rule
 from turnwise.types import Task
 
 _MAX_STEPS = 200
+_SECTIONS = ("context.", "rollout.", "engine.", "model.")
+"""What may be set for a model beside its environment."""
+_EXPLAINED: dict[str, object] = {
+    "recipe": "play",
+    "rollout": {"max_turns": 10},
+    "context": {"instructions": "full", "max_tokens": 4096, "max_response_tokens": 128},
+}
+"""How a model that knows nothing of an environment is talked to."""
 
 
 def play_in_terminal(
-    console: Console, env_name: str, *, agent: str, seed: int, split: str, params: Mapping[str, object]
+    console: Console, env_name: str, *, agent: str, seed: int, split: str, words: Sequence[str]
 ) -> None:
-    """One episode; `agent` is human, oracle, random or a run directory."""
+    """One episode; `agent` is human, oracle, random, a run or a model. `words` are settings, `key=value` each.
+
+    Settings of the environment stand alone (`size=3`), others under their path (`context.max_response_tokens=64`).
+    """
+    of_run = [word for word in words if word.startswith(_SECTIONS)]
+    params = parse_params([word for word in words if word not in of_run])
     if agent in ("human", "oracle", "random"):
+        if of_run:
+            raise ConfigError(f"'{of_run[0]}' is about how a model is talked to; '{agent}' is none.")
         _play_directly(console, make_env(env_name, **params), agent, seed, split)
         return
-    if not (Path(agent) / "config.yaml").is_file():
-        raise ConfigError(f"--agent: '{agent}' given; expected human, oracle, random or the directory of a run.")
-    _play_policy(console, agent, seed, split, env_name, params)
+    ordered = [*of_run, "eval.episodes=1", f"eval.first_seed={seed}"]
+    _play_policy(console, _find(agent, env_name, params, ordered), split)
 
 
-def _play_policy(
-    console: Console, run: str, seed: int, split: str, env_name: str, params: Mapping[str, object]
-) -> None:
-    parts = load_policy(run, 1, split=split, first_seed=seed)
-    if parts.settings.env.type != env_name:
-        raise ConfigError(f"run {run} plays '{parts.settings.env.type}', not '{env_name}'.")
+def _find(agent: str, env_name: str, params: Mapping[str, object], overrides: Sequence[str]) -> Found:
+    """A run in its own setting; a model in the environment's, with everything explained to it."""
+    if settings_file_of(Path(agent).expanduser()) is None:
+        try:
+            return find_policy(agent, overrides, recipe={"env": {"type": env_name, **params}, **_EXPLAINED})
+        except RunError as error:
+            raise ConfigError(
+                f"--agent: '{agent}' given; expected human, oracle, random, the directory of a run, or a model: a "
+                "folder, a GGUF file, 'smollm2' or 'owner/model'."
+            ) from error
+    found = find_policy(agent, overrides)
+    env = found.settings.env
+    if env.type != env_name:
+        raise ConfigError(f"run {agent} plays '{env.type}', not '{env_name}'.")
     if params:
-        raise ConfigError(
-            f"run {run} brings its own settings: {env_params(parts.settings.env, split)}; give none here."
+        raise ConfigError(f"run {agent} brings its own settings: {env_params(env, 'eval')}; give none here.")
+    return found
+
+
+def _play_policy(console: Console, found: Found, split: str) -> None:
+    with phase(console, "setting up the model" if found.model else describe_set_up(found.settings.model.path)):
+        parts = open_policy(found, split=split)
+    (trajectory,) = run_async(evaluate_once(parts)).trajectories
+    if found.model is None and trajectory.segments:
+        console.rule("prompt, as the model sees it")
+        first = trajectory.segments[0]
+        prompt = first.token_ids[: int(first.loss_mask.argmax())]
+        console.print(parts.tokenizer.decode(prompt.tolist()), markup=False, highlight=False)
+    print_trajectory(console, trajectory)
+    if any(not turn.is_valid for turn in trajectory.turns):
+        asked = found.settings.context.answer.type
+        print_notice(
+            console,
+            f"replies were not understood: expected the format '{asked}' (context.answer.type) with an action of this "
+            "environment in it. Such a reply does nothing.",
         )
-    print_trajectory(console, run_async(evaluate_once(parts)).trajectories[0])
 
 
 def _play_directly(console: Console, env: BaseEnv, agent: str, seed: int, split: str) -> None:

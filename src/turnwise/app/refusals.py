@@ -63,6 +63,9 @@ def find_refusals(settings: TurnwiseSettings) -> list[Refusal]:
     found += _caught("data", lambda: _check_offline(settings))
     found += _caught("model", lambda: _check_model(settings))
     found += _caught("reward model", lambda: _check_reward_model(settings))
+    if not found:
+        # What is broken elsewhere cannot be begun.
+        found += _caught("settings", lambda: _check_first_prompt(settings))
     return found
 
 
@@ -153,26 +156,43 @@ def _check_offline(settings: TurnwiseSettings) -> None:
 
 def _check_model(settings: TurnwiseSettings) -> None:
     model = settings.model
-    if model.path == "tiny" and model.lora.type == "none" and not model.gradient_checkpointing:
+    if model.path == "tiny" and model.lora.type == "none" and model.gradient_checkpointing is not True:
         # It is made to fit, so there is nothing to look at, and no reason to load torch.
         return
-    from turnwise.context.recorder import require_end_of_turn  # noqa: PLC0415 - they load torch
-    from turnwise.learn.model_files import check_causal_model, check_held_as, is_hub_name  # noqa: PLC0415
+    from turnwise.app.models import find_here  # noqa: PLC0415 - they load torch
+    from turnwise.context.recorder import require_end_of_turn  # noqa: PLC0415
+    from turnwise.learn.model_files import check_causal_model, check_held_as  # noqa: PLC0415
     from turnwise.learn.tiny_model import tiny_config  # noqa: PLC0415
     from turnwise.loop.build import load_words  # noqa: PLC0415
 
     if model.path == "tiny":
         check_held_as(tiny_config(model.tiny, vocab_size=model.tiny.vocab_size), model)
         return
-    if is_hub_name(model.path):
+    here = find_here(model.path)
+    if here is None:
+        # What it holds is known once it is fetched or converted.
         return
     # What a template cannot do is told when the run begins, once.
     with _silenced("turnwise.context"):
-        words = load_words(settings, model.path)
+        words = load_words(settings, here)
     if isinstance(settings.warm_start, OracleWarmStart) or settings.learn.ptx.type != "none":
         require_end_of_turn(words.template)
-    if config := check_causal_model(model.path):
+    if config := check_causal_model(here):
         check_held_as(config, model)
+
+
+def _check_first_prompt(settings: TurnwiseSettings) -> None:
+    """The built-in model is made from what it will be told; one that is not here is known when it is fetched."""
+    if settings.model.path == "tiny":
+        return
+    from turnwise.app.models import find_here  # noqa: PLC0415 - they load torch
+    from turnwise.app.preview import check_first_prompt  # noqa: PLC0415
+    from turnwise.loop.build import load_words  # noqa: PLC0415
+
+    if here := find_here(settings.model.path):
+        with _silenced("turnwise.context"):
+            words = load_words(settings, here)
+        check_first_prompt(settings, words)
 
 
 def _check_reward_model(settings: TurnwiseSettings) -> None:

@@ -13,22 +13,21 @@ from rich.console import Console
 
 from turnwise.app.exploring import Exploring, evaluate_alone
 from turnwise.app.length import settle_length
+from turnwise.app.models import require_reachable
+from turnwise.app.policies import find_policy, newest_checkpoint, open_policy
 from turnwise.app.refusals import refuse_what_cannot_run
 from turnwise.app.training import Training
-from turnwise.config.load import dump_settings, load_settings
+from turnwise.config.load import Loaded, dump_settings, load_recipe, load_settings
+from turnwise.config.pretrained import Change
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.envs.boundary import reset_env
-from turnwise.errors import ConfigError, RunError
-from turnwise.loop.build import build_play
+from turnwise.errors import ConfigError
 from turnwise.loop.evaluate import Evaluation, evaluate_once
-from turnwise.loop.parts import PlayParts
 from turnwise.report.console import phase
 from turnwise.report.learning_record.file import LearningRecord
 from turnwise.report.learning_record.tokens import StepTokens
 from turnwise.report.manifest import collect_manifest
 from turnwise.report.run_dir import RunDirectory, new_run_path
 from turnwise.report.summary import Summary
-from turnwise.rollout.worlds import worlds_of
 
 T = TypeVar("T")
 
@@ -50,7 +49,7 @@ class Run:
     @property
     def policy(self) -> Path:
         """The Hugging Face folder of the newest checkpoint."""
-        return _checkpoint(RunDirectory.open(self.path)) / "policy"
+        return newest_checkpoint(RunDirectory.open(self.path)) / "policy"
 
     def metrics(self) -> list[dict[str, float]]:
         return RunDirectory.open(self.path).read_metrics()
@@ -77,27 +76,38 @@ def train(
     console: Console | None = None,
 ) -> Run:
     """Train a recipe (name, file or mapping) with overrides; returns the finished Run."""
-    settings = load_settings(recipe, overrides)
-    refuse_what_cannot_run(settings)
-    settings = settle_length(settings)
+    return train_loaded(load_recipe(recipe, overrides), run_dir=run_dir, console=console)
+
+
+def train_loaded(loaded: Loaded, *, run_dir: str | Path | None = None, console: Console | None = None) -> Run:
+    """The same, for a recipe that was loaded already."""
+    refuse_what_cannot_run(loaded.settings)
+    require_reachable(loaded.settings.model.path)
+    settings, pretrained = settle_length(loaded.settings), loaded.pretrained
     console = console or Console(quiet=True)
     if settings.run.mode == "both":
-        directory = new_directory(settings, run_dir)
+        directory = new_directory(settings, run_dir, pretrained=pretrained)
         run_async(Training(settings, directory, console).run())
         return Run(directory.path)
     if settings.run.mode == "train" and run_dir is None and settings.buffer.offline is None:
         raise ConfigError("run.mode: 'train' given without --run-dir; expected the run directory of an explorer.")
-    directory = new_directory(settings, run_dir, is_shared=True)
+    directory = new_directory(settings, run_dir, is_shared=True, pretrained=pretrained)
     _run_part(settings, directory, console)
     return Run(directory.path)
 
 
-def new_directory(settings: TurnwiseSettings, run_dir: str | Path | None, *, is_shared: bool = False) -> RunDirectory:
+def new_directory(
+    settings: TurnwiseSettings,
+    run_dir: str | Path | None,
+    *,
+    is_shared: bool = False,
+    pretrained: Sequence[Change] = (),
+) -> RunDirectory:
     """The directory of a run that begins; one that several processes share may be there already."""
     path = Path(run_dir) if run_dir is not None else new_run_path(Path(settings.run.root), settings.recipe)
     make = RunDirectory.join if is_shared else RunDirectory.create
     manifest = collect_manifest(settings.recipe, settings.run.seed)
-    return make(path, config_yaml=dump_settings(settings), manifest=manifest)
+    return make(path, config_yaml=dump_settings(settings, pretrained), manifest=manifest)
 
 
 def _run_part(settings: TurnwiseSettings, directory: RunDirectory, console: Console) -> None:
@@ -140,7 +150,7 @@ def resume(run: str | Path, *, console: Console | None = None) -> Run:
     if settings.run.mode != "both":
         _run_part(settings, directory, console or Console(quiet=True))
         return Run(directory.path)
-    session = Training(settings, directory, console or Console(quiet=True), _checkpoint(directory))
+    session = Training(settings, directory, console or Console(quiet=True), newest_checkpoint(directory))
     run_async(session.run())
     return Run(directory.path)
 
@@ -152,34 +162,15 @@ def evaluate(
     recipe: str | None = None,
     split: str = "eval",
     console: Console | None = None,
+    overrides: Sequence[str] = (),
 ) -> Evaluation:
-    """Play held-out episodes with a run's newest policy, or with a model folder in the setting of a recipe."""
-    parts = load_policy(target, episodes, recipe=recipe, split=split)
+    """Play held-out episodes with a run's newest policy, or with a model in the setting of a recipe."""
+    words = [*overrides, *([] if episodes is None else [f"eval.episodes={episodes}"])]
+    found = find_policy(target.path if isinstance(target, Run) else target, words, recipe=recipe)
+    parts = open_policy(found, split=split)
     label = f"evaluating on {len(parts.eval_tasks)} episodes"
     with phase(console or Console(quiet=True), label) as advance:
         return run_async(evaluate_once(parts, advance))
-
-
-def load_policy(
-    target: Run | str | Path,
-    episodes: int | None = None,
-    *,
-    recipe: str | None = None,
-    split: str = "eval",
-    first_seed: int | None = None,
-) -> PlayParts:
-    """A policy ready to play `episodes` tasks of a split."""
-    path = target.path if isinstance(target, Run) else Path(target)
-    given = {"eval.episodes": episodes, "eval.first_seed": first_seed}
-    overrides = {key: value for key, value in given.items() if value is not None}
-    if not path.is_dir():
-        raise RunError(f"'{path}' is neither a run directory nor a model folder. Check the path.")
-    is_run = (path / "config.yaml").is_file()
-    settings = load_settings(str(path / "config.yaml") if is_run else recipe or "frozenlake", overrides)
-    # A split that does not exist would fail every episode and look like a policy that never succeeds.
-    for world in worlds_of(settings):
-        reset_env(world.make(split), seed=settings.eval.first_seed, split=split)
-    return build_play(settings, Run(path).policy if is_run else str(target), split=split)
 
 
 def run_async(work: Coroutine[object, object, T]) -> T:
@@ -190,12 +181,3 @@ def run_async(work: Coroutine[object, object, T]) -> T:
         return asyncio.run(work)
     with ThreadPoolExecutor(max_workers=1) as pool:
         return pool.submit(asyncio.run, work).result()
-
-
-def _checkpoint(directory: RunDirectory) -> Path:
-    checkpoint = directory.latest_checkpoint()
-    if checkpoint is None:
-        raise RunError(
-            f"run {directory.path} has no checkpoint yet. Let it finish, or train with report.checkpoint_every set."
-        )
-    return checkpoint

@@ -1,6 +1,6 @@
 """`turnwise serve`: a policy behind an OpenAI-compatible endpoint, and what its clients do as experience on disk.
 
-In: a run directory, a model folder or a recipe. Out: finished groups in the run's `experience.db`, where a learner
+In: a run directory, a model or a recipe. Out: finished groups in the run's `experience.db`, where a learner
 finds them; what the learner publishes meanwhile is served from then on. A target that is no run, or one whose buffer is
 not on disk, gets a new run directory that starts from its policy.
 """
@@ -23,6 +23,7 @@ from rich.console import Console
 from turnwise.app.checkpointer import read_progress
 from turnwise.app.length import settle_length
 from turnwise.app.models import resolve_model
+from turnwise.app.policies import find_policy, names_a_model
 from turnwise.app.refusals import refuse_what_cannot_run
 from turnwise.app.run import Run
 from turnwise.config.checks import is_shared
@@ -62,20 +63,23 @@ class Served:
 
 
 def load_served(target: str, *, recipe: str | None = None, overrides: Sequence[str] = ()) -> Served:
-    """A run's newest policy, a model folder in the setting of a recipe, or a recipe's own model."""
+    """A run's newest policy, a model in the setting of a recipe, or a recipe's own model."""
     path = Path(target)
     is_run = (path / "config.yaml").is_file()
     if is_run and (recipe or overrides):
         raise ConfigError(f"run {path} is served with its own settings; give no recipe and no overrides.")
-    if recipe and not path.is_dir():
-        raise ConfigError(f"--recipe goes with a model folder; '{target}' is none.")
+    if recipe and not names_a_model(target):
+        raise ConfigError(f"--recipe goes with a model folder or name; '{target}' is none.")
     if is_run:
-        settings, policy = load_settings(str(path / "config.yaml")), str(Run(path).policy)
+        # The tokenizer of a checkpoint has the run's chat template already.
+        settings = load_settings(str(path / "config.yaml"), ["context.template=null"])
+        policy = str(Run(path).policy)
         if is_shared(BUFFERS, settings.buffer.type):
             settings = _with_learner_elsewhere(settings)
             return _build(settings, RunDirectory.open(path), policy, read_progress(Path(policy).parent).policy_version)
-    elif path.is_dir():
-        settings, policy = load_settings(recipe or "frozenlake", overrides), str(path)
+    elif names_a_model(target):
+        found = find_policy(target, overrides, recipe=recipe)
+        settings, policy = found.settings, found.resolve()
     else:
         settings = load_settings(target, overrides)
         refuse_what_cannot_run(settings)

@@ -11,15 +11,17 @@ from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
 from turnwise.app.checkpointer import load_checkpoint
-from turnwise.app.models import resolve_model
+from turnwise.app.misfits import find_misfits, find_model_misfits, tell_misfits
+from turnwise.app.models import describe_set_up, resolve_model
 from turnwise.app.plan import judge_path
 from turnwise.app.progress import Progress
 from turnwise.config.checks import find_no_effect
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.warm_start import OracleWarmStart
+from turnwise.learn.bfloat16 import warn_of_slow_bfloat16
 from turnwise.learn.checkpoint import resumed_model
 from turnwise.learn.memory import describe_in_one_line, read_config, report_memory
-from turnwise.loop.build import build_learn, build_play, build_train
+from turnwise.loop.build import build_learn, build_play, build_train, samples_in_place
 from turnwise.loop.evaluate import Evaluation
 from turnwise.loop.parts import LearnParts, PlayParts, TrainParts
 from turnwise.loop.stages import STAGES, Stages
@@ -89,11 +91,22 @@ def open_workers(
 ) -> Workers:
     """Fix what chance depends on and load every model, from the settings or from a checkpoint."""
     announce(settings, console)
-    with phase(console, "setting up the model"):
-        model = str((resumed_model(checkpoint) if checkpoint else None) or resolve_model(settings))
+    resumed = resumed_model(checkpoint) if checkpoint else None
+    with phase(console, "setting up the model" if resumed else describe_set_up(settings.model.path)):
+        model = str(resumed or resolve_model(settings))
         workers = _build(settings, directory, model, stages)
-    memory = report_memory(read_config(model), settings.model, settings.learn, judge_path=judge_path(settings))
+    config = read_config(model)
+    memory = report_memory(
+        config,
+        settings.model,
+        settings.learn,
+        judge_path=judge_path(settings),
+        is_shared=samples_in_place(settings),
+    )
     print_notice(console, describe_in_one_line(memory))
+    if checkpoint is None:
+        found = find_misfits(settings) + find_model_misfits(settings, workers.parts.template, config)
+        tell_misfits(found, step=0, directory=directory, console=console)
     return workers
 
 
@@ -116,11 +129,13 @@ async def set_up(workers: Workers, directory: RunDirectory, console: Console, ch
 
 
 def announce(settings: TurnwiseSettings, console: Console) -> None:
-    """Say which settings do nothing, and fix what chance, threads and the terminal depend on."""
+    """Say which settings do nothing or are slow here, and fix what chance, threads and the terminal depend on."""
     for warning in find_no_effect(settings):
         print_notice(console, warning)
     if settings.learn.num_threads is not None:
         torch.set_num_threads(settings.learn.num_threads)
+    if slow := warn_of_slow_bfloat16(settings.model):
+        print_notice(console, slow)
     torch.manual_seed(settings.run.seed)
     # The terminal is ours: no bars of other packages, whoever loads a model.
     transformers_logging.disable_progress_bar()

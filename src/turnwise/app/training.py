@@ -17,6 +17,7 @@ from rich.console import Console
 
 from turnwise.app.checkpointer import Checkpointer
 from turnwise.app.closing import close_run, told, told_by_env, with_warm_start
+from turnwise.app.first_look import FirstLook
 from turnwise.app.progress import Progress
 from turnwise.app.recording import RunRecorder, evaluation_metrics
 from turnwise.app.set_up import Start, Workers, open_workers, set_up
@@ -24,11 +25,13 @@ from turnwise.app.watching import CollapsedError, Watcher
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import SyncError
 from turnwise.loop.build import find_loop
-from turnwise.loop.evaluate import Evaluation, is_evaluation_due, measure_baselines
+from turnwise.loop.evaluate import Evaluation, baseline_intervals, is_evaluation_due, measure_baselines
+from turnwise.loop.parts import TrainParts
 from turnwise.loop.separate import Shared, train_from_buffer
 from turnwise.loop.serial import LoopStep
 from turnwise.loop.stages import STAGES, Stages
 from turnwise.report.console import phase, print_notice
+from turnwise.report.intervals import share_interval
 from turnwise.report.metrics import Stopwatch, reward_sources
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.summary import Summary
@@ -126,6 +129,8 @@ class Training:
         setup_s: float,
     ) -> Summary:
         progress = self._progress
+        yardsticks = with_warm_start(baselines, before.success if before and progress.warm_start else None)
+        tasks = [trajectory.task for trajectory in after.trajectories] if after else []
         return Summary(
             recipe=self._settings.recipe,
             env=self._settings.env.type,
@@ -138,7 +143,7 @@ class Training:
             return_before=before.mean_return if before else None,
             return_after=after.mean_return if after else None,
             eval_episodes=after.episodes if after else 0,
-            baselines=with_warm_start(baselines, before.success if before and progress.warm_start else None),
+            baselines=yardsticks,
             tokens_sampled=progress.tokens_sampled,
             tokens_trained=progress.tokens_trained,
             time_split=time_split,
@@ -149,6 +154,10 @@ class Training:
             rewards=reward_sources(after.trajectories) if after else {},
             findings=[told(finding) for finding in self._directory.read_findings()],
             stopped=self._stopped,
+            # Both play the same tasks; a resumed run has only the number of the first evaluation on record.
+            success_before_interval=list(share_interval(before.success, len(tasks))) if before else None,
+            success_after_interval=list(after.success_interval) if after else None,
+            baseline_intervals={name: list(ends) for name, ends in baseline_intervals(yardsticks, tasks).items()},
         )
 
     # --- training ------------------------------------------------------------------------------------------------
@@ -156,6 +165,7 @@ class Training:
     async def _train(self, start: Start, loop: Callable[..., Awaitable[None]], before: Evaluation | None) -> None:
         settings, first = self._settings, self._progress.step
         watcher = Watcher(settings, self._directory, self._console)
+        look = FirstLook(settings, start.parts.template, self._directory, self._console)
         checkpointer = Checkpointer(settings, self._directory, start.parts)
         with RunRecorder(
             settings,
@@ -176,6 +186,7 @@ class Training:
                 if is_evaluation_due(settings, step.step):
                     with recorder.display.phase("evaluating") as advance:
                         metrics |= evaluation_metrics(await start.evaluator.evaluate(advance))
+                look.after_update(step.step, metrics)
                 found = watcher.look(step.step, metrics)
                 recorder.write(step, metrics | {"watch/findings": float(len(found))})
                 watcher.check(found)
@@ -183,8 +194,11 @@ class Training:
                     checkpointer.save(self._now())
                     checkpointer.prune(watcher.watch)
 
+            parts = start.parts
+            if isinstance(parts, TrainParts):
+                parts = replace(parts, on_explored=look.after_rollout)
             try:
-                await loop(start.parts, self._watch, start_step=first, on_step=on_step)
+                await loop(parts, self._watch, start_step=first, on_step=on_step)
             except SyncError:
                 # The other side is gone; what was learnt from what it left must not go with it.
                 checkpointer.save(self._now())

@@ -55,6 +55,8 @@ def _turn_title(turn: Turn, num_turns: int) -> Text:
     title = Text(f"turn {turn.index + 1} of {num_turns}", style="bold")
     title.append(f"  {', '.join(map(_printable, turn.actions)) or 'no action'}", style="not bold cyan")
     title.append(f"  reward {turn.reward:g}", style=f"not bold {_sign_style(turn.reward)}")
+    if not turn.is_valid:
+        title.append("  not understood", style="not bold yellow")
     if turn.penalty:
         title.append(f"  penalty {turn.penalty:g}", style="not bold red")
     return title
@@ -130,6 +132,9 @@ def _result(summary: Summary, *, arrow: str) -> RenderableType:
         before = "" if summary.success_before is None else f"{summary.success_before:.1%} {arrow} "
         style = "bold green" if summary.success_after > (summary.success_before or 0.0) else "bold red"
         headline = Text("success  ").append(f"{before}{summary.success_after:.1%}", style=style)
+        if summary.success_after_interval:
+            low, high = summary.success_after_interval
+            headline.append(f" ({low:.1%} to {high:.1%})", style="dim")
         headline.append(f"\non {summary.eval_episodes} held-out episodes", style="dim")
     facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(style="dim")

@@ -50,10 +50,15 @@ class Summary:
 
     failures: Mapping[str, int] = field(default_factory=dict)
     """Training episodes that failed, by cause."""
-    envs: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """The last evaluation in each environment: `episodes`, `success`, `return`, and the numbers it reports itself."""
+    envs: Mapping[str, Mapping[str, float | Sequence[float]]] = field(default_factory=dict)
+    """The last evaluation in each environment: `episodes`, `success`, its interval, `return`, and its own numbers."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Who gave how much to an episode of the last evaluation: `env`, and `judge` where one was asked."""
+    success_before_interval: Sequence[float] | None = None
+    """Low and high end of the 95 % interval; None where nothing was evaluated."""
+    success_after_interval: Sequence[float] | None = None
+    baseline_intervals: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """The same for each of `baselines`."""
 
     def __post_init__(self) -> None:
         for name, number in self._numbers():
@@ -98,5 +103,8 @@ def _flatten(name: str, value: object) -> Iterator[tuple[str, object]]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _flatten(f"{name}.{key}", inner)
+    elif isinstance(value, list | tuple):
+        for place, inner in enumerate(value):
+            yield from _flatten(f"{name}.{place}", inner)
     elif value is not None:
         yield name, value

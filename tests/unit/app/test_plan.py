@@ -9,6 +9,7 @@ import pytest
 
 from turnwise.app.models import resolve_model
 from turnwise.app.plan import describe_plan, make_plan
+from turnwise.cli import main
 from turnwise.config.load import load_settings
 from turnwise.pretrained import load_model
 
@@ -33,11 +34,12 @@ def test_derived_sizes() -> None:
 @pytest.mark.parametrize(
     ("overrides", "loaded"),
     [
-        ([], ["actor", "engine"]),
-        (["learn.kl.type=loss"], ["actor", "engine", "reference"]),
-        (["learn.kl.type=loss", "model.lora.type=lora"], ["actor", "engine"]),
-        (["learn.critic.type=model"], ["actor", "engine", "critic"]),
-        (["learn.critic.type=model", "learn.kl.type=loss"], ["actor", "engine", "reference", "critic"]),
+        ([], ["actor"]),
+        (["learn.kl.type=loss"], ["actor", "reference"]),
+        (["learn.kl.type=loss", "model.lora.type=lora"], ["actor"]),
+        (["loop.type=pipelined"], ["actor", "engine"]),
+        (["learn.critic.type=model"], ["actor", "critic"]),
+        (["learn.critic.type=model", "learn.kl.type=loss"], ["actor", "reference", "critic"]),
     ],
 )
 def test_models_in_memory(overrides: list[str], loaded: list[str]) -> None:
@@ -50,11 +52,44 @@ def test_models_in_memory(overrides: list[str], loaded: list[str]) -> None:
 
 def test_the_plan_of_a_model_on_disk_counts_it_as_it_is() -> None:
     path = resolve_model(load_settings(RECIPE))
-    memory = make_plan(load_settings(RECIPE, [f"model.path={path}"])).memory
+    memory = make_plan(load_settings(RECIPE, [f"model.path={path}", "loop.type=pipelined"])).memory
     engine = next(model for model in memory.models if model.name == "engine")
     assert engine.weight_bytes == sum(p.nbytes for p in load_model(path).parameters())
     half = make_plan(load_settings(RECIPE, [f"model.path={path}", "model.dtype=bfloat16"])).memory
     assert (memory.loaded_bytes or 0) - (half.loaded_bytes or 0) == engine.weight_bytes / 2
+
+
+def test_the_most_memory_is_the_sum_of_its_parts_and_each_choice_moves_its_own() -> None:
+    def parts(*overrides: str) -> dict[str, int]:
+        plan = make_plan(load_settings(RECIPE, ["model.tiny.hidden_size=512", "model.tiny.num_layers=8", *overrides]))
+        assert plan.peak is not None
+        found = {part.name: part.num_bytes for part in plan.peak.parts}
+        assert plan.peak.moment == "learning"
+        assert plan.peak.num_bytes == sum(found.values())
+        assert all(f"{name} " in describe_plan(plan) for name in found)
+        return found
+
+    plain, lora = parts(), parts("model.lora.type=lora")
+    assert lora["actor optimizer"] < plain["actor optimizer"] / 5
+    assert parts("loop.type=pipelined")["engine weights"] == plain["actor weights"] - 4 * 513
+    assert "reference weights" in parts("learn.kl.type=loss").keys() - plain.keys()
+    assert parts("context.max_tokens=1024")["keys and values"] == plain["keys and values"] / 2
+    assert parts("learn.micro_batch_tokens=10")["activations"] < plain["activations"]
+
+
+@pytest.mark.parametrize("words", [["--gpus", "8"], ["--model", "gpt-5"], ["--model", "qwen2.5-7b", "--gpus", "0"]])
+def test_what_cannot_be_counted_on_gpus_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "bandit", *words]) == 2
+    assert words[-2] in capsys.readouterr().err
+
+
+def test_a_larger_model_is_counted_on_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "bandit", "--model", "qwen2.5-7b", "--json"]) == 0
+    plans = json.loads(capsys.readouterr().out)["plans"]
+    assert [(plan["gpus"], plan["is_lora"]) for plan in plans] == [
+        (n, lora) for n in (1, 8, 64) for lora in (False, True)
+    ]
+    assert all(plan["bytes_per_gpu"] == sum(part["num_bytes"] for part in plan["parts"]) for plan in plans)
 
 
 def test_words() -> None:

@@ -30,6 +30,7 @@ PUBLIC_KEYS = [
     "time_split",
 ]
 MORE_KEYS = ["policy_version", "warm_start", "findings", "stopped", "failures", "envs", "rewards"]
+MORE_KEYS += ["success_before_interval", "success_after_interval", "baseline_intervals"]
 
 
 def test_config_reloads_to_the_same_settings(finished: tw.Run) -> None:

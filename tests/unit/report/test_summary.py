@@ -12,7 +12,7 @@ from turnwise.report.summary import Summary
 PUBLIC_KEYS = (
     "recipe env seed steps wall_s setup_s success_before success_after return_before return_after eval_episodes "
     "baselines tokens_sampled tokens_trained time_split policy_version warm_start findings stopped failures "
-    "envs rewards"
+    "envs rewards success_before_interval success_after_interval baseline_intervals"
 )
 
 

@@ -14,7 +14,7 @@ from turnwise.app.doctor.estimate import examine_memory, examine_time, fits
 from turnwise.app.doctor.findings import Examination, Finding, fine, guarded, problem, warning
 from turnwise.app.doctor.installation import examine_machine, examine_packages
 from turnwise.app.doctor.probe import NUM_EPISODES, Probed, probe
-from turnwise.app.doctor.speech import examine_judge, examine_model, examine_template
+from turnwise.app.doctor.speech import examine_judge, examine_model, examine_names, examine_template
 from turnwise.app.doctor.verdicts import judge_oracle, judge_policy
 from turnwise.app.doctor.worlds import examine_world
 from turnwise.app.length import settle_length
@@ -28,6 +28,7 @@ from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.warm_start import OracleWarmStart
 from turnwise.errors import TurnwiseError
+from turnwise.learn.bfloat16 import warn_of_slow_bfloat16
 from turnwise.report.progress import Advance
 from turnwise.rollout.worlds import World
 
@@ -39,6 +40,7 @@ def examine(recipe: str, overrides: Sequence[str], phase: Phase) -> Examination:
     """Look at everything that a run of this recipe needs."""
     with phase("looking at packages and the machine"):
         findings = [*guarded("packages", examine_packages), *guarded("machine", examine_machine)]
+        findings += guarded("models", examine_names)
     with phase("looking at the settings"):
         mended = load_what_can_be(recipe, overrides)
         findings += [problem("settings", message) for message in mended.problems]
@@ -104,6 +106,8 @@ class _Patient:
         refused = [problem("model", refusal.message) for refusal in self._about("model")]
         findings = refused or guarded("model", lambda: examine_model(settings))
         judge = [problem("reward model", refusal.message) for refusal in self._about("reward model")]
+        if slow := warn_of_slow_bfloat16(settings.model):
+            findings.append(warning("precision", slow))
         findings += judge or ([] if self._is_judge_lost() else guarded("judge", lambda: examine_judge(settings)))
         if not refused:
             findings += guarded("template", self._examine_template) + guarded("memory", self._examine_memory)

@@ -115,15 +115,16 @@ async def _play(
     tasks = [Task(tag=world.tag, seed=first + number) for number in range(groups)]
     started_s = time.perf_counter()
     played = await proxy.collect(tasks, rollout=0, on_done=on_done)
-    return _count(played, stage.template, world.context.max_response_tokens, time.perf_counter() - started_s)
+    return count_episodes(played, stage.template, world.context.max_response_tokens, time.perf_counter() - started_s)
 
 
-def _count(groups: Sequence[Group], template: ChatTemplate, max_response_tokens: int, seconds: float) -> Probe:
+def count_episodes(groups: Sequence[Group], template: ChatTemplate, max_response_tokens: int, seconds: float) -> Probe:
+    """What episodes of one environment were like, whoever played them."""
     played = [trajectory for group in groups for trajectory in group.trajectories]
     failures = [t.failure for t in played if t.stop_reason.is_error]
     turns = [turn for t in played for turn in t.turns]
     returns = [t.episode_return for t in played]
-    replies = [reply for t in played for reply in _replies(t)]
+    replies = [reply for t in played for reply in replies_of(t)]
     metrics = group_metrics(groups)
     return Probe(
         episodes=len(played),
@@ -148,7 +149,7 @@ def _count(groups: Sequence[Group], template: ChatTemplate, max_response_tokens:
     )
 
 
-def _replies(trajectory: Trajectory) -> list[np.ndarray]:
+def replies_of(trajectory: Trajectory) -> list[np.ndarray]:
     """The sampled tokens of each reply."""
     return [
         segment.token_ids[segment.loss_mask & (segment.turn_ids == turn)]

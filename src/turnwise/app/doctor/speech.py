@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 from turnwise.app.doctor.findings import Finding, fine, problem, warning
+from turnwise.app.models import SMOLLM2, find_gguf, read_shape
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.reward import FunctionJudgeSettings, ModelJudgeSettings
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
+from turnwise.errors import TurnwiseError
 from turnwise.learn.memory import read_config
 from turnwise.learn.model_files import is_hub_name
 from turnwise.rollout.chosen import find_workflow
 from turnwise.rollout.tool_calls import ToolCallingWorkflow
 
 
+def examine_names() -> list[Finding]:
+    """Which models can be used by their name alone."""
+    try:
+        find_gguf(SMOLLM2)
+    except TurnwiseError as error:
+        return [fine("models", f"'tiny' is built in. {error}")]
+    return [fine("models", f"'tiny' is built in, '{SMOLLM2}' is installed")]
+
+
 def examine_model(settings: TurnwiseSettings) -> list[Finding]:
     """The model that is trained; what cannot be loaded at all was refused before."""
     model, limit = settings.model, settings.context.max_tokens
+    config = read_shape(settings)
     if model.path == "tiny":
         words, positions = "'tiny', the built-in model, made on first use", model.tiny.max_positions
-    elif is_hub_name(model.path) and read_config(model.path) is None:
+    elif config is None:
         return [warning("model", f"'{model.path}' is not on this machine; it is fetched from the hub when it is used.")]
     else:
-        config = read_config(model.path)
         kind = ", ".join(getattr(config, "architectures", None) or ()) or "a causal language model"
         words = f"'{model.path}', {kind}"
         positions = getattr(config and config.get_text_config(), "max_position_embeddings", None) or limit
@@ -55,7 +66,7 @@ def examine_judge(settings: TurnwiseSettings) -> list[Finding]:
 
 def examine_template(settings: TurnwiseSettings, model_path: str) -> list[Finding]:
     """What is proven of the chat template by rendering probe conversations."""
-    template = LearnedTemplate(load_tokenizer(model_path))
+    template = LearnedTemplate(load_tokenizer(model_path, settings.context))
     if template.why_cut:
         bridge = warning(
             "template",

@@ -1,0 +1,109 @@
+"""The README.md of an exported model: what it is, what it was trained on, how good it is, and how it is loaded.
+
+In: the settings and the records of a run, and a step. Out: text. It says only what the run has on record.
+"""
+
+from __future__ import annotations
+
+from turnwise import __version__
+from turnwise.app.models import NAMES
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.learn.model_files import is_hub_name
+from turnwise.report.intervals import show_share
+from turnwise.report.run_dir import RunDirectory
+from turnwise.report.summary import Summary
+
+_BASES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+"""Names of ours that are models of the hub."""
+
+_ABOUT = (
+    "A language model that was trained over many turns with reinforcement learning. Success is the share of held-out "
+    "episodes, with its 95 % interval over episodes."
+)
+_FORMAT = (
+    "The folder has config.json, safetensors and tokenizer files: the format that transformers and vLLM load. Loading "
+    "it in vLLM was not tried."
+)
+
+_LOAD = """```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER")
+prompt = tokenizer.apply_chat_template(
+    [{"role": "user", "content": "..."}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+)
+print(tokenizer.decode(model.generate(**prompt)[0]))
+```"""
+
+
+def write_card(settings: TurnwiseSettings, directory: RunDirectory, step: int) -> str:
+    summary = directory.read_summary() if directory.summary.exists() else None
+    facts = [
+        ("recipe", settings.recipe),
+        ("environment", settings.env.type),
+        ("seed", str(settings.run.seed)),
+        ("base model", _base(settings) or settings.model.path),
+        ("trained", "low-rank adapters, merged" if settings.model.lora.type == "lora" else "all weights"),
+        ("step", str(step)),
+        *_results(directory, summary, step),
+        ("made with", f"turnwise {__version__}"),
+    ]
+    context = settings.context
+    return "\n".join(
+        [
+            *_front_matter(settings),
+            f"# {settings.recipe} on {settings.env.type}",
+            "",
+            _ABOUT,
+            "",
+            "| | |",
+            "|---|---|",
+            *(f"| {name} | {value} |" for name, value in facts),
+            "",
+            "## Use",
+            "",
+            _LOAD,
+            "",
+            f"A reply had at most {context.max_response_tokens} tokens, in the answer format `{context.answer.type}`.",
+            _FORMAT,
+            "",
+        ]
+    )
+
+
+def _results(directory: RunDirectory, summary: Summary | None, step: int) -> list[tuple[str, str]]:
+    """Of the step that is exported: its own evaluation, or that of the end of the run."""
+    if summary is None:
+        return [("success", "not known: the run is not finished")]
+    rows = {int(row["step"]): row for row in directory.read_metrics()}
+    success = rows.get(step, {}).get("eval/success")
+    if step == summary.steps:
+        success = summary.success_after
+    told = [
+        ("success", "not evaluated at this step" if success is None else show_share(success, summary.eval_episodes))
+    ]
+    if summary.success_before is not None:
+        told.append(("success before training", show_share(summary.success_before, summary.eval_episodes)))
+    told += [(f"success of {name}", f"{share:.2f}") for name, share in summary.baselines.items()]
+    return [*told, ("held-out episodes", str(summary.eval_episodes))]
+
+
+def _front_matter(settings: TurnwiseSettings) -> list[str]:
+    """The lines that the hub reads."""
+    base = _base(settings)
+    return [
+        "---",
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        *([f"base_model: {base}"] if base else []),
+        "tags: [turnwise, reinforcement-learning]",
+        "---",
+        "",
+    ]
+
+
+def _base(settings: TurnwiseSettings) -> str:
+    """The base model's name on the hub; empty where it has none."""
+    path = settings.model.path
+    return _BASES.get(path, path if path not in NAMES and "/" in path and is_hub_name(path) else "")

@@ -1,0 +1,108 @@
+"""What can play becomes a policy that is ready to: a run's newest checkpoint, or any model in the setting of a recipe.
+
+In: a run directory, a checkpoint's policy folder, or a model as `model.path` takes it. Out: the parts that play it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnwise.app.models import NAMES, find_gguf, resolve_model
+from turnwise.config.load import load_settings
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.envs.boundary import reset_env
+from turnwise.errors import ConfigError, RunError
+from turnwise.learn.model_files import is_hub_name
+from turnwise.learn.tiny_model import CHAT_TEMPLATE
+from turnwise.loop.build import build_play
+from turnwise.loop.parts import PlayParts
+from turnwise.report.run_dir import RunDirectory
+from turnwise.rollout.worlds import worlds_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Who plays, and in which setting."""
+
+    settings: TurnwiseSettings
+    model: str | None
+    """A folder; None: the model of the settings."""
+
+    def resolve(self) -> str:
+        """The folder or hub name to load; may convert or fetch it."""
+        return self.model or resolve_model(self.settings)
+
+
+def find_policy(
+    target: str | Path, overrides: Sequence[str] = (), *, recipe: str | Mapping[str, object] | None = None
+) -> Found:
+    """A run in its own setting, or a model in that of a recipe; nothing is loaded."""
+    path = Path(target).expanduser()
+    config = settings_file_of(path)
+    is_whole_run = config is not None and config.parent == path
+    folder = newest_checkpoint(RunDirectory.open(path)) / "policy" if is_whole_run else path
+    if config is not None and recipe is None:
+        _refuse_other_model(overrides)
+        # The tokenizer of a checkpoint has the run's chat template already, and its file may be elsewhere by now.
+        return Found(settings=load_settings(str(config), ["context.template=null", *overrides]), model=str(folder))
+    recipe = recipe or "frozenlake"
+    if path.is_dir() and (config is not None or _is_built_in(path)):
+        return Found(settings=load_settings(recipe, overrides), model=str(folder))
+    named = str(target)
+    if not names_a_model(named):
+        raise RunError(
+            f"'{path}' is neither a run directory nor a model folder, a GGUF file, or a name such as 'smollm2' or "
+            "'owner/model'. Check the path."
+        )
+    _refuse_other_model(overrides)
+    return Found(settings=load_settings(recipe, [f"model.path={json.dumps(named)}", *overrides]), model=None)
+
+
+def names_a_model(target: str) -> bool:
+    """Whether a word of a command means a model: a folder, a GGUF file, a name of ours, or `owner/model`."""
+    if Path(target).expanduser().is_dir() or target in NAMES:
+        return True
+    if target.endswith((".yaml", ".yml")):
+        return False
+    return find_gguf(target) is not None or ("/" in target and is_hub_name(target))
+
+
+def open_policy(found: Found, *, split: str = "eval") -> PlayParts:
+    """A policy ready to play the tasks of a split."""
+    settings = found.settings
+    # A split that does not exist would fail every episode and look like a policy that never succeeds.
+    for world in worlds_of(settings):
+        reset_env(world.make(split), seed=settings.eval.first_seed, split=split)
+    return build_play(settings, found.resolve(), split=split)
+
+
+def newest_checkpoint(directory: RunDirectory) -> Path:
+    checkpoint = directory.latest_checkpoint()
+    if checkpoint is None:
+        raise RunError(
+            f"run {directory.path} has no checkpoint yet. Let it finish, or train with report.checkpoint_every set."
+        )
+    return checkpoint
+
+
+def settings_file_of(path: Path) -> Path | None:
+    """The settings of the run that a path leads to, or into; None where it is of none."""
+    if (path / "config.yaml").is_file():
+        return path / "config.yaml"
+    # RUN/checkpoints/step-000040/policy
+    config = path.absolute().joinpath("..", "..", "..", "config.yaml").resolve()
+    return config if path.is_dir() and path.absolute().name == "policy" and config.is_file() else None
+
+
+def _is_built_in(folder: Path) -> bool:
+    """Whether it is a built-in model, whatever it has learnt: recipes are made for it."""
+    template = folder / "chat_template.jinja"
+    return template.is_file() and template.read_text(encoding="utf-8") == CHAT_TEMPLATE
+
+
+def _refuse_other_model(overrides: Sequence[str]) -> None:
+    if any(word.partition("=")[0].strip() == "model.path" for word in overrides):
+        raise ConfigError("model.path: given beside a policy that brings its own model; leave it out.")
