@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from turnwise.config.choices import CHOICES, Choice, choice_at, made_for, params_class
 from turnwise.config.load import read_keys
-from turnwise.config.problems import describe_problem
+from turnwise.config.problems import describe_problem, written_keys
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError
 
@@ -82,7 +82,7 @@ class _Mending:
             try:
                 return settings_class.model_validate(raw)
             except ValidationError as error:
-                found = [(dict(problem), _written(raw, problem["loc"])) for problem in error.errors()]
+                found = [(dict(problem), written_keys(raw, problem["loc"])) for problem in error.errors()]
                 for problem, keys in found:
                     self._note(describe_problem(problem, settings_class), ".".join(keys))
                     if not keys:
@@ -98,17 +98,6 @@ def _at(raw: dict[str, Any], path: str) -> dict[str, Any]:
     """The section at a path; an empty one where there is none."""
     found = reduce(lambda section, key: section.get(key) if isinstance(section, dict) else None, path.split("."), raw)  # type: ignore[arg-type, return-value]
     return found if isinstance(found, dict) else {}
-
-
-def _written(raw: dict[str, Any], location: tuple[int | str, ...]) -> list[str]:
-    """The keys of a location that are written down. It also names the tags of choices, which are no keys."""
-    section: Any = raw
-    keys: list[str] = []
-    for part in map(str, location):
-        if isinstance(section, dict) and part in section:
-            keys.append(part)
-            section = section[part]
-    return keys
 
 
 def _drop(raw: dict[str, Any], keys: list[str]) -> None:

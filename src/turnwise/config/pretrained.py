@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from turnwise.config.choices import made_for
-from turnwise.config.problems import describe_problem
+from turnwise.config.problems import describe_problem, written_keys
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError
 
@@ -101,7 +101,7 @@ def refuse_broken(raw: dict[str, Any], section: Mapping[str, Any]) -> None:
     try:
         settings_class.model_validate(raw)
     except ValidationError as error:
-        found = [dict(problem) for problem in error.errors() if _holds(section, _written(raw, problem["loc"]))]
+        found = [dict(problem) for problem in error.errors() if _holds(section, written_keys(raw, problem["loc"]))]
         lines = [f"{SECTION}.{describe_problem(problem, settings_class)}" for problem in found]
         if lines:
             several = ["the settings have several problems:", *lines]
@@ -135,17 +135,6 @@ def _holds(section: Mapping[str, Any], path: Sequence[str]) -> bool:
             return False
         inner = inner[key]
     return bool(path)
-
-
-def _written(raw: Mapping[str, Any], location: Sequence[int | str]) -> list[str]:
-    """The keys of a location that are written down: it also names the tags of choices, which are no keys."""
-    inner: Any = raw
-    keys: list[str] = []
-    for part in map(str, location):
-        if isinstance(inner, Mapping) and part in inner:
-            keys.append(part)
-            inner = inner[part]
-    return keys
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -64,3 +65,14 @@ def _models_in(annotation: object) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for argument in getattr(annotation, "__args__", ()) for model in _models_in(argument)]
+
+
+def written_keys(raw: Mapping[str, Any], location: Sequence[int | str]) -> list[str]:
+    """The keys of a location that are written down: it also names the tags of choices, which are no keys."""
+    inner: Any = raw
+    keys: list[str] = []
+    for part in map(str, location):
+        if isinstance(inner, Mapping) and part in inner:
+            keys.append(part)
+            inner = inner[part]
+    return keys

@@ -59,7 +59,8 @@ def find_families(batch: Batch, rows: NDArray[np.int64], max_tokens: int) -> lis
 
     They share a whole prompt, as the siblings of a group do, or else what all rows begin with, such as instructions.
     """
-    prompts = {row: int(np.argmax(batch.loss_mask[batch.row_starts[row] :])) for row in rows.tolist()}
+    prompts = {r: int(np.argmax(batch.loss_mask[batch.row_starts[r] : batch.row_starts[r + 1]])) for r in rows.tolist()}
+    # A row that begins with a sampled token, or has none, has no prompt to share.
     if 0 in prompts.values():
         return None
     whole = _by_beginning(batch, prompts)

@@ -145,6 +145,13 @@ def test_a_long_sibling_does_not_pad_the_short_ones() -> None:
     assert micro.input_ids.numel() == 10 + 59 + 10 + 5 * 1
 
 
+def test_a_row_without_a_sampled_token_stays_a_row() -> None:
+    batch = make_groups([9], [[2], [2], [2], [2]])
+    mask = batch.loss_mask.copy()
+    mask[batch.row_starts[1] : batch.row_starts[2]] = False
+    assert find_families(replace(batch, loss_mask=mask), np.arange(4), 1000) is None
+
+
 def test_rows_without_siblings_stay_rows() -> None:
     batch = make_groups([9, 9, 7], [[2]])
     assert find_families(batch, np.arange(3), 1000) is None
