@@ -16,10 +16,11 @@ from typing import Any, cast
 from transformers import PreTrainedTokenizerBase
 
 from turnwise.app.ppo_trainer import PPOTrainer
-from turnwise.app.run import Run, run_async
+from turnwise.app.run import Run
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, WorkflowError, did_you_mean
 from turnwise.experience.build import build_experiences
+from turnwise.floor.async_calls import run_async
 from turnwise.loop.parts import ExploreParts
 from turnwise.rollout.agents import (
     ActorRollout,

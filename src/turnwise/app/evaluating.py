@@ -19,8 +19,8 @@ from turnwise.app.doctor.verdicts import judge_policy
 from turnwise.app.models import describe_set_up
 from turnwise.app.policies import find_policy, open_policy
 from turnwise.app.refusals import worlds_by_path
-from turnwise.app.run import run_async
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.floor.async_calls import run_async
 from turnwise.loop.build import held_out_tasks
 from turnwise.loop.evaluate import Evaluation, evaluate_once, measure_rule_in
 from turnwise.loop.parts import PlayParts

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from turnwise.app.models import resolve_path
-from turnwise.app.run import Run, run_async
+from turnwise.app.run import Run
 from turnwise.config.load import load_settings
 from turnwise.config.sections.context import ContextSettings
 from turnwise.context.answer import parse_answer
@@ -22,6 +22,7 @@ from turnwise.context.window import show_history
 from turnwise.envs.adapters.textarena_settings import TextArenaParams
 from turnwise.errors import ConfigError, EngineError, EnvError, TurnwiseError
 from turnwise.exchange import EnvDescription, HistoryEntry
+from turnwise.floor.async_calls import run_async
 from turnwise.floor.seeds import derive_seed
 from turnwise.loop.build import load_words, open_engine
 from turnwise.protocols import ChatTemplate, Engine

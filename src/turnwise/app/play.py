@@ -10,11 +10,11 @@ from rich.console import Console
 
 from turnwise.app.models import describe_set_up
 from turnwise.app.policies import Found, find_policy, open_policy, settings_file_of
-from turnwise.app.run import run_async
 from turnwise.config.load import env_params, parse_params
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError, RunError
+from turnwise.floor.async_calls import run_async
 from turnwise.floor.seeds import derive_seed
 from turnwise.loop.evaluate import evaluate_once
 from turnwise.report.console import phase, print_notice, print_trajectory

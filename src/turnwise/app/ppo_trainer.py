@@ -15,13 +15,14 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from turnwise.app.length import settle_length
-from turnwise.app.run import Run, new_directory, run_async
+from turnwise.app.run import Run, new_directory
 from turnwise.app.set_up import Workers, open_workers
 from turnwise.app.training import Training
 from turnwise.config.checks import check_settings
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, RunError
+from turnwise.floor.async_calls import run_async
 from turnwise.loop.build import find_loop
 from turnwise.loop.parts import TrainParts
 from turnwise.loop.stages import Stages

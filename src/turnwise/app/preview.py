@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 
 from turnwise.app.models import find_gguf, find_here, resolve_model
-from turnwise.app.run import run_async
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, EngineError
+from turnwise.floor.async_calls import run_async
 from turnwise.loop.build import Stage, first_train_seed, load_words, open_engine
 from turnwise.loop.parts import Words
 from turnwise.protocols import Engine, Weights
@@ -72,9 +72,12 @@ async def _sample(settings: TurnwiseSettings, words: Words, engine: Engine) -> P
 
 
 async def play_first_call(
-    settings: TurnwiseSettings, words: Words, engine: Engine | None
+    settings: TurnwiseSettings, words: Words, engine: Engine | None, *, task: int = 0
 ) -> tuple[GenerateRequest | None, Trajectory]:
-    """What the first training episode asks first, and that episode; without an engine nothing is answered."""
+    """What the first training episode asks first, and that episode; without an engine nothing is answered.
+
+    `task` counts from the run's first.
+    """
     once = _OneReply(engine)
     world = replace(main_world(settings), groups=1)
     # Played once: an episode that is cut short has failed, and would be played again.
@@ -82,8 +85,8 @@ async def play_first_call(
     settings = settings.model_copy(update={"rollout": rollout})
     stage = Stage(settings=settings, template=words.template, engine=once)
     proxy = stage.proxy([world], split="train", temperature=settings.rollout.temperature)
-    task = Task(tag=world.tag, seed=first_train_seed(settings))
-    (group,) = await proxy.collect([task], rollout=1)
+    played = Task(tag=world.tag, seed=first_train_seed(settings) + task)
+    (group,) = await proxy.collect([played], rollout=1)
     return once.request, group.trajectories[0]
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +19,7 @@ from turnwise.config.load import Loaded, dump_settings, load_recipe, load_settin
 from turnwise.config.pretrained import Change
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError
+from turnwise.floor.async_calls import run_async
 from turnwise.loop.evaluate import Evaluation, evaluate_once
 from turnwise.report.console import phase
 from turnwise.report.learning_record.file import LearningRecord
@@ -171,13 +170,3 @@ def evaluate(
     label = f"evaluating on {len(parts.eval_tasks)} episodes"
     with phase(console or Console(quiet=True), label) as advance:
         return run_async(evaluate_once(parts, advance))
-
-
-def run_async(work: Coroutine[object, object, T]) -> T:
-    """Run to the end, also from inside a notebook, where an event loop is running already."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        return pool.submit(asyncio.run, work).result()

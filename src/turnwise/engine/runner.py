@@ -29,6 +29,8 @@ _PASS_KEYS = 1 << 18
 _CACHE_TOLERANCE = 1e-3
 _HALF_CACHE_TOLERANCE = 0.05
 """Of the largest logit, where weights are in half precision: rounding is below 1 %, a wrong mask above 15 %."""
+_KEPT_BLOCKS = 64
+"""A pool of so many is kept while nobody holds any."""
 _REFUSALS = (TypeError, ValueError, RuntimeError, AttributeError, IndexError)
 """What a model raises that cannot work with the pool."""
 
@@ -59,6 +61,9 @@ class ModelRunner:
 
     def forget(self, row: Row) -> None:
         self._pool.cut(row, 0)
+        # A rollout has ended: an update, or another rollout, can use the memory.
+        if self._pool.num_held == 0 and self._pool.num_blocks > _KEPT_BLOCKS:
+            self._pool = self._new_pool()
 
     def forget_all(self) -> None:
         """Weights have changed, or a pass has failed: rows that were there are nobody's."""

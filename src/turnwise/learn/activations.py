@@ -7,7 +7,7 @@ It knows nothing of weights, optimizers or batches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import PreTrainedConfig
@@ -18,13 +18,16 @@ from turnwise.pretrained import torch_dtype
 
 MOST_TOKENS = 8192
 """More in one pass make nothing faster."""
-FEWEST_TOKENS = 96
-"""Fewer in one pass would leave the processor waiting for memory; with so few, layers are rather computed again."""
+FEWEST_TOKENS = 400
+"""With fewer in one pass, a prompt no longer passes together with the replies of all its siblings and is computed once
+for each of them; layers are rather computed again."""
 CPU_BYTES = 450_000_000
 """What a process holds for one micro-batch on a CPU, where a large one is hardly faster than a small one."""
-_HELD, _HELD_WITH_ADAPTERS = 1.5, 3.0
+_HELD, _HELD_WITH_ADAPTERS = 1.5, 3.3
 """What the C library holds for each byte of activations: tensors come and go in other orders than their memory lies in,
 and the small ones of adapters keep it from joining what is free between them. Measured on Linux."""
+_HELD_CHECKPOINTED, _HELD_CHECKPOINTED_WITH_ADAPTERS = 4.5, 8.0
+"""The same where layers are computed again: what is kept of a layer lies in the midst of what it has freed."""
 _GPU_SHARE = 0.25
 """Of a GPU's memory."""
 
@@ -102,18 +105,20 @@ def bytes_per_token(shape: LayerShape, *, is_frozen: bool, dtype: torch.dtype) -
     )
 
 
-def held_per_byte(device: torch.device, *, is_frozen: bool) -> float:
+def held_per_byte(device: torch.device, *, is_frozen: bool, is_checkpointed: bool) -> float:
     """How much memory a byte of activations takes there."""
     if device.type == "cuda":
         return 1.0
+    if is_checkpointed:
+        return _HELD_CHECKPOINTED_WITH_ADAPTERS if is_frozen else _HELD_CHECKPOINTED
     return _HELD_WITH_ADAPTERS if is_frozen else _HELD
 
 
-def activation_budget(device: torch.device, *, is_frozen: bool) -> int:
-    """Bytes that the activations of one micro-batch may have where the settings leave it open."""
+def activation_budget(device: torch.device) -> int:
+    """Bytes that one micro-batch may hold where the settings leave it open."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory * _GPU_SHARE)
-    return int(CPU_BYTES / held_per_byte(device, is_frozen=is_frozen))
+    return CPU_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +138,7 @@ def choose_pass_size(
 ) -> PassSize:
     """What `auto` means: as many tokens as the budget holds. A row that is longer alone is computed again.
 
-    `each` is None where nothing is known about the model's layers.
+    `each` is what a token holds; None where nothing is known about the model's layers.
     """
     above: int | None
     if each is None:
@@ -155,9 +160,17 @@ def pass_size_of(
 ) -> PassSize:
     """What the settings choose for a model of this shape, there."""
     shape, is_frozen = LayerShape.of(config), isinstance(model.lora, Lora)
+    each = shape and bytes_per_token(shape, is_frozen=is_frozen, dtype=torch_dtype(model.dtype))
     return choose_pass_size(
-        shape and bytes_per_token(shape, is_frozen=is_frozen, dtype=torch_dtype(model.dtype)),
-        activation_budget(device, is_frozen=is_frozen),
+        each and _held(each, device, is_frozen=is_frozen),
+        activation_budget(device),
         micro_batch_tokens=learn.micro_batch_tokens,
         gradient_checkpointing=model.gradient_checkpointing,
     )
+
+
+def _held(each: TokenBytes, device: torch.device, *, is_frozen: bool) -> TokenBytes:
+    """The bytes with what the C library holds beside them."""
+    kept = held_per_byte(device, is_frozen=is_frozen, is_checkpointed=False)
+    checkpointed = held_per_byte(device, is_frozen=is_frozen, is_checkpointed=True)
+    return replace(each, kept=int(each.kept * kept), checkpointed=int(each.checkpointed * checkpointed))

@@ -349,7 +349,10 @@ class Trainer:
 
     def _micro_batches(self, batch: Batch, rows: NDArray[np.int64]) -> Iterator[MicroBatch]:
         tokens, shares = self._pass_size.micro_batch_tokens, self.actor.shares_prompts
-        return micro_batches(batch, rows, tokens, self._device, shares_prompts=shares)
+        for micro in micro_batches(batch, rows, tokens, self._device, shares_prompts=shares):
+            yield micro
+            # What one pass leaves scattered would make the next one grow.
+            self._return_freed_memory()
 
     def _make_optimizer(self) -> torch.optim.AdamW:
         actor = [p for p in self.actor.model.parameters() if p.requires_grad]

@@ -9,6 +9,7 @@ import pytest
 
 from turnwise.app.models import resolve_model
 from turnwise.app.plan import describe_plan, make_plan
+from turnwise.app.plan_peak import EpisodeTokens
 from turnwise.cli import main
 from turnwise.config.load import load_settings
 from turnwise.pretrained import load_model
@@ -59,12 +60,15 @@ def test_the_plan_of_a_model_on_disk_counts_it_as_it_is() -> None:
     assert (memory.loaded_bytes or 0) - (half.loaded_bytes or 0) == engine.weight_bytes / 2
 
 
+LARGE = ("model.tiny.hidden_size=512", "model.tiny.num_layers=8", "context.max_tokens=512", "eval.episodes=8")
+
+
 def test_the_most_memory_is_the_sum_of_its_parts_and_each_choice_moves_its_own() -> None:
     def parts(*overrides: str) -> dict[str, int]:
-        plan = make_plan(load_settings(RECIPE, ["model.tiny.hidden_size=512", "model.tiny.num_layers=8", *overrides]))
+        plan = make_plan(load_settings(RECIPE, [*LARGE, *overrides]))
         assert plan.peak is not None
         found = {part.name: part.num_bytes for part in plan.peak.parts}
-        assert plan.peak.moment == "learning"
+        assert "learning" in plan.peak.moment
         assert plan.peak.num_bytes == sum(found.values())
         assert all(f"{name} " in describe_plan(plan) for name in found)
         return found
@@ -73,8 +77,10 @@ def test_the_most_memory_is_the_sum_of_its_parts_and_each_choice_moves_its_own()
     assert lora["actor optimizer"] < plain["actor optimizer"] / 5
     assert parts("loop.type=pipelined")["engine weights"] == plain["actor weights"] - 4 * 513
     assert "reference weights" in parts("learn.kl.type=loss").keys() - plain.keys()
-    assert parts("context.max_tokens=1024")["keys and values"] == plain["keys and values"] / 2
-    assert parts("learn.micro_batch_tokens=10")["activations"] < plain["activations"]
+    assert "keys and values" not in plain
+    both = parts("loop.type=pipelined")
+    assert parts("loop.type=pipelined", "context.max_tokens=256")["keys and values"] == both["keys and values"] / 2
+    assert parts("learn.micro_batch_tokens=600")["activations"] < plain["activations"]
 
 
 @pytest.mark.parametrize("words", [["--gpus", "8"], ["--model", "gpt-5"], ["--model", "qwen2.5-7b", "--gpus", "0"]])
@@ -101,3 +107,28 @@ def test_words() -> None:
     other = describe_plan(make_plan(load_settings(RECIPE, ["model.path=some/model"])))
     assert "in all unknown size" in other
     assert "demonstrations" not in other
+
+
+def test_what_episodes_share_is_counted_once() -> None:
+    episode = EpisodeTokens(row=158, prompt=126, beginning=80)
+    assert episode.live(num_tasks=8, num_episodes=64) == 80 + 8 * 46 + 64 * 32
+    assert EpisodeTokens(row=512).live(num_tasks=8, num_episodes=64) == 64 * 512
+
+
+def test_the_prompts_of_a_model_on_disk_say_how_much_is_played() -> None:
+    path = resolve_model(load_settings(RECIPE))
+    words = [f"model.path={path}", "loop.type=pipelined", "rollout.groups=4", "rollout.group_size=8"]
+    words += ["env.type=bandit", "context.max_tokens=512", "context.max_response_tokens=8", "eval.episodes=1"]
+
+    def live_tokens(*more: str) -> int:
+        peak = make_plan(load_settings(RECIPE, [*words, *more])).peak
+        assert peak is not None
+        (part,) = [part for part in peak.parts if part.name == "keys and values"]
+        return int(part.arithmetic.split(" live")[0].replace(",", ""))
+
+    one_turn = live_tokens("rollout.max_turns=1")
+    assert live_tokens("rollout.max_turns=1", "context.max_response_tokens=9") == one_turn + 32
+    assert live_tokens("rollout.max_turns=1", "rollout.group_size=9") == one_turn + 4 * 8
+    # What later observations say is not known: an episode of several turns may fill its context.
+    assert live_tokens("rollout.max_turns=3", "context.window=full") > 32 * 256
+    assert live_tokens("rollout.max_turns=3", "context.window=single_turn") == one_turn

@@ -119,3 +119,18 @@ def test_a_long_row_does_not_widen_the_passes_of_short_ones(monkeypatch: pytest.
     assert [1] * 5 in widths
     for prompt, completion in zip(prompts, completions, strict=True):
         assert_exact(make_model("llama"), prompt, completion)
+
+
+def test_the_memory_of_a_rollout_goes_with_its_last_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_KEPT_BLOCKS", 2)
+    engine, model = make_engine(), make_model("llama")
+    prompts = [random_prompt(n, BLOCK_TOKENS + 5) for n in range(3)]
+    ask_all(engine, [request(p, cache_key=str(n)) for n, p in enumerate(prompts)])
+    sizes = []
+    for number in range(3):
+        sizes.append(engine._runner._pool.num_blocks)
+        engine.release(str(number))
+    assert min(sizes) > 2
+    assert engine._runner._pool.num_blocks == 1
+    (again,) = ask_all(engine, [request(prompts[0])])
+    assert_exact(model, prompts[0], again)

@@ -21,13 +21,13 @@ from turnwise.app.length import settle_length
 from turnwise.app.models import resolve_model
 from turnwise.app.plan import Plan, make_plan
 from turnwise.app.refusals import Refusal, find_refusals, worlds_by_path
-from turnwise.app.run import run_async
 from turnwise.config.checks import find_no_effect
 from turnwise.config.lenient import Mended, load_what_can_be
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.warm_start import OracleWarmStart
 from turnwise.errors import TurnwiseError
+from turnwise.floor.async_calls import run_async
 from turnwise.learn.bfloat16 import warn_of_slow_bfloat16
 from turnwise.report.progress import Advance
 from turnwise.rollout.worlds import World
