@@ -54,6 +54,7 @@ results: install ## train presets and environments over three seeds; writes docs
 	$(BIN)/python -m benchmarks.presets
 	$(BIN)/python -m benchmarks.learning --page environments
 	$(BIN)/python -m benchmarks.learning --page step_wise
+	$(BIN)/python -m benchmarks.learning --page smollm2
 
 clean: ## remove the environment and all caches; runs/ stays
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache .coverage

@@ -13,7 +13,8 @@ from statistics import median
 from benchmarks.presets import MARK, ROOT, train_once
 from turnwise.app.run import Run
 from turnwise.floor.files import write_whole
-from turnwise.report.curves import plot_comparison
+from turnwise.report.curves import HELD_OUT, SAMPLED, plot_comparison
+from turnwise.report.summary import Summary
 
 PAGES: dict[str, dict[str, list[str]]] = {
     "environments": {name: [name] for name in ("sokoban", "countdown", "alfworld", "webshop")},
@@ -22,6 +23,7 @@ PAGES: dict[str, dict[str, list[str]]] = {
         for recipe in ("frozenlake", "sokoban")
         for credit in ("multi_step_grpo", "step_return")
     },
+    "smollm2": {name: [name] for name in ("smollm2_bandit", "smollm2_countdown")},
 }
 """The rows of each page, with the words that `turnwise train` is given for them."""
 
@@ -45,16 +47,19 @@ def main() -> None:
 
 def write_page(runs: dict[str, list[Run]], name: str, out: Path) -> None:
     """The table and the curves; what stands above the mark in the page is left as it is."""
-    plot_comparison({row: [run.metrics() for run in some] for row, some in runs.items()}, {}, out / f"{name}.png")
+    curves = {row: [run.metrics() for run in some] for row, some in runs.items()}
+    # A pretrained model is slow to evaluate, so its runs do that before and after alone.
+    shown = HELD_OUT if all(run.settings.eval.every for some in runs.values() for run in some) else SAMPLED
+    plot_comparison(curves, {}, out / f"{name}.png", shown)
     page = out / f"{name}.md"
     above = page.read_text().split(MARK)[0] if page.exists() else f"# {name}\n\n"
-    write_whole(page, (above + MARK + "\n\n" + describe(runs, f"{name}.png")).encode())
+    write_whole(page, (above + MARK + "\n\n" + describe(runs, f"{name}.png", shown.label)).encode())
 
 
-def describe(runs: dict[str, list[Run]], figure_name: str) -> str:
+def describe(runs: dict[str, list[Run]], figure_name: str, figure_label: str) -> str:
     """Success by seed, then where the seconds of a run go, then what other players reach on the same episodes."""
     success = [
-        "| recipe | episodes | warm start, by seed | after training, by seed | gain, by seed |",
+        "| recipe | episodes | before, by seed | after training, by seed, with 95 % intervals | gain, by seed |",
         "|---|---|---|---|---|",
     ]
     seconds = [
@@ -68,7 +73,7 @@ def describe(runs: dict[str, list[Run]], figure_name: str) -> str:
         after = [s.success_after or 0.0 for s in summaries]
         gains = [a - b for a, b in zip(after, before, strict=True)]
         success.append(
-            f"| `{name}` | {summaries[0].eval_episodes} | {_list(before)} | **{_list(after)}** "
+            f"| `{name}` | {summaries[0].eval_episodes} | {_list(before)} | {', '.join(map(_after, summaries))} "
             f"| {_list(gains, '+.3f')} |"
         )
         env_steps = median(sum(row.get("rollout/env_steps", 0) for row in run.metrics()) for run in some)
@@ -80,8 +85,13 @@ def describe(runs: dict[str, list[Run]], figure_name: str) -> str:
         )
         shown = {other: rate for other, rate in summaries[0].baselines.items() if other != "warm_start"}
         others.append(f"| `{name}` | {', '.join(f'{other} {rate:.3f}' for other, rate in shown.items())} |")
-    figure = [f"![Success on held-out episodes while training, one line per seed]({figure_name})"]
+    figure = [f"![{figure_label.capitalize()} while training, one line per seed]({figure_name})"]
     return "\n\n".join("\n".join(part) for part in (success, figure, others, seconds)) + "\n"
+
+
+def _after(summary: Summary) -> str:
+    low, high = summary.success_after_interval or (0.0, 1.0)
+    return f"**{summary.success_after:.3f}** ({low:.2f} to {high:.2f})"
 
 
 def _list(numbers: list[float], form: str = ".3f") -> str:

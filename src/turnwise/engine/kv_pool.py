@@ -65,6 +65,10 @@ class BlockLayer(CacheLayerMixin):
         self.keys = _grown(self.keys, num_blocks)
         self.values = _grown(self.values, num_blocks)
 
+    def let_go(self) -> None:
+        self.keys = self.values = None
+        self.is_initialized = False
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._pool.plan.num_keys, 0
 
@@ -100,6 +104,12 @@ class BlockPool(Cache):
     def num_held(self) -> int:
         """Blocks that rows hold, shared ones once."""
         return self.num_blocks - len(self._free) - 1
+
+    def let_go(self) -> None:
+        """Free the memory at once: layers and pool know each other, so it would stay until somebody looks for rings."""
+        for layer in self.layers:
+            assert isinstance(layer, BlockLayer)
+            layer.let_go()
 
     def prepare(self, rows: Sequence[Row], ends: Sequence[int], device: torch.device) -> PassPlan:
         """Say which tokens the next forward pass computes: of each row those from its start up to its end."""

@@ -63,10 +63,11 @@ class ModelRunner:
         self._pool.cut(row, 0)
         # A rollout has ended: an update, or another rollout, can use the memory.
         if self._pool.num_held == 0 and self._pool.num_blocks > _KEPT_BLOCKS:
-            self._pool = self._new_pool()
+            self.forget_all()
 
     def forget_all(self) -> None:
-        """Weights have changed, or a pass has failed: rows that were there are nobody's."""
+        """Nothing that was computed will be asked for: rows that were there are nobody's."""
+        self._pool.let_go()
         self._pool = self._new_pool()
 
     def can_copy(self, row: Row) -> bool:

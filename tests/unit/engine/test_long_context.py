@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from typing import Any
 
 import pytest
@@ -126,11 +127,15 @@ def test_the_memory_of_a_rollout_goes_with_its_last_row(monkeypatch: pytest.Monk
     engine, model = make_engine(), make_model("llama")
     prompts = [random_prompt(n, BLOCK_TOKENS + 5) for n in range(3)]
     ask_all(engine, [request(p, cache_key=str(n)) for n, p in enumerate(prompts)])
+    blocks = weakref.ref(engine._runner._pool.layers[0].keys)
     sizes = []
     for number in range(3):
+        assert blocks() is not None
         sizes.append(engine._runner._pool.num_blocks)
         engine.release(str(number))
     assert min(sizes) > 2
+    # At once, without the garbage collector.
+    assert blocks() is None
     assert engine._runner._pool.num_blocks == 1
     (again,) = ask_all(engine, [request(prompts[0])])
     assert_exact(model, prompts[0], again)

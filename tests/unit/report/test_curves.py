@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from turnwise.report import curves
-from turnwise.report.curves import plot_comparison
+from turnwise.report.curves import HELD_OUT, SAMPLED, Shown, plot_comparison
 
 
 def rows(*successes: float) -> list[dict[str, float]]:
@@ -16,10 +16,11 @@ def rows(*successes: float) -> list[dict[str, float]]:
     return [*evaluated, {"step": 5.0, "rollout/success": 1.0}]
 
 
-def drawn(monkeypatch: pytest.MonkeyPatch, names: list[str]) -> Figure:
+def drawn(monkeypatch: pytest.MonkeyPatch, names: list[str], shown: Shown = HELD_OUT) -> Figure:
     kept: list[Figure] = []
     monkeypatch.setattr(curves, "save_figure", lambda figure, _path: kept.append(figure))
-    plot_comparison({name: [rows(0.1, 0.5), rows(0.2, 0.6)] for name in names}, {"blind": 0.4}, Path("x.png"))
+    runs = {name: [rows(0.1, 0.5), rows(0.2, 0.6)] for name in names}
+    plot_comparison(runs, {"blind": 0.4}, Path("x.png"), shown)
     return kept[0]
 
 
@@ -33,6 +34,12 @@ def test_every_recipe_has_a_panel_with_a_line_per_seed(monkeypatch: pytest.Monke
         assert list(second.get_xdata()) == [0.0, 10.0]
         assert set(blind.get_ydata()) == {0.4}
         assert [text.get_text() for text in axes.texts] == ["blind"]
+
+
+def test_the_number_that_is_drawn_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = drawn(monkeypatch, ["grpo", "rloo"], SAMPLED)
+    assert [list(axes.get_lines()[0].get_ydata()) for axes in figure.axes] == [[1.0], [1.0]]
+    assert figure.get_supylabel() == SAMPLED.label
 
 
 def test_a_picture_is_written(tmp_path: Path) -> None:
