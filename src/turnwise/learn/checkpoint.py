@@ -107,7 +107,8 @@ def _read_models(trainer: Trainer, folder: Path) -> None:
         _load(folder / _ADAPTER, model, is_trained=True)
         trainer.is_base_folded = (folder / _BASE).is_file()
     else:
-        _copy(load_model(folder / "policy", device=trainer.team.loads_on).state_dict(), model.state_dict())
+        stored = load_model(folder / "policy", dtype=model.dtype, device=trainer.team.loads_on)
+        _copy(stored.state_dict(), model.state_dict())
     if trainer.is_base_folded:
         _load(folder / _BASE, model, is_trained=False)
     if trainer.critic is not None:

@@ -8,6 +8,7 @@ order of the optimizer, which is that of the model whatever the team.
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ def write_optimizer(optimizer: torch.optim.AdamW, folder: Path, team: Team) -> N
     kept = {number: optimizer.state[p] for number, p in enumerate(_parameters(optimizer)) if p in optimizer.state}
     pieces = {_name(number, moment): state[moment] for number, state in kept.items() for moment in _MOMENTS}
     if team.is_first:
-        (folder / _PIECES).mkdir(parents=True)
+        # Another rank may have been here before, for its pieces.
+        (folder / _PIECES).mkdir(parents=True, exist_ok=True)
         steps = {number: float(state["step"]) for number, state in kept.items()}
         (folder / _PIECES / _STEPS).write_text(json.dumps(steps))
     # Before its first step an optimizer remembers nothing.
@@ -56,7 +58,10 @@ def _read_pieces(optimizer: torch.optim.AdamW, folder: Path, *, is_alone: bool) 
     steps = {int(number): step for number, step in json.loads((folder / _STEPS).read_text()).items()}
     pieces = {_name(n, moment): torch.zeros_like(parameters[n]) for n in steps for moment in _MOMENTS}
     if pieces:
-        load(pieces, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=is_alone)
+        with warnings.catch_warnings():
+            # That one process reads what several wrote is no accident.
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            load(pieces, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=is_alone)
     optimizer.state.clear()
     for number, step in steps.items():
         moments: dict[str, Any] = {moment: pieces[_name(number, moment)].detach() for moment in _MOMENTS}
