@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import shutil
 from pathlib import Path
 
@@ -41,6 +42,7 @@ def test_a_run_with_ranks_is_that_of_one_process_and_goes_on(tmp_path: Path, mon
     one = train("frozenlake", SMALL_LAKE, run_dir=tmp_path / "one")
     many = train("frozenlake", [*SMALL_LAKE, *ranks], run_dir=tmp_path / "many")
     assert (many.path / "ranks" / "rank-1.log").is_file()
+    assert multiprocessing.active_children() == []
     # As if it had been killed in its second step, and went on where there is one device less.
     shutil.rmtree(many.path / "checkpoints" / "step-000002")
     config = many.path / "config.yaml"

@@ -13,6 +13,7 @@ from turnwise.learn.losses import PpoClip
 from turnwise.learn.parallel.hosts import RankHosts
 from turnwise.learn.parallel.learner import ParallelLearner
 from turnwise.learn.parallel.processes import RankProcesses, start_processes
+from turnwise.learn.trainer import Trainer
 from turnwise.sites import LearnerSite
 
 _TIMEOUT_S = 120.0
@@ -36,6 +37,12 @@ def open_one(folder: Path, **learn: Any) -> DoubledTrainer:
     """In this process."""
     settings, site = _opened_from(folder, "none", 1, learn)
     return DoubledTrainer.open(settings, site)
+
+
+def open_plain(folder: Path, **learn: Any) -> Trainer:
+    """The trainer that users have, in this process."""
+    settings, site = _opened_from(folder, "none", 1, learn)
+    return Trainer.open(settings, site)
 
 
 def open_in(hosts: RankHosts, folder: Path, kind: str, num_ranks: int = 2, **learn: Any) -> ParallelLearner:

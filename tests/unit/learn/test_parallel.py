@@ -17,7 +17,7 @@ from turnwise.protocols import Imitation, Weights
 from turnwise.types import StepReport
 
 from .parts import make_batch, make_experience, make_model
-from .ranks import open_in, open_one, start
+from .ranks import open_in, open_one, open_plain, start
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
 
@@ -165,6 +165,22 @@ def test_offloaded_pieces_make_the_same_update(two_ranks: RankProcesses, model: 
     one, many = open_one(model), open_in(two_ranks, model, "fsdp", parallel={"cpu_offload": True})
     assert_same_report(many.step(make_batch()), one.step(make_batch()))
     assert_near(many.weights(), one.weights())
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [("ddp", 1e-3), ("fsdp", 0.03)])
+def test_half_precision_computes_and_full_precision_is_kept(
+    kind: str, tolerance: float, two_ranks: RankProcesses, model: Path
+) -> None:
+    """Pieces are sent in bfloat16, so that there is its rounding between layers, where one process keeps float32."""
+    how = KL | {"type": "ppo", "critic": {"type": "value_head"}, "model_settings": {"dtype": "bfloat16"}}
+    exact, one = (open_plain(model, **(how | more)) for more in ({"model_settings": {}}, {}))
+    many = open_in(two_ranks, model, kind, **how)
+    batch = make_batch()
+    wanted, found = one.step(batch).metrics, many.step(batch).metrics
+    for name in ("policy_loss", "value_loss", "entropy", "grad_norm", "reference_kl"):
+        assert found[f"learn/{name}"] == pytest.approx(wanted[f"learn/{name}"], rel=tolerance), name
+    assert found["learn/entropy"] != exact.step(batch).metrics["learn/entropy"]
+    assert {tensor.dtype for tensor in many.weights().values()} == {torch.float32}
 
 
 def test_weights_share_what_the_model_shares(two_ranks: RankProcesses, model: Path) -> None:

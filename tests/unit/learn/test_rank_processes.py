@@ -89,6 +89,19 @@ def test_a_failure_of_one_rank_ends_all_and_one_of_all_ends_none(model: Path) ->
     assert wait_until_gone(pids_of(hosts))
 
 
+def test_a_call_that_was_broken_off_ends_all(model: Path) -> None:
+    """What is still to be answered must not be taken for the answer to the next call."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    hosts = start(1)
+    open_in(hosts, model, "ddp", 1)
+    with pytest.raises(KeyboardInterrupt):
+        hosts.call("weights", on_note=interrupt)
+    assert wait_until_gone(pids_of(hosts))
+
+
 def test_a_rank_that_says_nothing_is_given_up(model: Path) -> None:
     hosts = start(1, timeout_s=60)
     open_in(hosts, model, "ddp", 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from turnwise.learn.meter import Meter
 from turnwise.learn.pack import blank_micro_batch
 from turnwise.learn.parallel import devices
 from turnwise.learn.parallel.devices import rank_devices, threads_per_rank
-from turnwise.learn.parallel.flat_weights import flatten
+from turnwise.learn.parallel.sent_weights import ReceivedWeights, send_weights
 from turnwise.learn.parallel.team import Team, share_rows
 from turnwise.learn.tracer import UpdateTracer
 
@@ -83,16 +84,25 @@ def test_a_blank_pass_reaches_every_weight_and_moves_none() -> None:
         assert not parameter.grad.any()
 
 
-def test_weights_in_one_piece_are_the_weights() -> None:
-    weights = make_model().state_dict() | {"buffer": torch.arange(3), "half": torch.ones(3, dtype=torch.bfloat16)}
-    flat = flatten(weights)
-    views = flat.views()
-    assert views.keys() == weights.keys()
+def test_weights_arrive_as_they_were_sent_and_what_they_share_is_sent_once() -> None:
+    weights = make_model().state_dict() | {
+        "number": torch.tensor(3),
+        "half": torch.ones(3, dtype=torch.bfloat16),
+        "turned": torch.arange(6.0).view(2, 3).t(),
+    }
+    received, sent = ReceivedWeights(), []
+
+    def note(*told: Any) -> None:
+        sent.append(told[0] if isinstance(told[1], np.ndarray) else None)
+        received.hear(*pickle.loads(pickle.dumps(told)))
+
+    send_weights(weights, note)
+    assert received.keys() == weights.keys()
     for name, tensor in weights.items():
-        assert torch.equal(views[name], tensor)
-        assert views[name].dtype == tensor.dtype
-    assert views["lm_head.weight"].data_ptr() == views["model.embed_tokens.weight"].data_ptr()
-    assert len(flat.memory) < sum(t.nbytes for t in weights.values())
+        assert torch.equal(received[name], tensor)
+        assert received[name].dtype == tensor.dtype
+    assert sent.count(None) == 1
+    assert received["lm_head.weight"] is received["model.embed_tokens.weight"]
 
 
 def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from turnwise.config.sections.learn import LearnSettings
 from turnwise.config.sections.model import ModelSettings
 
 Note: TypeAlias = "Callable[..., None]"
-"""Hears what a rank tells while it still works, such as the steps of a warm start."""
+"""Hears what the first rank tells while it still works: the steps of a warm start, weights one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

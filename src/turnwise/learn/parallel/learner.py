@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from turnwise.config.sections.learn import LearnSettings
-from turnwise.learn.parallel.flat_weights import FlatWeights
 from turnwise.learn.parallel.hosts import RankHosts, RankTask, StartRanks
 from turnwise.learn.parallel.processes import start_processes
+from turnwise.learn.parallel.sent_weights import ReceivedWeights
 from turnwise.protocols import Imitation, Weights
 from turnwise.sites import LearnerSite
 from turnwise.types import Annotations, Batch, Experience, StepReport
@@ -60,8 +60,9 @@ class ParallelLearner:
 
     def weights(self) -> Weights:
         """Gathered on the first rank and sent here: a copy, which later updates leave alone."""
-        flat: FlatWeights = self._hosts.call("weights")
-        return flat.views()
+        received = ReceivedWeights()
+        self._hosts.call("weights", on_note=received.hear)
+        return received
 
     def save_state(self, folder: Path) -> None:
         self._hosts.call("save_state", folder)

@@ -105,7 +105,14 @@ class RankProcesses:
                     started.pipe.send_bytes(words)
                 except OSError:
                     raise self._fail(self._died(started, method)) from None
-            return self._collect(method, on_note)
+            try:
+                return self._collect(method, on_note)
+            except TurnwiseError:
+                raise
+            except BaseException:
+                # Half a call: its answers would be taken for those of the next.
+                self._kill()
+                raise
 
     def stop(self) -> None:
         self._is_stopped = True
@@ -176,10 +183,13 @@ class RankProcesses:
         )
 
     def _fail(self, error: TurnwiseError) -> TurnwiseError:
+        self._kill()
+        return error
+
+    def _kill(self) -> None:
         for started in self._ranks:
             started.process.kill()
         self.stop()
-        return error
 
 
 def _last_line(log: Path) -> str:

@@ -17,8 +17,8 @@ from turnwise.config.choices import read_section
 from turnwise.config.registry import LEARNERS, LOSSES
 from turnwise.config.sections.learn import LearnSettings
 from turnwise.config.sections.learn_parallel import FsdpRanks
-from turnwise.learn.parallel.flat_weights import FlatWeights, flatten
 from turnwise.learn.parallel.hosts import Note, RankPlace, RankTask
+from turnwise.learn.parallel.sent_weights import send_weights
 from turnwise.learn.parallel.team import Replicas, Team
 from turnwise.sites import LearnerSite
 
@@ -52,7 +52,8 @@ class Rank:
             case "open":
                 answer = self._open(*arguments)
             case "weights":
-                answer = self._weights()
+                # Told one by one: an answer would hold them all once more.
+                answer = send_weights(self._learner.weights(), note)
             case "imitate":
                 answer = self._learner.imitate(*arguments, note if self._place.rank == 0 else lambda *done: None)
             case "load_state":
@@ -87,7 +88,3 @@ class Rank:
         from turnwise.learn.parallel.shards import Shards  # noqa: PLC0415 - slow to import, and not always needed
 
         return Shards(self._device, cpu_offload=settings.parallel.cpu_offload)
-
-    def _weights(self) -> FlatWeights | None:
-        weights = self._learner.weights()
-        return flatten(weights) if self._place.rank == 0 else None
