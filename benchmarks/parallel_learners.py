@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -32,23 +31,30 @@ from turnwise.pretrained import load_model
 from turnwise.sites import LearnerSite
 from turnwise.types import Batch
 
-MODES = {"none": ("none", 1), "ddp, 2 ranks": ("ddp", 2), "fsdp, 2 ranks": ("fsdp", 2), "fsdp, 4 ranks": ("fsdp", 4)}
-_ROWS, _ROW_TOKENS, _PASS_TOKENS = 8, 128, 256
+MODES = {"ddp, 2 ranks": ("ddp", 2), "fsdp, 2 ranks": ("fsdp", 2), "fsdp, 4 ranks": ("fsdp", 4)}
+_ROWS, _ROW_TOKENS, _PASS_TOKENS = 4, 64, 128
 _SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-_MIDDLE = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 10}
+_MIDDLE = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8}
 
 
 class MeasuredTrainer(Trainer):
-    """Tells the memory of its process."""
+    """Tells the memory of its process, beyond what that had before it was opened."""
+
+    bare_mb = 0.0
+
+    @classmethod
+    def open(cls, settings: Any, site: LearnerSite, team: Team | None = None) -> Trainer:
+        MeasuredTrainer.bare_mb = _status_mb("VmRSS")
+        return super().open(settings, site, team)
 
     def held_mb(self) -> dict[str, float]:
         """Of every rank, now; the peak begins anew."""
         Path("/proc/self/clear_refs").write_text("5")
-        return self.team.sum_numbers({f"rank {self.team.rank}": _status_mb("VmRSS")})
+        return self.team.sum_numbers({f"rank {self.team.rank}": _status_mb("VmRSS") - self.bare_mb})
 
     def peak_mb(self) -> dict[str, float]:
         """Of every rank, since `held_mb`."""
-        return self.team.sum_numbers({f"rank {self.team.rank}": _status_mb("VmHWM")})
+        return self.team.sum_numbers({f"rank {self.team.rank}": _status_mb("VmHWM") - self.bare_mb})
 
 
 class DoubledTrainer(Trainer):
@@ -76,36 +82,34 @@ def run(model: str | None = None) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         small = _make_model(Path(folder) / "small", _SMALL)
         measured = model or _make_model(Path(folder) / "middle", _MIDDLE)
+        with get_context("spawn").Pool(1) as alone:
+            one = alone.apply(_measure_alone, (measured,))
+        wanted = DoubledTrainer.open(*_opened_from(small, "none", 1, DoubledTrainer)).gradients(_make_batch(small))
+        many = {name: _measure(measured, small, wanted, *mode) for name, mode in MODES.items()}
         return {
             "benchmark": "parallel_learners",
-            "largest_gradient_difference_float64": {
-                name: _gradient_difference(small, *mode) for name, mode in MODES.items() if mode[0] != "none"
-            },
             "model": model or "random",
             "weights_mb": round(_weight_mb(measured)),
-            "memory_mb": {name: _memory(measured, *mode) for name, mode in MODES.items()},
+            "modes": {"none": one, **many},
         }
 
 
-def _gradient_difference(model: str, kind: str, ranks: int) -> float:
-    batch = _make_batch(model)
-    wanted = DoubledTrainer.open(*_opened_from(model, "none", 1, DoubledTrainer)).gradients(batch)
-    found = _in_ranks(model, kind, ranks, DoubledTrainer, lambda hosts, _: hosts.call("gradients", batch))
-    return max(float((found[name] - wanted[name]).abs().max()) for name in wanted)
-
-
-def _memory(model: str, kind: str, ranks: int) -> dict[str, object]:
-    if kind == "none":
-        with get_context("spawn").Pool(1) as alone:
-            return alone.apply(_measure_alone, (model,))
-
-    def measure(hosts: Any, learner: ParallelLearner) -> dict[str, object]:
+def _measure(model: str, small: str, wanted: dict[str, torch.Tensor], kind: str, ranks: int) -> dict[str, object]:
+    """Memory with the model, and gradients of the small one against those of one process."""
+    settings, site = _opened_from(model, kind, ranks, MeasuredTrainer)
+    hosts = start_processes(settings, run_path=None)
+    try:
+        learner = ParallelLearner(hosts, settings, site)
         learner.step(_make_batch(model))
         held = hosts.call("held_mb")
         learner.step(_make_batch(model))
-        return _told(held, hosts.call("peak_mb"))
-
-    return _in_ranks(model, kind, ranks, MeasuredTrainer, measure)
+        memory = _told(held, hosts.call("peak_mb"))
+        ParallelLearner(hosts, *_opened_from(small, kind, ranks, DoubledTrainer))
+        found = hosts.call("gradients", _make_batch(small))
+    finally:
+        hosts.stop()
+    gap = max(float((found[name] - wanted[name]).abs().max()) for name in wanted)
+    return memory | {"largest_gradient_difference_float64": gap}
 
 
 def _measure_alone(model: str) -> dict[str, object]:
@@ -119,17 +123,7 @@ def _measure_alone(model: str) -> dict[str, object]:
 
 def _told(held: dict[str, float], peak: dict[str, float]) -> dict[str, object]:
     """Of the rank that has most."""
-    bare = _status_mb("VmRSS", of_bare_process=True)
-    return {"held_per_rank": round(max(held.values()) - bare), "peak_per_rank": round(max(peak.values()) - bare)}
-
-
-def _in_ranks(model: str, kind: str, ranks: int, trainer: type, use: Callable[[Any, ParallelLearner], Any]) -> Any:
-    settings, site = _opened_from(model, kind, ranks, trainer)
-    hosts = start_processes(settings, run_path=None)
-    try:
-        return use(hosts, ParallelLearner(hosts, settings, site))
-    finally:
-        hosts.stop()
+    return {"held_mb_per_rank": round(max(held.values())), "peak_mb_per_rank": round(max(peak.values()))}
 
 
 def _opened_from(model: str, kind: str, ranks: int, trainer: type) -> tuple[Any, LearnerSite]:
@@ -177,11 +171,7 @@ def _weight_mb(model: str) -> float:
     return sum(p.nbytes for p in load_model(model).parameters()) / 1e6
 
 
-def _status_mb(name: str, *, of_bare_process: bool = False) -> float:
-    """A line of this process's status, or of a new one that has imported the same and holds nothing."""
-    if of_bare_process:
-        with get_context("spawn").Pool(1) as bare:
-            return bare.apply(_status_mb, (name,))
+def _status_mb(name: str) -> float:
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return float(lines[name].split()[0]) * 1024 / 1e6
 

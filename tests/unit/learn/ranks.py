@@ -16,7 +16,7 @@ from turnwise.learn.parallel.processes import RankProcesses, start_processes
 from turnwise.learn.trainer import Trainer
 from turnwise.sites import LearnerSite
 
-_TIMEOUT_S = 120.0
+_TIMEOUT_S = 600.0
 
 
 def learn_settings(kind: str, num_ranks: int = 2, **learn: Any) -> LearnSettings:

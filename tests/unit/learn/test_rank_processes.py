@@ -103,7 +103,7 @@ def test_a_call_that_was_broken_off_ends_all(model: Path) -> None:
 
 
 def test_a_rank_that_says_nothing_is_given_up(model: Path) -> None:
-    hosts = start(1, timeout_s=60)
+    hosts = start(1)
     open_in(hosts, model, "ddp", 1)
     hosts._timeout_s = 0.2
     with pytest.raises(LearnError, match=r"gave no answer to 'sleep' within learn.parallel.timeout_s = 0.2"):
