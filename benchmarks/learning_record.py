@@ -27,6 +27,7 @@ from turnwise.config.sections.warm_start import OracleWarmStart
 from turnwise.experience.build import build_experiences
 from turnwise.learn import trainer as trainer_module
 from turnwise.learn.pack import pack
+from turnwise.learn.parallel.team import Team
 from turnwise.learn.tracer import UpdateTracer
 from turnwise.loop.build import build_train
 from turnwise.loop.explore import explore
@@ -46,9 +47,9 @@ class TimedTracer(UpdateTracer):
     def note(self, *args: Any) -> None:
         TimedTracer.seconds += _seconds(lambda: super(TimedTracer, self).note(*args))
 
-    def finish(self) -> UpdateTrace:
+    def finish(self, team: Team) -> UpdateTrace:
         started = time.process_time()
-        trace = super().finish()
+        trace = super().finish(team)
         TimedTracer.seconds += time.process_time() - started
         return trace
 
@@ -67,7 +68,7 @@ class NoTracer:
     def end_minibatch(self, _: object) -> None:
         self.num_steps += 1
 
-    def finish(self) -> None: ...
+    def finish(self, _: object) -> None: ...
 
 
 def run(pairs: int = 40, recipe: str = "frozenlake", overrides: Sequence[str] = ()) -> dict[str, object]:

@@ -19,6 +19,7 @@ NAMES = (
     "engine_multi_turn",
     "learning_record",
     "memory",
+    "parallel_learners",
     "pipelined",
     "prefix_merge",
     "sampling",

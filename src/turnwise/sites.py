@@ -59,6 +59,8 @@ class LearnerSite:
     temperature: float
     """At which tokens are sampled, and must be scored."""
     seed: int
+    run_path: Path | None = None
+    """The directory of the run, where there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

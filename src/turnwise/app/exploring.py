@@ -68,6 +68,7 @@ class Exploring:
                 pupil = build_learn(self._settings, model, run_path=self._directory.path)
                 await warm_start(pupil, self._settings.warm_start, advance)
             await parts.channel.publish(pupil.learner.weights(), 0)
+            pupil.close_learner()
         return PolicyMark(0, 0)
 
     async def _explore(self, parts: ExploreParts, shared: Shared, start: PolicyMark) -> None:

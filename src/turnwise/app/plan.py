@@ -14,7 +14,7 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.reward import ModelJudgeSettings
 from turnwise.config.sections.warm_start import OracleWarmStart
 from turnwise.learn.bfloat16 import warn_of_slow_bfloat16
-from turnwise.learn.memory import MemoryReport, ModelMemory, report_memory, size_words
+from turnwise.learn.memory import MemoryReport, ModelMemory, bytes_per_rank, report_memory, size_words
 from turnwise.learn.peak import Peak, describe_peak
 from turnwise.loop.build import samples_in_place
 from turnwise.rollout.worlds import count_held_out
@@ -38,7 +38,12 @@ class Plan:
     pretrained: tuple[Change, ...]
     """What the recipe's section `pretrained` changed."""
     peak: Peak | None
-    """The most memory at one time, and what it consists of; None where the model is not on this machine."""
+    """The most memory of one process at one time, and what it consists of; None where the model is not on this machine,
+    and where other processes learn."""
+    ranks: int
+    """Processes that learn together."""
+    rank_bytes: int | None
+    """What each of several ranks holds of the learner's models between its passes; None with one, and where unknown."""
     notes: tuple[str, ...]
     """Settings without effect, and settings that do not fit the model."""
 
@@ -50,6 +55,7 @@ def make_plan(settings: TurnwiseSettings, pretrained: Sequence[Change] = ()) -> 
     """`pretrained` is what a loaded recipe tells of its section."""
     rollout, learn = settings.rollout, settings.learn
     episodes = rollout.groups * rollout.group_size
+    memory, is_parallel = plan_memory(settings), learn.parallel.type != "none"
     return Plan(
         recipe=settings.recipe,
         steps=learn.steps,
@@ -60,8 +66,10 @@ def make_plan(settings: TurnwiseSettings, pretrained: Sequence[Change] = ()) -> 
         optimizer_steps=learn.steps * learn.epochs * learn.minibatches,
         demonstrations=settings.warm_start.episodes if isinstance(settings.warm_start, OracleWarmStart) else 0,
         eval_episodes=sum(count_held_out(settings).values()),
-        memory=plan_memory(settings),
-        peak=plan_peak(settings, read_shape(settings), plan_memory(settings)),
+        memory=memory,
+        peak=None if is_parallel else plan_peak(settings, read_shape(settings), memory),
+        ranks=learn.parallel.ranks,
+        rank_bytes=bytes_per_rank(memory, learn) if is_parallel else None,
         pretrained=tuple(pretrained),
         notes=(
             *find_no_effect(settings),
@@ -106,6 +114,9 @@ def describe_plan(plan: Plan) -> str:
         lines.append("Because model.path is not 'tiny', the recipe's section 'pretrained' sets:")
         lines += [f"  {change}" for change in plan.pretrained]
     lines += _describe_memory(plan.memory)
+    if plan.rank_bytes is not None:
+        held = size_words(plan.rank_bytes)
+        lines.append(f"  {plan.ranks} ranks learn together; each holds {held} of these, and what a pass needs.")
     lines += describe_peak(plan.peak) if plan.peak is not None else []
     return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])
 

@@ -48,8 +48,11 @@ class Start:
     directory: RunDirectory
 
     async def close(self) -> None:
-        """Nothing more is played."""
-        await (self.parts.engine.close() if isinstance(self.parts, TrainParts) else self.evaluator.close())
+        """Nothing more is played or learnt."""
+        try:
+            await (self.parts.engine.close() if isinstance(self.parts, TrainParts) else self.evaluator.close())
+        finally:
+            self.parts.close_learner()
 
 
 class Evaluator:

@@ -18,6 +18,7 @@ from turnwise.config.registry import (
     BUFFERS,
     CREDITS,
     ENVS,
+    LEARNERS,
     TRANSPORTS,
     WORKFLOWS,
     Registry,
@@ -273,6 +274,23 @@ def is_shared(registry: Registry, name: str) -> bool:
     return bool(getattr(registry.get_target(name), "is_shared", False))
 
 
+def ranks_learn_alike(settings: TurnwiseSettings) -> Iterator[str]:
+    """A learner in several processes knows of the others, and each has a device of its own."""
+    learn = settings.learn
+    if learn.parallel.type == "none":
+        return
+    if learn.type not in LEARNERS.shipped and not getattr(LEARNERS.get_target(learn.type), "takes_team", False):
+        yield (
+            f"learn.parallel.type: '{learn.parallel.type}' given; learn.type '{learn.type}' learns in one process. Set "
+            "it to 'none', or let the class say takes_team = True and take a team in open(settings, site, team)."
+        )
+    if ":" in learn.device and learn.parallel.ranks > 1:
+        yield (
+            f"learn.device: '{learn.device}' given; learn.parallel.ranks = {learn.parallel.ranks} need a device each. "
+            "Set it to 'auto', 'cuda' or 'cpu'."
+        )
+
+
 RULES: tuple[Rule, ...] = (
     credit_says_what_it_needs,
     credit_has_its_critic,
@@ -288,4 +306,5 @@ RULES: tuple[Rule, ...] = (
     weights_may_be_as_old_as_they_get,
     a_file_is_only_learnt_from,
     processes_meet_in_the_run_directory,
+    ranks_learn_alike,
 )

@@ -6,7 +6,7 @@ section's own keys. One table says where the choices are and what they choose fr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, reduce
 from typing import Any
@@ -115,13 +115,26 @@ CHOICES = (
 
 def made_for(raw: dict[str, Any]) -> type[TurnwiseSettings]:
     """The settings class for the choices of `raw`, in which choices that it does not make are filled in."""
+    made = _classes(CHOICES, raw)
+    outermost = {path: section_class for path, section_class in made.items() if "." not in path}
+    return _compose((TurnwiseSettings,), (*outermost.items(), ("mix", _mix_class(_section(raw, "mix")))))
+
+
+def read_section(path: str, words: dict[str, Any]) -> Any:
+    """One section with its choices, from what `model_dump` said of it: for a process that needs no other."""
+    raw = {path: words}
+    choices = [choice for choice in CHOICES if choice.path == path or choice.path.startswith(f"{path}.")]
+    return _classes(choices, raw)[path].model_validate(raw[path])
+
+
+def _classes(choices: Iterable[Choice], raw: dict[str, Any]) -> dict[str, type[Settings]]:
+    """Their sections, by path; inner ones first, for they stand in the outer ones."""
     made: dict[str, type[Settings]] = {}
-    for choice in sorted(CHOICES, key=lambda choice: -choice.path.count(".")):
+    for choice in sorted(choices, key=lambda choice: -choice.path.count(".")):
         section = reduce(_section, choice.path.split("."), raw)
         inside = {path.rpartition(".")[2]: made[path] for path in made if path.rpartition(".")[0] == choice.path}
         made[choice.path] = _section_class(choice, section, choice.path, inside)
-    outermost = {path: section_class for path, section_class in made.items() if "." not in path}
-    return _compose((TurnwiseSettings,), (*outermost.items(), ("mix", _mix_class(_section(raw, "mix")))))
+    return made
 
 
 def _section_class(

@@ -7,8 +7,10 @@ It knows nothing of losses, optimizers or files.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
@@ -19,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from turnwise.config.sections.model import Lora
 from turnwise.errors import ConfigError
+from turnwise.learn.whole import piece_like, read_whole, write_whole
 
 _ADAPTER = "default"
 
@@ -72,6 +75,7 @@ class MergedWeights(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         own_name, tensor = self._tensors[name]
         owner, _, kind = own_name.partition(".base_layer.")
+        tensor = read_whole(tensor)
         return tensor + _delta(self._layers[owner]).to(tensor.dtype) if kind == "weight" else tensor
 
     def __iter__(self) -> Iterator[str]:
@@ -92,8 +96,13 @@ def fold_adapter(model: nn.Module, *, seed: int) -> None:
     """Make what the adapters have learnt part of the frozen weights, and start them afresh."""
     with _seeded(seed):
         for _, layer in _adapted_layers(model):
-            layer.get_base_layer().weight.add_(_delta(layer))  # type: ignore[operator, union-attr]
-            layer.reset_lora_parameters(_ADAPTER, init_lora_weights=True)
+            base: Any = layer.get_base_layer().weight
+            base.add_(piece_like(base, _delta(layer)))
+            down, up = _matrices(layer)
+            # As peft begins them; drawn as a whole, so that pieces are those of one process.
+            fresh = torch.empty(down.shape, dtype=down.dtype, device=down.device)
+            write_whole(down, nn.init.kaiming_uniform_(fresh, a=math.sqrt(5)))
+            up.zero_()
 
 
 def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, LoraLayer]]:
@@ -101,7 +110,14 @@ def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, LoraLayer]]:
 
 
 def _delta(layer: LoraLayer) -> Tensor:
-    return layer.get_delta_weight(_ADAPTER)  # type: ignore[operator]
+    """What the adapter adds to the weight beside it; peft's own sum does not know pieces."""
+    down, up = (read_whole(matrix) for matrix in _matrices(layer))
+    product = (up @ down) * layer.scaling[_ADAPTER]
+    return product.t() if getattr(layer, "fan_in_fan_out", False) else product
+
+
+def _matrices(layer: LoraLayer) -> tuple[Tensor, Tensor]:
+    return layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight  # type: ignore[return-value]
 
 
 def _check_targets(model: PreTrainedModel, targets: list[str]) -> None:

@@ -2,8 +2,9 @@
 
 `policy/` is a plain model in any case. Where adapters are trained they are merged there, and a run goes on from
 `model.path` and the adapters beside it, for what was merged cannot be taken apart again. A checkpoint is
-whole or not there. Nothing is unpickled: tensors as safetensors, optimizer state through
-`torch.load(weights_only=True)`, numbers as JSON.
+whole or not there. Nothing is unpickled: tensors as safetensors, optimizer state as `optimizer_state.py` says, numbers
+as JSON. All ranks of a team are asked, for tensors may lie in pieces on them; the first one writes, and a team of any
+other size goes on from it.
 """
 
 from __future__ import annotations
@@ -13,49 +14,66 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from transformers import PreTrainedModel
 
 from turnwise.errors import RunError
 from turnwise.learn.adapters import has_adapter
+from turnwise.learn.optimizer_state import read_optimizer, write_optimizer
+from turnwise.learn.parallel.team import Team
 from turnwise.learn.policy import PolicyModel
 from turnwise.learn.weight_file import write_weights
+from turnwise.learn.whole import write_whole
 from turnwise.pretrained import load_model
 from turnwise.protocols import Weights
 
 if TYPE_CHECKING:
     from turnwise.learn.trainer import Trainer
 
-_DAMAGED = (OSError, EOFError, LookupError, TypeError, ValueError, RuntimeError, UnpicklingError, SafetensorError)
+_DAMAGED = (
+    OSError,
+    EOFError,
+    LookupError,
+    TypeError,
+    ValueError,
+    RuntimeError,
+    UnpicklingError,
+    SafetensorError,
+    CheckpointException,
+)
 """What reading a file that is missing, cut off or something else can raise."""
 _ADAPTER, _BASE, _CRITIC = "adapter.safetensors", "base.safetensors", "critic.safetensors"
 
 
 def write_state(trainer: Trainer, folder: Path) -> None:
-    model = trainer.actor.model
-    _write_model(folder / "policy", model, trainer.weights())
+    model, team = trainer.actor.model, trainer.team
+    _write_model(folder / "policy", model, trainer.weights(), team)
     if has_adapter(model):
-        _save(folder / _ADAPTER, model, is_trained=True)
+        _save(folder / _ADAPTER, model, team, is_trained=True)
     if trainer.is_base_folded:
-        _save(folder / _BASE, model, is_trained=False)
+        _save(folder / _BASE, model, team, is_trained=False)
     if trainer.critic is not None:
-        _save(folder / _CRITIC, trainer.critic, is_trained=True)
+        _save(folder / _CRITIC, trainer.critic, team, is_trained=True)
     if isinstance(trainer.reference, PolicyModel):
-        _write_model(folder / "reference", trainer.reference.model, trainer.reference.model.state_dict())
-    torch.save(trainer.optimizer.state_dict(), folder / "optimizer.pt")
+        frozen = trainer.reference.model
+        _write_model(folder / "reference", frozen, team.gather(frozen.state_dict(), frozen), team)
+    write_optimizer(trainer.optimizer, folder, team)
     state = {
         "policy_version": trainer.policy_version,
         "rng": trainer.rng.bit_generator.state,
         "kl_coef": trainer.kl_price.coef if trainer.kl_price is not None else None,
     }
-    (folder / "learner.json").write_text(json.dumps(state, indent=2))
+    if team.is_first:
+        (folder / "learner.json").write_text(json.dumps(state, indent=2))
 
 
-def _write_model(folder: Path, model: PreTrainedModel, weights: Weights) -> None:
+def _write_model(folder: Path, model: PreTrainedModel, weights: Weights, team: Team) -> None:
     """What `save_pretrained` writes, without a second copy of all weights in memory."""
+    if not team.is_first:
+        return
     folder.mkdir(parents=True)
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
@@ -78,7 +96,7 @@ def read_state(trainer: Trainer, folder: Path) -> None:
         trainer.rng.bit_generator.state = state["rng"]
         if trainer.kl_price is not None:
             trainer.kl_price.coef = state["kl_coef"]
-        trainer.optimizer.load_state_dict(torch.load(folder / "optimizer.pt", weights_only=True))
+        read_optimizer(trainer.optimizer, folder, trainer.team)
     except _DAMAGED as error:
         raise RunError(f"checkpoint {folder} cannot be resumed: {type(error).__name__}: {error}") from error
 
@@ -89,26 +107,33 @@ def _read_models(trainer: Trainer, folder: Path) -> None:
         _load(folder / _ADAPTER, model, is_trained=True)
         trainer.is_base_folded = (folder / _BASE).is_file()
     else:
-        model.load_state_dict(load_model(folder / "policy").state_dict())
+        stored = load_model(folder / "policy", dtype=model.dtype, device=trainer.team.loads_on)
+        _copy(stored.state_dict(), model.state_dict())
     if trainer.is_base_folded:
         _load(folder / _BASE, model, is_trained=False)
     if trainer.critic is not None:
         _load(folder / _CRITIC, trainer.critic, is_trained=True)
     if isinstance(trainer.reference, PolicyModel):
-        trainer.reference.model.load_state_dict(load_file(folder / "reference" / "model.safetensors"), strict=False)
+        _copy(load_file(folder / "reference" / "model.safetensors"), trainer.reference.model.state_dict())
 
 
 def _parameters(module: nn.Module, *, is_trained: bool) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad == is_trained}
 
 
-def _save(file: Path, module: nn.Module, *, is_trained: bool) -> None:
-    save_file({k: v.contiguous() for k, v in _parameters(module, is_trained=is_trained).items()}, file)
+def _save(file: Path, module: nn.Module, team: Team, *, is_trained: bool) -> None:
+    whole = team.gather(_parameters(module, is_trained=is_trained), module)
+    if team.is_first:
+        save_file({name: tensor.contiguous() for name, tensor in whole.items()}, file)
 
 
 def _load(file: Path, module: nn.Module, *, is_trained: bool) -> None:
     own, stored = _parameters(module, is_trained=is_trained), load_file(file)
     if {k: v.shape for k, v in own.items()} != {k: v.shape for k, v in stored.items()}:
         raise ValueError(f"{file.name} holds other parameters than the learner has; were the settings changed?")
-    for name, parameter in own.items():
-        parameter.copy_(stored[name])
+    _copy(stored, own)
+
+
+def _copy(stored: Weights, own: Weights) -> None:
+    for name, tensor in stored.items():
+        write_whole(own[name], tensor)

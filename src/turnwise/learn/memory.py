@@ -14,6 +14,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from turnwise.config.sections import learn as learning
+from turnwise.config.sections.learn_parallel import FsdpRanks
 from turnwise.config.sections.model import Lora, ModelSettings, NoLora
 from turnwise.learn.adapters import add_adapter
 from turnwise.learn.policy import ValueHead
@@ -23,6 +24,7 @@ from turnwise.pretrained import torch_dtype
 _FLOAT32_BYTES = 4
 _ADAM_BYTES = 8
 """Two float32 moments per trained parameter."""
+_OF_LEARNER = ("actor", "reference", "critic")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +114,14 @@ def report_memory(
         loaded_bytes=_sum([row.total_bytes for row in rows if row.is_loaded]),
         saved_bytes=_sum([row.total_bytes for row in rows if not row.is_loaded]),
     )
+
+
+def bytes_per_rank(report: MemoryReport, learn: learning.LearnSettings) -> int | None:
+    """What each rank of `learn.parallel` holds between passes: all of the learner's models, or its pieces of them."""
+    held = _sum([row.total_bytes for row in report.models if row.is_loaded and row.name in _OF_LEARNER])
+    if held is None or not isinstance(learn.parallel, FsdpRanks):
+        return held
+    return -(-held // learn.parallel.ranks)
 
 
 def _judge_config(judge_path: str) -> PreTrainedConfig | None:

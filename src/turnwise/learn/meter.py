@@ -9,29 +9,41 @@ from collections import defaultdict
 
 from torch import Tensor
 
+from turnwise.learn.parallel.team import Team
 from turnwise.types import Batch
 
 
 class Meter:
-    """Sums over micro-batches, averaged over optimizer steps; notes are summed once per update."""
+    """Sums over micro-batches, averaged over optimizer steps; notes are summed once per update.
 
-    def __init__(self) -> None:
+    A number is a rank's share of a sum, or one of all ranks, which each of them knows and one of them counts.
+    """
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._notes: defaultdict[str, float] = defaultdict(float)
         self._num_steps = 0
 
     def note(self, name: str, value: float) -> None:
+        """Of all ranks."""
+        self._notes[name] += value if self._team.is_first else 0.0
+
+    def note_share(self, name: str, value: float) -> None:
         self._notes[name] += value
 
-    def add(self, name: str, total: Tensor, count: int) -> None:
+    def add_share(self, name: str, total: Tensor, count: int) -> None:
         self._sums[name] += float(total) / count
 
-    def count_step(self) -> None:
+    def count_step(self, grad_norm: Tensor) -> None:
+        """An optimizer step was made, by all ranks alike."""
+        self._sums["grad_norm"] += float(grad_norm) if self._team.is_first else 0.0
         self._num_steps += 1
 
     def means(self) -> dict[str, float]:
+        """Of all ranks together."""
         steps = max(self._num_steps, 1)
-        return {name: total / steps for name, total in self._sums.items()} | dict(self._notes)
+        return self._team.sum_numbers({name: total / steps for name, total in self._sums.items()} | dict(self._notes))
 
 
 def batch_metrics(batch: Batch) -> dict[str, float]:

@@ -54,6 +54,11 @@ def pack_without_credit(experiences: Sequence[Experience]) -> Batch:
     )
 
 
+def split_rows(flat: FloatArray | None, batch: Batch) -> tuple[FloatArray, ...] | None:
+    """An array over the tokens of a batch, row by row."""
+    return None if flat is None else tuple(np.split(flat, batch.row_starts[1:-1]))
+
+
 def token_weights(batch: Batch, rows: NDArray[np.int64], aggregation: Aggregation) -> FloatArray:
     """[tokens] how much each sampled token of these rows counts in the loss; 0 elsewhere.
 
@@ -118,6 +123,30 @@ def micro_batches(
         num_rows = max(1, int(max_tokens // batch.row_lengths[order[start]]))
         yield _padded_batch(batch, order[start : start + num_rows], device)
         start += num_rows
+
+
+def blank_micro_batch(device: torch.device) -> MicroBatch:
+    """One token to read and none that was sampled: a pass that changes nothing, for a rank that waits for others."""
+    none = torch.empty(0, device=device)
+    return MicroBatch(
+        input_ids=torch.zeros((1, 1), dtype=torch.long, device=device),
+        positions=None,
+        families=None,
+        state=none.long(),
+        turn=none.long(),
+        source=np.empty(0, dtype=np.int64),
+        targets=none.long(),
+        behavior_logprobs=none,
+        reference_logprobs=none,
+        advantages=none,
+        returns=none,
+        values=none,
+    )
+
+
+def count_sampled(batch: Batch, rows: NDArray[np.int64]) -> int:
+    """The sampled tokens of these rows."""
+    return sum(int(np.count_nonzero(batch.loss_mask[slice(*batch.row_starts[row : row + 2])])) for row in rows)
 
 
 def _padded_batch(batch: Batch, rows: NDArray[np.int64], device: torch.device) -> MicroBatch:

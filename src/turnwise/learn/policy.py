@@ -8,18 +8,21 @@ bfloat16; softmax and values are float32.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from turnwise.config.sections import learn as learning
 from turnwise.errors import ModelError
-from turnwise.learn.adapters import adapter_off
+from turnwise.learn.adapters import adapter_off, has_adapter
 from turnwise.learn.families import run_families, shares_prompts
 from turnwise.learn.head import Head
 from turnwise.learn.head import computing_in as _computing_in
+from turnwise.learn.models import cast_parameters
 from turnwise.learn.pack import MicroBatch
 
 
@@ -33,11 +36,27 @@ class TokenScores:
     """[N, hidden] the trunk's state from which each token was predicted."""
 
 
+class Entry(nn.Module):
+    """The way into a model: whatever reads its weights in a pass is called through here.
+
+    Where they lie in pieces, they are put together for such a call; a call of a part of the model would miss that.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, read: Callable[..., Any], micro: MicroBatch) -> Any:
+        """`read` returns a tensor, or a tuple of tensors."""
+        return read(micro)
+
+
 class PolicyModel:
     """A causal language model split into trunk and head, so that the head runs at sampled tokens only."""
 
     def __init__(self, model: PreTrainedModel, temperature: float, dtype: torch.dtype = torch.float32) -> None:
         self.model = model
+        self.entry = Entry(model)
         self.temperature = temperature
         self.dtype = dtype
         self._head = Head(layer=_head(model), temperature=temperature, dtype=dtype, cap=_logit_cap(model))
@@ -46,12 +65,18 @@ class PolicyModel:
 
     def states(self, micro: MicroBatch) -> Tensor:
         """[N, hidden] the trunk's states from which the sampled tokens were predicted."""
-        return predicting_states(self.model, micro, self.dtype)
+        return self.entry(self._read_states, micro)
 
     def score(self, micro: MicroBatch) -> TokenScores:
-        hidden = self.states(micro)
-        logprobs, entropies = self._head.score(hidden, micro.targets)
+        logprobs, entropies, hidden = self.entry(self._read_scores, micro)
         return TokenScores(logprobs=logprobs, entropies=entropies, hidden=hidden)
+
+    def _read_states(self, micro: MicroBatch) -> Tensor:
+        return predicting_states(self.model, micro, self.dtype)
+
+    def _read_scores(self, micro: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
+        hidden = self._read_states(micro)
+        return *self._head.score(hidden, micro.targets), hidden
 
 
 class AdapterOffPolicy:
@@ -121,7 +146,7 @@ class TrunkCritic(nn.Module):
         super().__init__()
         self.head = ValueHead(actor.config.get_text_config().hidden_size)
 
-    def values(self, micro: MicroBatch, actor_hidden: Tensor) -> Tensor:
+    def forward(self, micro: MicroBatch, actor_hidden: Tensor) -> Tensor:
         return self.head(actor_hidden)
 
 
@@ -134,8 +159,34 @@ class ModelCritic(nn.Module):
         self.trunk = copy.deepcopy(actor)
         self.head = ValueHead(actor.config.get_text_config().hidden_size)
 
-    def values(self, micro: MicroBatch, actor_hidden: Tensor) -> Tensor:
+    def forward(self, micro: MicroBatch, actor_hidden: Tensor) -> Tensor:
         return self.head(predicting_states(self.trunk, micro, self.dtype))
 
 
 Critic = TrunkCritic | ModelCritic
+"""Called with a micro-batch and the actor's states, it gives the values of the sampled tokens."""
+
+
+def make_critic(
+    settings: learning.NoCritic | learning.ValueHeadCritic | learning.ModelCritic, actor: PolicyModel
+) -> Critic | None:
+    match settings:
+        case learning.NoCritic():
+            return None
+        case learning.ValueHeadCritic():
+            return TrunkCritic(actor.model).to(actor.model.device)
+        case learning.ModelCritic():
+            return ModelCritic(actor.model, actor.dtype).to(actor.model.device)
+
+
+def make_reference(
+    settings: learning.NoKl | learning.KlLoss | learning.KlReward, actor: PolicyModel
+) -> Reference | None:
+    if isinstance(settings, learning.NoKl):
+        return None
+    if has_adapter(actor.model):
+        return AdapterOffPolicy(actor)
+    frozen = copy.deepcopy(actor.model).eval().requires_grad_(False)
+    if actor.dtype == torch.bfloat16:
+        cast_parameters(frozen, actor.dtype)
+    return PolicyModel(frozen, actor.temperature)

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
-from turnwise.config.sections.learn import OptimSettings
+from turnwise.config.sections.learn import LearnSettings, ModelCritic, OptimSettings
 
 
 def learning_rate_share(optim: OptimSettings, step: int, num_steps: int) -> float:
@@ -23,6 +24,17 @@ def learning_rate_share(optim: OptimSettings, step: int, num_steps: int) -> floa
     if optim.schedule == "cosine":
         left = (1 - math.cos(math.pi * left)) / 2
     return warm * (optim.final_lr_share + (1 - optim.final_lr_share) * left)
+
+
+def make_optimizer(
+    actor: Sequence[nn.Parameter], critic: Sequence[nn.Parameter], learn: LearnSettings
+) -> torch.optim.AdamW:
+    """AdamW over what is trained; `share` of a group is its rate in terms of the actor's."""
+    optim = learn.optim
+    groups: list[dict[str, Any]] = [{"params": [*actor, *critic], "share": 1.0}]
+    if isinstance(learn.critic, ModelCritic):
+        groups = [{"params": [*actor], "share": 1.0}, {"params": [*critic], "share": learn.critic.lr / optim.lr}]
+    return make_adamw(groups, lr=optim.lr, betas=(optim.beta1, optim.beta2), weight_decay=optim.weight_decay)
 
 
 def make_adamw(groups: Sequence[dict[str, Any]], **rates: Any) -> torch.optim.AdamW:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turnwise.learn.pack import MicroBatch
+from turnwise.learn.parallel.team import Team
 from turnwise.learn.policy import TokenScores
 from turnwise.types import Batch, FloatArray, UpdateTrace
 
@@ -58,16 +59,25 @@ class UpdateTracer:
             self._proximal_steps[rows] = self.num_steps
         self.num_steps += 1
 
-    def finish(self) -> UpdateTrace:
-        logprobs, entropies, first_ratios = self._first
+    def finish(self, team: Team) -> UpdateTrace:
+        """What all ranks of a team have met together: each token was met by one of them, or by none."""
+        first, last = np.split(_merge(np.concatenate([self._first, self._last]), team), [3])
+        logprobs, entropies, first_ratios = first
         return UpdateTrace(
             proximal_logprobs=logprobs if self._proximal_logprobs is None else self._proximal_logprobs,
             proximal_steps=self._proximal_steps,
             first_ratios=first_ratios,
-            last_ratios=self._last[0],
+            last_ratios=last[0],
             entropies=entropies,
-            is_clipped=self._last[1] > 0,
+            is_clipped=last[1] > 0,
         )
+
+
+def _merge(seen: FloatArray, team: Team) -> FloatArray:
+    """NaN where no rank has seen anything."""
+    is_known = ~np.isnan(seen)
+    known, count = team.sum_array(np.stack([np.where(is_known, seen, np.float32(0)), is_known.astype(np.float32)]))
+    return np.where(count > 0, known, np.float32(np.nan))
 
 
 def _per_token(reported: Tensor | None, like: Tensor) -> Tensor | None:

@@ -1,13 +1,12 @@
 """Samples become gradients: PPO epochs over one batch, with optional critic, reference model and entropy bonus.
 
 In: a Batch. Out: new weights and a StepReport. Losses are sums over tokens divided by a count over the whole
-mini-batch, so neither packing nor the micro-batch budget changes the result. It knows nothing of text, environments
-or how advantages came about.
+mini-batch, so neither packing nor the micro-batch budget nor the number of ranks changes the result. It knows nothing
+of text, environments or how advantages came about.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,21 +28,23 @@ from turnwise.learn.correction import importance_weights
 from turnwise.learn.kl import KlPrice
 from turnwise.learn.losses import estimate_kl, value_loss
 from turnwise.learn.meter import Meter, batch_metrics
-from turnwise.learn.models import cast_parameters, checkpoint_gradients, checkpointed_layers
-from turnwise.learn.pack import MicroBatch, micro_batches, pack_without_credit, token_weights
+from turnwise.learn.models import checkpoint_gradients, checkpointed_layers
+from turnwise.learn.pack import MicroBatch, pack_without_credit, split_rows, token_weights
+from turnwise.learn.parallel.team import Team
 from turnwise.learn.policy import (
     AdapterOffPolicy,
-    Critic,
     ModelCritic,
     PolicyModel,
     Reference,
     TokenScores,
-    TrunkCritic,
+    make_critic,
+    make_reference,
 )
-from turnwise.learn.schedule import learning_rate_share, make_adamw
+from turnwise.learn.schedule import learning_rate_share, make_optimizer
 from turnwise.learn.silence import is_silent_at_zero, rows_that_teach
 from turnwise.learn.tracer import UpdateTracer
 from turnwise.learn.warm_start import add_imitation_gradient, imitate
+from turnwise.learn.whole import read_whole
 from turnwise.pretrained import chosen_device, load_model, torch_dtype
 from turnwise.protocols import Imitation, PolicyLoss, Weights
 from turnwise.sites import LearnerSite
@@ -58,15 +59,20 @@ _PLAIN = ModelSettings()
 class Trainer:
     """`learn.type: ppo`: actor, optional critic and reference, one optimizer."""
 
+    takes_team = True
+    """`open` may be given the ranks that learn together with this one (`learn.parallel`)."""
+
     @classmethod
-    def open(cls, settings: learning.LearnSettings, site: LearnerSite) -> Trainer:
+    def open(cls, settings: learning.LearnSettings, site: LearnerSite, team: Team | None = None) -> Trainer:
+        team = team or Team(chosen_device(settings.device, "learn.device"))
         return cls(
-            load_model(site.model_path, device=chosen_device(settings.device, "learn.device")),
+            load_model(site.model_path, device=team.loads_on),
             settings,
             site.loss,
             temperature=site.temperature,
             seed=site.seed,
             model_settings=site.model,
+            team=team,
         )
 
     def __init__(
@@ -78,18 +84,20 @@ class Trainer:
         temperature: float,
         seed: int,
         model_settings: ModelSettings = _PLAIN,
+        team: Team | None = None,
     ) -> None:
+        self.team = team or Team(model.device)
         self.settings = settings
         self.seed = seed
         if isinstance(model_settings.lora, Lora):
             add_adapter(model, model_settings.lora, seed=seed)
         # Without dropout: the policy that is trained must be the one that sampled.
         self.actor = PolicyModel(model.eval(), temperature, torch_dtype(model_settings.dtype))
-        self.critic = _make_critic(settings.critic, self.actor)
-        self.reference = _make_reference(settings.kl, self.actor)
+        self.critic = make_critic(settings.critic, self.actor)
+        self.reference = make_reference(settings.kl, self.actor)
         self.is_base_folded = False
         """Whether the frozen weights beside the adapters are no longer those of `model.path`."""
-        self._pass_size = pass_size_of(model.config, model_settings, settings, model.device)
+        self._pass_size = pass_size_of(model.config, model_settings, settings, self.team.device)
         above = self._pass_size.checkpoint_above
         if above is not None and (model_settings.gradient_checkpointing is True or checkpointed_layers(model)):
             checkpoint_gradients(model, above_tokens=above)
@@ -102,8 +110,9 @@ class Trainer:
         self._is_silent_at_zero = is_silent_at_zero(loss, settings)
         self._supervised: Batch | None = None
         self._charged: dict[str, float] = {}
-        self._device = model.device
+        self._device = self.team.device
         self._is_large = model.get_memory_footprint() >= _LARGE_BYTES
+        self._hand_over()
         self.optimizer = self._make_optimizer()
 
     # --- what others ask of it -----------------------------------------------------------------------------------
@@ -115,7 +124,8 @@ class Trainer:
 
     def weights(self) -> Weights:
         """The policy's weights under the names of the plain model; adapters are merged tensor by tensor, when asked."""
-        return MergedWeights(self.model) if has_adapter(self.model) else self.model.state_dict()
+        weights = MergedWeights(self.model) if has_adapter(self.model) else self.model.state_dict()
+        return self.team.gather(weights, self.model)
 
     @torch.no_grad()
     def annotate(self, experiences: Sequence[Experience]) -> Annotations:
@@ -127,16 +137,16 @@ class Trainer:
         reference = self._logprobs(self.reference, batch) if self.reference is not None else None
         penalties = self._price_distance(batch, reference) if reference is not None else None
         return Annotations(
-            values=_split(values, batch),
-            reference_logprobs=_split(reference, batch),
-            token_penalties=_split(penalties, batch),
+            values=split_rows(values, batch),
+            reference_logprobs=split_rows(reference, batch),
+            token_penalties=split_rows(penalties, batch),
         )
 
     def step(self, batch: Batch) -> StepReport:
         """One update: `epochs` passes over the batch in `minibatches` optimizer steps each."""
         if not batch.loss_mask.any():
             raise LearnError("the batch has no sampled tokens; nothing can be learnt from it.")
-        meter = Meter()
+        meter = Meter(self.team)
         self._return_freed_memory()
         self._set_learning_rate()
         if len(self._rows_that_teach(batch, np.arange(batch.num_rows))) == 0:
@@ -166,7 +176,7 @@ class Trainer:
         return StepReport(
             policy_version=self.policy_version,
             metrics={f"learn/{name}": value for name, value in metrics.items()},
-            trace=tracer.finish() if tracer is not None else None,
+            trace=tracer.finish(self.team) if tracer is not None else None,
         )
 
     def imitate(
@@ -179,6 +189,7 @@ class Trainer:
             how,
             seed=self.seed,
             micro_batch_tokens=self._pass_size.micro_batch_tokens,
+            team=self.team,
             on_step=on_step,
         )
         self.refresh_reference()
@@ -201,8 +212,10 @@ class Trainer:
             self.is_base_folded = True
             # The moments it has kept belong to the adapters that were folded away.
             self.optimizer = self._make_optimizer()
-        else:
-            self.reference = _make_reference(self.settings.kl, self.actor)
+        elif self.reference is not None:
+            with torch.no_grad():
+                for frozen, own in zip(self.reference.model.parameters(), self.model.parameters(), strict=True):
+                    frozen.copy_(own)
 
     # --- before an update ----------------------------------------------------------------------------------------
 
@@ -210,14 +223,14 @@ class Trainer:
         assert self.critic is not None
         values = np.zeros(len(batch.token_ids), dtype=np.float32)
         for micro in self._micro_batches(batch, np.arange(batch.num_rows)):
-            values[micro.source] = self.critic.values(micro, self.actor.states(micro)).float().cpu().numpy()
-        return values
+            values[micro.source] = self.critic(micro, self.actor.states(micro)).float().cpu().numpy()
+        return self.team.sum_array(values)
 
     def _logprobs(self, model: Reference, batch: Batch) -> FloatArray:
         logprobs = np.zeros(len(batch.token_ids), dtype=np.float32)
         for micro in self._micro_batches(batch, np.arange(batch.num_rows)):
             logprobs[micro.source] = model.score(micro).logprobs.cpu().numpy()
-        return logprobs
+        return self.team.sum_array(logprobs)
 
     def _price_distance(self, batch: Batch, reference_logprobs: FloatArray) -> FloatArray | None:
         if self.kl_price is None:
@@ -257,16 +270,26 @@ class Trainer:
         for micro in self._micro_batches(batch, scored):
             with torch.set_grad_enabled(not self._is_critic_alone):
                 scores = self.actor.score(micro)
+            if micro.num_action_tokens == 0:
+                self._pass_idly(micro, scores)
+                continue
             token_importance = torch.as_tensor(importance[micro.source], device=self._device)
             token_losses = self._token_losses(micro, scores, token_importance, num_tokens, meter, tracer)
             (token_losses * torch.as_tensor(weights[micro.source], device=self._device)).sum().backward()
             # Before the first optimizer step the policy is the one that sampled: the gap should be rounding only.
             if tracer.num_steps == 0 and isinstance(self.settings.correction, learning.NoCorrection):
                 gap = (scores.logprobs.detach() - micro.behavior_logprobs).abs()
-                meter.note("behavior_gap", float(gap.sum()) / num_tokens)
+                meter.note_share("behavior_gap", float(gap.sum()) / num_tokens)
         self._add_supervised_gradient(meter)
         self._apply_gradients(meter)
         tracer.end_minibatch(rows)
+
+    def _pass_idly(self, micro: MicroBatch, scores: TokenScores) -> None:
+        """The same way back without a token to learn from: no loss is asked about nothing."""
+        total = scores.logprobs.sum()
+        if self.critic is not None:
+            total = total + self.critic(micro, scores.hidden).sum()
+        total.backward()
 
     def _rows_that_teach(self, batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         return rows_that_teach(batch, rows) if self._is_silent_at_zero else rows
@@ -283,9 +306,14 @@ class Trainer:
         num_rows = self._supervised.num_rows
         rows = self.rng.choice(num_rows, size=min(ptx.batch_rows, num_rows), replace=False)
         loss = add_imitation_gradient(
-            self.actor, self._supervised, rows, coef=ptx.coef, micro_batch_tokens=self._pass_size.micro_batch_tokens
+            self.actor,
+            self._supervised,
+            rows,
+            coef=ptx.coef,
+            micro_batch_tokens=self._pass_size.micro_batch_tokens,
+            team=self.team,
         )
-        meter.add("ptx_loss", torch.tensor(loss), 1)
+        meter.add_share("ptx_loss", torch.tensor(loss), 1)
 
     def _token_losses(
         self,
@@ -317,18 +345,19 @@ class Trainer:
             # A critic of its own has its own learning rate, so its weight in the sum is 1.
             total = total + getattr(self.settings.critic, "coef", 1.0) * shown["value_loss"]
         for name, per_token in shown.items():
-            meter.add(name, per_token.detach().sum(), num_tokens)
+            meter.add_share(name, per_token.detach().sum(), num_tokens)
         return total
 
     def _value_loss(self, micro: MicroBatch, scores: TokenScores) -> Tensor:
         assert self.critic is not None
         assert not isinstance(self.settings.critic, learning.NoCritic)
-        values = self.critic.values(micro, scores.hidden)
+        values = self.critic(micro, scores.hidden)
         return value_loss(values, micro.values, micro.returns, self.settings.critic.clip)
 
     def _apply_gradients(self, meter: Meter) -> None:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        norm = nn.utils.clip_grad_norm_(parameters, self.settings.optim.grad_clip)
+        self.team.sum_gradients(parameters)
+        norm = read_whole(nn.utils.clip_grad_norm_(parameters, self.settings.optim.grad_clip))
         if not torch.isfinite(norm):
             raise LearnError(
                 f"the gradient norm is {norm.item()}; the weights are left as they were. "
@@ -337,8 +366,7 @@ class Trainer:
         self.optimizer.step()
         # Nobody needs them before the next update, and a rollout can use their memory.
         self.optimizer.zero_grad(set_to_none=True)
-        meter.add("grad_norm", norm, 1)
-        meter.count_step()
+        meter.count_step(norm)
 
     def _return_freed_memory(self) -> None:
         """Rollout and update leave each other what they no longer need; a small model has nothing to speak of."""
@@ -349,52 +377,25 @@ class Trainer:
 
     def _micro_batches(self, batch: Batch, rows: NDArray[np.int64]) -> Iterator[MicroBatch]:
         tokens, shares = self._pass_size.micro_batch_tokens, self.actor.shares_prompts
-        for micro in micro_batches(batch, rows, tokens, self._device, shares_prompts=shares):
+        for micro in self.team.micro_batches(batch, rows, tokens, shares_prompts=shares):
             yield micro
             # What one pass leaves scattered would make the next one grow.
             self._return_freed_memory()
 
+    def _hand_over(self) -> None:
+        """The team takes the models over, before there is an optimizer of what they then consist of."""
+        self.team.hold(self.actor.entry, self.actor.dtype)
+        if self.critic is not None:
+            self.team.hold(self.critic, self.actor.dtype)
+        if isinstance(self.reference, PolicyModel):
+            self.team.hold(self.reference.entry, self.reference.dtype)
+
     def _make_optimizer(self) -> torch.optim.AdamW:
         actor = [p for p in self.actor.model.parameters() if p.requires_grad]
         critic = [p for p in self.critic.parameters() if p.requires_grad] if self.critic is not None else []
-        optim = self.settings.optim
-        if isinstance(self.settings.critic, learning.ModelCritic):
-            share = self.settings.critic.lr / optim.lr
-            groups = [{"params": actor, "share": 1.0}, {"params": critic, "share": share}]
-        else:
-            groups = [{"params": [*actor, *critic], "share": 1.0}]
-        return make_adamw(groups, lr=optim.lr, betas=(optim.beta1, optim.beta2), weight_decay=optim.weight_decay)
+        return make_optimizer(actor, critic, self.settings)
 
     def _set_learning_rate(self) -> None:
         share = learning_rate_share(self.settings.optim, self.policy_version, self.settings.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.optim.lr * share * group["share"]
-
-
-def _make_critic(
-    settings: learning.NoCritic | learning.ValueHeadCritic | learning.ModelCritic, actor: PolicyModel
-) -> Critic | None:
-    match settings:
-        case learning.NoCritic():
-            return None
-        case learning.ValueHeadCritic():
-            return TrunkCritic(actor.model).to(actor.model.device)
-        case learning.ModelCritic():
-            return ModelCritic(actor.model, actor.dtype).to(actor.model.device)
-
-
-def _make_reference(
-    settings: learning.NoKl | learning.KlLoss | learning.KlReward, actor: PolicyModel
-) -> Reference | None:
-    if isinstance(settings, learning.NoKl):
-        return None
-    if has_adapter(actor.model):
-        return AdapterOffPolicy(actor)
-    frozen = copy.deepcopy(actor.model).eval().requires_grad_(False)
-    if actor.dtype == torch.bfloat16:
-        cast_parameters(frozen, actor.dtype)
-    return PolicyModel(frozen, actor.temperature)
-
-
-def _split(flat: FloatArray | None, batch: Batch) -> tuple[FloatArray, ...] | None:
-    return None if flat is None else tuple(np.split(flat, batch.row_starts[1:-1]))

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from turnwise.learn.pack import micro_batches, pack_without_credit
+from turnwise.learn.pack import count_sampled, pack_without_credit
+from turnwise.learn.parallel.team import Team
 from turnwise.learn.policy import PolicyModel
 from turnwise.learn.schedule import make_adamw
 from turnwise.protocols import Imitation
@@ -22,9 +23,11 @@ def imitate(
     *,
     seed: int,
     micro_batch_tokens: int,
+    team: Team | None = None,
     on_step: Callable[[int, int], None] | None = None,
 ) -> float:
     """Maximise the likelihood of the demonstrated tokens; returns the last step's mean loss per token."""
+    team = team or Team(actor.model.device)
     batch = pack_without_credit(demonstrations)
     rng = np.random.default_rng(seed)
     trained = [p for p in actor.model.parameters() if p.requires_grad]
@@ -32,24 +35,26 @@ def imitate(
     loss = 0.0
     for step in range(how.steps):
         rows = rng.choice(batch.num_rows, size=min(how.batch_rows, batch.num_rows), replace=False)
-        loss = add_imitation_gradient(actor, batch, rows, coef=1.0, micro_batch_tokens=micro_batch_tokens)
+        loss = add_imitation_gradient(actor, batch, rows, coef=1.0, micro_batch_tokens=micro_batch_tokens, team=team)
+        team.sum_gradients(trained)
         nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if on_step is not None:
             on_step(step + 1, how.steps)
-    return loss
+    return team.sum_numbers({"loss": loss})["loss"]
 
 
 def add_imitation_gradient(
-    actor: PolicyModel, batch: Batch, rows: NDArray[np.int64], *, coef: float, micro_batch_tokens: int
+    actor: PolicyModel, batch: Batch, rows: NDArray[np.int64], *, coef: float, micro_batch_tokens: int, team: Team
 ) -> float:
-    """Add the gradient of `coef` times the mean loss per token of these rows; returns the bare mean loss."""
-    shares = actor.shares_prompts
-    parts = list(micro_batches(batch, rows, micro_batch_tokens, actor.model.device, shares_prompts=shares))
-    num_tokens = sum(micro.num_action_tokens for micro in parts)
+    """Add the gradient of `coef` times the mean loss per token of these rows; returns the bare mean loss.
+
+    Both are this rank's share of them.
+    """
+    num_tokens = count_sampled(batch, rows)
     loss = 0.0
-    for micro in parts:
+    for micro in team.micro_batches(batch, rows, micro_batch_tokens, shares_prompts=actor.shares_prompts):
         part = -actor.score(micro).logprobs.sum() / num_tokens
         (coef * part).backward()
         loss += float(part.detach())

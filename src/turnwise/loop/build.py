@@ -37,6 +37,7 @@ from turnwise.envs.selectors import ByDifficulty, FiniteTasks, Selector, Sequent
 from turnwise.envs.tasks import SeedTasks
 from turnwise.errors import ConfigError
 from turnwise.learn.models import cache_folder
+from turnwise.learn.parallel.learner import ParallelLearner
 from turnwise.learn.reward_model import load_judge
 from turnwise.learn.tiny_reward import tiny_reward_folder
 from turnwise.loop.parts import ExploreParts, LearnParts, PlayParts, TrainParts, Words
@@ -135,28 +136,31 @@ def build_learn(settings: TurnwiseSettings, model_path: str | Path, *, run_path:
     return LearnParts(
         **vars(load_words(settings, str(model_path))),
         buffer=open_buffer(settings, run_path),
-        **_learning(settings, model_path),
+        **_learning(settings, model_path, run_path),
         open_mailbox=partial(open_mailbox, settings, run_path),
     )
 
 
 def build_train(settings: TurnwiseSettings, model_path: str | Path, *, run_path: Path | None = None) -> TrainParts:
     """All parts of a run; `run_path` is where what outlives the process lies."""
-    learning = _learning(settings, model_path)
+    learning = _learning(settings, model_path, run_path)
     model = getattr(learning["learner"], "model", None) if samples_in_place(settings) else None
     return TrainParts(**vars(build_explore(settings, model_path, run_path=run_path, model=model)), **learning)
 
 
-def _learning(settings: TurnwiseSettings, model_path: str | Path) -> dict[str, Any]:
+def _learning(settings: TurnwiseSettings, model_path: str | Path, run_path: Path | None) -> dict[str, Any]:
     credit = cast(CreditRule, _chosen(CREDITS, settings.credit)(settings.credit))
-    return {"credit": credit, "learner": open_learner(settings, str(model_path))}
+    return {"credit": credit, "learner": open_learner(settings, str(model_path), run_path=run_path)}
 
 
 def samples_in_place(settings: TurnwiseSettings) -> bool:
     """Whether an engine may sample from the model that is trained, so that its weights are in memory once.
 
-    Nothing may be sampled while they change, nor from weights older than the newest, and both must hold them alike.
+    Nothing may be sampled while they change, nor from weights older than the newest, and both must hold them alike, in
+    this process.
     """
+    if settings.learn.parallel.type != "none":
+        return False
     is_in_turns = settings.loop.type == "serial" and settings.run.mode == "both" and settings.sync.interval == 1
     is_alike = settings.model.dtype == "float32" and settings.learn.device == getattr(settings.engine, "device", "auto")
     engine = _chosen(ENGINES, settings.engine)
@@ -199,14 +203,18 @@ def open_engine(
     return cast(Engine, _chosen(ENGINES, settings.engine).open(settings.engine, site))
 
 
-def open_learner(settings: TurnwiseSettings, model_path: str) -> Learner:
+def open_learner(settings: TurnwiseSettings, model_path: str, *, run_path: Path | None = None) -> Learner:
+    """The learner of this process, or the ranks that learn for it."""
     site = LearnerSite(
         model_path=model_path,
         model=settings.model,
         loss=_chosen(LOSSES, settings.learn.loss)(settings.learn.loss),
         temperature=settings.rollout.temperature,
         seed=settings.run.seed,
+        run_path=run_path,
     )
+    if settings.learn.parallel.type != "none":
+        return ParallelLearner.open(settings.learn, site)
     return cast(Learner, _chosen(LEARNERS, settings.learn).open(settings.learn, site))
 
 

@@ -80,6 +80,12 @@ class LearnParts(Words):
     learner: Learner
     open_mailbox: Callable[[Callable[[], None]], Mailbox]
 
+    def close_learner(self) -> None:
+        """Nothing more is learnt: a learner that has processes of its own ends them in its `close`."""
+        close = getattr(self.learner, "close", None)
+        if close is not None:
+            close()
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainParts(ExploreParts, LearnParts):

@@ -51,6 +51,20 @@ def test_models_in_memory(overrides: list[str], loaded: list[str]) -> None:
         assert model.reason in describe_plan(plan)
 
 
+def test_ranks_and_what_each_of_them_holds() -> None:
+    alone = make_plan(load_settings(RECIPE, ["loop.type=pipelined"]))
+    assert (alone.ranks, alone.rank_bytes) == (1, None)
+    actor = next(model for model in alone.memory.models if model.name == "actor")
+    copies, pieces = (
+        make_plan(load_settings(RECIPE, [f"learn.parallel={{type: {kind}, ranks: 4}}"])) for kind in ("ddp", "fsdp")
+    )
+    # Ranks are other processes, so the engine has weights of its own.
+    assert copies.memory == pieces.memory == alone.memory
+    assert (copies.rank_bytes, pieces.rank_bytes) == (actor.total_bytes, -(-(actor.total_bytes or 0) // 4))
+    assert "4 ranks learn together; each holds" in describe_plan(pieces)
+    assert "ranks" not in describe_plan(alone)
+
+
 def test_the_plan_of_a_model_on_disk_counts_it_as_it_is() -> None:
     path = resolve_model(load_settings(RECIPE))
     memory = make_plan(load_settings(RECIPE, [f"model.path={path}", "loop.type=pipelined"])).memory

@@ -63,6 +63,14 @@ CONTRADICTIONS = pytest.mark.parametrize(
         (["buffer.offline=x.jsonl"], r"buffer.offline: a file given; run.mode 'both' does not learn from one"),
         (["run.mode=explore", "sync.method=checkpoint"], r"buffer.type: 'memory' given; .* Set buffer.type=sqlite"),
         (["run.mode=train", "buffer.type=sqlite"], r"sync.method: 'memory' given; .* Set sync.method=checkpoint"),
+        (
+            ["learn.parallel={type: ddp, ranks: 2}", "learn.device=cuda:1"],
+            r"learn.device: 'cuda:1' given; learn.parallel.ranks = 2 need a device each",
+        ),
+        (
+            ["learn.parallel.type=fsdp", "learn.type=examples.plug_ins:SgdLearner"],
+            r"learn.parallel.type: 'fsdp' given; learn.type 'examples.plug_ins:\w+' learns in one process",
+        ),
     ],
 )
 
@@ -103,6 +111,8 @@ def test_a_rule_must_say_what_it_needs(tmp_path: Path, monkeypatch: pytest.Monke
         ["tasks.num_tasks=8", "rollout.groups=8"],
         ["rollout.group_size=1"],
         ["env.train={size: 3}"],
+        ["learn.parallel={type: ddp, ranks: 1}", "learn.device=cuda:1"],
+        ["learn.parallel={type: fsdp, ranks: 4}", "learn.device=cuda"],
     ],
 )
 def test_the_other_side_of_each_border_passes(overrides: list[str]) -> None:
@@ -185,6 +195,11 @@ def test_several_contradictions_come_in_one_message() -> None:
             "learn.kl.horizon",
             ["learn.kl={type: reward, horizon: 99}"],
             ["learn.kl={type: reward, horizon: 99, target: 0.1}"],
+        ),
+        (
+            "learn.parallel.cpu_offload",
+            ["learn.parallel={type: fsdp, cpu_offload: true}", "learn.device=cpu"],
+            ["learn.parallel={type: fsdp, cpu_offload: true}"],
         ),
     ],
 )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from turnwise.config.checks import check_settings
-from turnwise.config.choices import CHOICES, Choice
+from turnwise.config.choices import CHOICES, Choice, read_section
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.config.recipes import list_recipes
 from turnwise.config.settings import Settings
@@ -236,3 +236,11 @@ def test_another_environment_drops_what_was_said_about_training_in_the_one_befor
     settings = load_settings(recipe, [f"{path}.type=bandit"])
     assert read(settings, path).train == {}
     check_settings(settings)
+
+
+def test_a_section_alone_is_what_it_was_in_the_whole() -> None:
+    """Processes that need no other section are sent its words."""
+    learn = load_settings(
+        LAKE, ["learn.loss={type: gspo, clip_low: 0.1}", "learn.parallel={type: ddp, ranks: 3}"]
+    ).learn
+    assert read_section("learn", learn.model_dump()) == learn

@@ -115,7 +115,7 @@ def test_a_new_critic_says_zero_and_reads_the_state_before_each_token(critic_cla
     model, batch = make_model(), make_batch()
     micro = one_micro_batch(batch)
     critic, hidden = critic_class(model), PolicyModel(model, 1.0).states(micro)
-    assert not critic.values(micro, hidden).any()
+    assert not critic(micro, hidden).any()
     with torch.no_grad():
         critic.head.out.weight.normal_()
         critic.head.out.bias.fill_(0.5)
@@ -124,5 +124,5 @@ def test_a_new_critic_says_zero_and_reads_the_state_before_each_token(critic_cla
         part = slice(batch.row_starts[row], batch.row_starts[row + 1])
         states = model.model(input_ids=torch.tensor(batch.token_ids[part], dtype=torch.long)[None]).last_hidden_state[0]
         expected += [critic.head.out(states[p - 1]).squeeze() for p in batch.loss_mask[part].nonzero()[0]]
-    found = in_order(micro, critic.values(micro, hidden))
+    found = in_order(micro, critic(micro, hidden))
     torch.testing.assert_close(found, torch.stack(expected), atol=1e-5, rtol=0)

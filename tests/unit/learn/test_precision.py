@@ -40,7 +40,7 @@ def test_the_learner_computes_in_bfloat16_over_float32_weights(more: dict[str, A
         metrics = trainer.step(make_batch(step)).metrics
     assert metrics["learn/behavior_gap"] > 0
     assert trainer.critic is not None
-    assert trainer.critic.values(micro, scores.hidden).dtype == torch.float32
+    assert trainer.critic(micro, scores.hidden).dtype == torch.float32
     for module in (trainer.actor.model, trainer.critic):
         assert all(p.dtype == torch.float32 for p in module.parameters())
         assert all(p.grad.dtype == torch.float32 for p in module.parameters() if p.grad is not None)
@@ -54,7 +54,7 @@ def test_the_critic_computes_in_bfloat16_and_its_head_in_float32() -> None:
         trainer = make_trainer(model_settings=settings, critic={"type": "model"})
         assert trainer.critic is not None
         nn.init.constant_(trainer.critic.head.out.weight, 0.1)
-        values.append(trainer.critic.values(micro, torch.empty(0)))
+        values.append(trainer.critic(micro, torch.empty(0)))
     assert not torch.equal(values[0], values[1])
     torch.testing.assert_close(values[1], values[0], atol=TOLERANCE, rtol=0)
 
@@ -124,7 +124,7 @@ def test_the_critic_is_checkpointed_too() -> None:
         assert critic is not None
         sizes: list[int] = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: (sizes.append(t.nbytes), t)[1], lambda t: t):
-            critic.values(one_micro_batch(make_batch()), torch.empty(0))
+            critic(one_micro_batch(make_batch()), torch.empty(0))
         return sum(sizes)
 
     assert saved(LESS_MEMORY) < 0.6 * saved({})

@@ -8,6 +8,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from turnwise.config.registry import CREDITS
 from turnwise.config.sections.device import Device
+from turnwise.config.sections.learn_parallel import OneProcess, ParallelSettings
 from turnwise.config.settings import Settings, WholeSettings
 
 
@@ -172,8 +173,9 @@ class LearnSettings(Settings):
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
     optim: OptimSettings = OptimSettings()
+    parallel: ParallelSettings = Field(default=OneProcess(), discriminator="type")
     num_threads: PositiveInt | None = None
-    """CPU threads of torch; null leaves its own choice."""
+    """CPU threads of torch; null leaves its own choice: with ranks, the cores divided by them."""
 
     def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
         rule: Any = CREDITS.get_target(run.credit.type)
