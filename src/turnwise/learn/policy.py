@@ -8,7 +8,7 @@ bfloat16; softmax and values are float32.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -52,6 +52,14 @@ class PolicyModel:
         hidden = self.states(micro)
         logprobs, entropies = self._head.score(hidden, micro.targets)
         return TokenScores(logprobs=logprobs, entropies=entropies, hidden=hidden)
+
+    @torch.no_grad()
+    def score_text(self, token_ids: Tensor) -> Tensor:
+        """[N - 1] log-probs of all tokens of one row but the first, at temperature 1."""
+        trunk = cast(nn.Module, self.model.base_model)
+        with _computing_in(self.dtype, token_ids.device):
+            states = trunk(input_ids=token_ids[None], use_cache=False).last_hidden_state[0, :-1]
+        return replace(self._head, temperature=1.0).score(states, token_ids[1:])[0]
 
 
 class AdapterOffPolicy:

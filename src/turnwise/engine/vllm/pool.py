@@ -65,6 +65,7 @@ class ServerPool:
         self._new_client = new_client
         self._start_timeout_s = start_timeout_s
         self._homes: dict[str, Server] = {}
+        self._has_settled = False
 
     @property
     def up(self) -> list[Server]:
@@ -76,6 +77,9 @@ class ServerPool:
 
     async def choose(self, key: str | None) -> Server:
         """The server for a request of the conversation `key`; an EngineError where none will ever be up."""
+        if not self._has_settled:
+            # Or all conversations would live on the first one that is up.
+            await self.settle()
         while not self.up:
             await self._wait_for_any()
         # The others come back meanwhile.
@@ -98,9 +102,10 @@ class ServerPool:
         server.needs_start = server.process is not None
 
     async def settle(self) -> None:
-        """Wait until every server is up or given up; an EngineError where one of a first start is not up."""
+        """Wait until every server is up or given up; an EngineError where none is up."""
         self._raise_all()
-        await asyncio.gather(*(server.raising for server in self.servers if server.raising is not None))
+        await asyncio.gather(*self._on_their_way())
+        self._has_settled = True
         if not self.up:
             raise EngineError(self._describe_failures())
 
@@ -114,20 +119,23 @@ class ServerPool:
 
     async def _wait_for_any(self) -> None:
         self._raise_all()
-        waiting = [server.raising for server in self.servers if server.raising is not None and not server.failure]
+        waiting = self._on_their_way()
         if not waiting:
             raise EngineError(self._describe_failures())
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
 
+    def _on_their_way(self) -> list[asyncio.Task[None]]:
+        raising = [server.raising for server in self.servers if server.raising is not None]
+        return [task for task in raising if not task.done()]
+
     async def _raise(self, server: Server) -> None:
         try:
             if server.process is not None and server.needs_start:
-                server.needs_start = False
-                server.num_starts += 1
                 # Stopping what is left of it may take a while.
-                url = await asyncio.to_thread(server.process.start)
-                server.client = self._new_client(url, server.process.api_key)
-                server.version = None
+                await asyncio.to_thread(server.process.stop)
+                server.client = self._new_client(server.process.start(), server.process.api_key)
+                server.needs_start, server.version = False, None
+                server.num_starts += 1
             await self._wait_until_healthy(server)
             await self._prepare(server)
         except TurnwiseError as error:

@@ -94,8 +94,7 @@ class ServerProcess:
         return self._plan.api_key
 
     def start(self) -> str:
-        """Stop what runs, start anew, and return the address."""
-        self.stop()
+        """Start it and return the address; what ran before has been stopped."""
         port = _free_port()
         self._plan.log.parent.mkdir(parents=True, exist_ok=True)
         with self._plan.log.open("ab") as log:
