@@ -63,6 +63,15 @@ CONTRADICTIONS = pytest.mark.parametrize(
         (["buffer.offline=x.jsonl"], r"buffer.offline: a file given; run.mode 'both' does not learn from one"),
         (["run.mode=explore", "sync.method=checkpoint"], r"buffer.type: 'memory' given; .* Set buffer.type=sqlite"),
         (["run.mode=train", "buffer.type=sqlite"], r"sync.method: 'memory' given; .* Set sync.method=checkpoint"),
+        (["engine.type=vllm"], r"engine.start: False and engine.urls: \[\] given; expected one of them"),
+        (
+            ["engine.type=vllm", "engine.start=true", "engine.urls=[http://a:1]"],
+            r"engine.start: True and engine.urls: \['http://a:1'\] given; expected one of them",
+        ),
+        (
+            ["engine.type=vllm", "engine.start=true", "engine.servers=3", "engine.devices=['0','1']"],
+            r"engine.devices: 2 entries given; expected one for each of engine.servers = 3",
+        ),
     ],
 )
 
@@ -137,6 +146,16 @@ def test_several_contradictions_come_in_one_message() -> None:
             "watch.max_reference_kl",
             ["watch.max_reference_kl=1.0"],
             ["watch.max_reference_kl=1.0", "learn.kl.type=loss"],
+        ),
+        (
+            "sync.max_probe_gap",
+            ["sync.max_probe_gap=0.1"],
+            ["sync.max_probe_gap=0.1", "engine.type=vllm", "engine.start=true"],
+        ),
+        (
+            "engine.servers",
+            ["engine.type=vllm", "engine.urls=[http://127.0.0.1:1]", "engine.servers=2"],
+            ["engine.type=vllm", "engine.start=true", "engine.servers=2"],
         ),
         ("tasks.selector", ["tasks.selector=random"], ["tasks.selector=random", "tasks.num_tasks=99"]),
         (

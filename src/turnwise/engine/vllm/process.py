@@ -43,7 +43,7 @@ class ServerPlan:
     args: Mapping[str, bool | int | float | str]
     env: Mapping[str, str]
     log: Path
-    api_key: str = field(default_factory=secrets.token_hex, repr=False)
+    api_key: str = field(default_factory=lambda: os.environ.get("VLLM_API_KEY") or secrets.token_hex(), repr=False)
 
     @classmethod
     def of(cls, settings: VllmEngineParams, site: EngineSite, number: int, folder: Path) -> ServerPlan:
