@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from turnwise.config.sections.engine import VllmEngineParams
-from turnwise.engine.vllm.client import Reply, ServerClient, ServerGoneError
+from turnwise.engine.vllm.client import Reply, ServerClient, ServerGoneError, ServerRefusedError
 from turnwise.engine.vllm.pool import Server, ServerPool
 from turnwise.engine.vllm.process import ServerPlan, ServerProcess
 from turnwise.engine.vllm.transfer import SharedMemoryTransfer, Transfer, VllmTransfer
@@ -56,7 +56,6 @@ class VllmEngine:
             new_client=self._new_client,
             start_timeout_s=settings.start_timeout_s,
         )
-        self._is_closed = False
         # Whoever forgets to close it, or is interrupted, leaves no servers behind.
         processes = [server.process for server in self._pool.servers if server.process is not None]
         self._stop_servers = weakref.finalize(self, _stop_all, processes)
@@ -110,8 +109,16 @@ class VllmEngine:
 
     async def score(self, token_ids: IntArray) -> list[FloatArray]:
         """How likely each server finds each token after the first, at temperature 1."""
-        await self._pool.settle()
-        return list(await asyncio.gather(*(server.client.score(token_ids) for server in self._pool.up)))
+        while True:
+            await self._pool.be_ready()
+            servers = self._pool.up
+            answers = await asyncio.gather(
+                *(server.client.score(token_ids) for server in servers), return_exceptions=True
+            )
+            for server, answer in zip(servers, answers, strict=True):
+                self._judge(server, answer if isinstance(answer, BaseException) else None)
+            if scores := [answer for answer in answers if not isinstance(answer, BaseException)]:
+                return scores
 
     def _complete(self, reply: Reply) -> Completion:
         # The oldest, where a reply went on over a change of weights; "default" before a server was told a version.
@@ -126,12 +133,13 @@ class VllmEngine:
     # --- weights -------------------------------------------------------------------------------------------------
 
     async def update_weights(self, weights: Weights, policy_version: int) -> None:
-        """Pause all servers, bring them the weights, let them go on; one that dies meanwhile gets them when it is back.
+        """Pause all servers, bring them the weights, let them go on; one that is gone gets them when it is back.
 
         A server that refuses them ends the run: what it would sample is not the policy.
         """
-        await self._settle()
+        await self._be_ready()
         await self._transfer.prepare(weights)
+        # In one step with the weights: a server that is on its way back takes both from here.
         self._policy_version, self._has_sent = policy_version, True
         servers = await self._each(self._pool.up, lambda server: server.client.pause(self._settings.in_flight))
         failures = await self._transfer.send([server.client for server in servers], weights, policy_version)
@@ -141,18 +149,16 @@ class VllmEngine:
             server.version = policy_version
         updated = [server for server in servers if server.is_up]
         await self._each(updated, self._resume)
-        if not updated and not self._transfer.can_repeat:
-            raise SyncError(f"no vLLM server has the weights of version {policy_version}: all are gone.")
-        await self._settle()
+        await self._be_ready()
 
     async def _resume(self, server: Server) -> None:
         if self._settings.in_flight == "keep":
             await server.client.forget_prefixes()
         await server.client.resume()
 
-    async def _settle(self) -> None:
+    async def _be_ready(self) -> None:
         try:
-            await self._pool.settle()
+            await self._pool.be_ready()
         except EngineError as error:
             raise SyncError(str(error)) from error
 
@@ -189,10 +195,15 @@ class VllmEngine:
                 await server.client.set_version(self._policy_version)
             return
         while server.version != self._policy_version:
-            # Newer ones may come while these are on their way.
             version = self._policy_version
-            await self._transfer.repeat(server.client, version)
-            server.version = version
+            try:
+                await self._transfer.repeat(server.client, version)
+            except ServerRefusedError:
+                # Newer weights may have taken the place of these while they were on their way.
+                if version == self._policy_version:
+                    raise
+            else:
+                server.version = version
         # One that was there all the time may still be paused.
         await server.client.resume()
 

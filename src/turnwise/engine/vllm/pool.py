@@ -77,13 +77,7 @@ class ServerPool:
 
     async def choose(self, key: str | None) -> Server:
         """The server for a request of the conversation `key`; an EngineError where none will ever be up."""
-        if not self._has_settled:
-            # Or all conversations would live on the first one that is up.
-            await self.settle()
-        while not self.up:
-            await self._wait_for_any()
-        # The others come back meanwhile.
-        self._raise_all()
+        await self.be_ready()
         home = self._homes.get(key) if key is not None else None
         if home is None or not home.is_up:
             home = min(self.up, key=lambda server: (server.num_running, self._num_guests(server), server.number))
@@ -100,6 +94,15 @@ class ServerPool:
             log.warning("%s is gone: %s", server, why)
         server.is_up = False
         server.needs_start = server.process is not None
+
+    async def be_ready(self) -> None:
+        """Return when a server is up, the first time when all are; the others come back meanwhile."""
+        if not self._has_settled:
+            # Or all conversations would live on the first one that is up.
+            await self.settle()
+        self._raise_all()
+        while not self.up:
+            await self._wait_for_any()
 
     async def settle(self) -> None:
         """Wait until every server is up or given up; an EngineError where none is up."""

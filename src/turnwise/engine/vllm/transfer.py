@@ -72,8 +72,10 @@ class SharedMemoryTransfer:
         self._files: list[int] = []
 
     async def prepare(self, weights: Weights) -> None:
+        written = await asyncio.to_thread(_write, weights, self._dtype)
+        # At once, so that nobody is sent parts of both.
         self.close()
-        await asyncio.to_thread(self._write, weights)
+        self._files = written
 
     async def send(self, clients: Sequence[ServerClient], weights: Weights, version: int) -> list[BaseException | None]:
         return await asyncio.gather(*(self.repeat(client, version) for client in clients), return_exceptions=True)
@@ -92,12 +94,14 @@ class SharedMemoryTransfer:
             os.close(file)
         self._files = []
 
-    def _write(self, weights: Weights) -> None:
-        for part in _parts(weights, self._dtype):
-            file = os.memfd_create("turnwise-weights")
-            self._files.append(file)
-            with open(file, "wb", closefd=False) as memory:
-                memory.write(save(part))
+
+def _write(weights: Weights, dtype: torch.dtype) -> list[int]:
+    files = []
+    for part in _parts(weights, dtype):
+        files.append(os.memfd_create("turnwise-weights"))
+        with open(files[-1], "wb", closefd=False) as memory:
+            memory.write(save(part))
+    return files
 
 
 def _parts(weights: Weights, dtype: torch.dtype) -> Iterator[dict[str, Tensor]]:

@@ -34,6 +34,9 @@ class FakeVllm:
         self.may_answer = threading.Event()
         self.may_answer.set()
         """Cleared: requests run until it is set."""
+        self.may_load = threading.Event()
+        self.may_load.set()
+        """Cleared: weights are under way until it is set."""
         self.is_paused = False
         self.num_running = 0
         self.num_aborts = 0
@@ -118,7 +121,10 @@ class FakeVllm:
         }
         if path not in answers:
             return 404, {"error": "Not Found"}
-        answers[path]()
+        try:
+            answers[path]()
+        except OSError as error:
+            return 500, {"error": str(error)}
         return 200, {}
 
     def _generate(self, prompt: list[int], params: dict[str, Any]) -> dict[str, Any]:
@@ -167,6 +173,7 @@ class FakeVllm:
         from safetensors.numpy import load_file  # noqa: PLC0415 - the program starts faster without
 
         assert self.loading is not None, "an update begins with /start_weight_update"
+        self.may_load.wait()
         self.loading += [float(tensor.mean()) for tensor in load_file(info["path"]).values()]
 
     def _finish(self, version: str) -> None:

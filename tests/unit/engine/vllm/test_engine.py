@@ -157,15 +157,36 @@ def test_one_that_comes_back_has_the_newest_weights_before_it_serves(servers: li
     lost.is_healthy, lost.refused["/pause"] = False, 500
 
     async def play() -> None:
-        update = asyncio.create_task(engine.update_weights(weights(0.75), 4))
-        await until(lambda: servers[0].version == "4")
-        assert (lost.version, engine.state()["servers_up"]) == ("3", 1)
+        await engine.update_weights(weights(0.75), 4)
+        assert (servers[0].version, lost.version, engine.state()["servers_up"]) == ("4", "3", 1)
+        assert len(await engine.score(np.asarray([1, 2], dtype=np.int32))) == 1
         lost.is_healthy = True
         lost.refused.clear()
-        await update
+        await engine._pool.settle()
 
     run(play())
     assert (lost.version, lost.number, engine.state()["servers_up"]) == ("4", 0.75, 2)
+
+
+def test_one_that_is_on_its_way_back_while_weights_change_has_the_newest(servers: list[FakeVllm]) -> None:
+    engine = open_engine(servers[:2])
+    run(engine.update_weights(weights(0.5), 3))
+    late = servers[1]
+    late.is_healthy, late.refused["/pause"] = False, 500
+
+    async def play() -> None:
+        await engine.update_weights(weights(0.75), 4)
+        late.may_load.clear()
+        late.is_healthy = True
+        late.refused.clear()
+        await until(lambda: late.calls[-1] == "/update_weights")
+        await engine.update_weights(weights(0.25), 5)
+        late.may_load.set()
+        await engine._pool.settle()
+
+    run(play())
+    assert (late.version, late.number, late.is_paused) == ("5", 0.25, False)
+    assert engine.state()["servers_up"] == 2
 
 
 # --- weights ---------------------------------------------------------------------------------------------------------
