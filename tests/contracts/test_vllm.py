@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from tests.clock import HANG_S
 from turnwise.app.run import train
 from turnwise.config.registry import LOSSES
 from turnwise.engine.vllm import process
+from turnwise.engine.vllm.engine import VllmEngine
 from turnwise.errors import SyncError
 from turnwise.learn.trainer import Trainer
 from turnwise.sites import LearnerSite
@@ -78,9 +80,8 @@ def test_requests_under_way_end_go_on_or_are_asked_again(in_flight: str) -> None
 
     async def play() -> list[Completion]:
         running = [asyncio.create_task(engine.generate(one)) for one in given]
-        while engine.state()["running"] < len(given):
-            await asyncio.sleep(0)
-        await asyncio.sleep(0.1)
+        while _metric(engine, "vllm:num_requests_running") < len(given) and not all(task.done() for task in running):
+            await asyncio.sleep(0.01)
         await engine.update_weights(models[1].state_dict(), 1)
         return await asyncio.gather(*running)
 
@@ -108,18 +109,21 @@ def test_turns_of_a_conversation_find_their_prefix() -> None:
 
     async def play() -> float:
         reply = await engine.generate(first)
-        before = sum(_num_cached(server.client.url) for server in engine._pool.up)
+        before = _metric(engine, "vllm:prefix_cache_hits_total")
         await engine.generate(asked(np.concatenate([first.prompt_ids, reply.token_ids, first.prompt_ids]), key="a"))
-        return sum(_num_cached(server.client.url) for server in engine._pool.up) - before
+        return _metric(engine, "vllm:prefix_cache_hits_total") - before
 
     assert asyncio.run(play()) == 96
 
 
-def _num_cached(url: str) -> float:
-    """Prompt tokens that a server did not compute again, so far."""
-    with urlopen(f"{url}/metrics", timeout=60) as page:
-        lines = page.read().decode().splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:prefix_cache_hits_total"))
+def _metric(engine: VllmEngine, name: str) -> float:
+    """What the servers themselves count, added up."""
+    found = 0.0
+    for server in engine._pool.up:
+        with urlopen(f"{server.client.url}/metrics", timeout=HANG_S) as page:
+            lines = page.read().decode().splitlines()
+        found += sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name + "{"))
+    return found
 
 
 def test_a_tied_head_that_was_left_old_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

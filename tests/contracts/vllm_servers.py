@@ -37,7 +37,8 @@ KEY = "a key of these tests"
 def start_servers(template: ChatTemplate, *choices: str, run_path: Path | None = None) -> VllmEngine:
     """An engine with servers of its own; whoever starts it closes it."""
     os.environ["VLLM_API_KEY"] = KEY
-    settings: Any = settings_with("engine.type=vllm", "engine.start=true", f"engine.python={PYTHON}", *choices)
+    started = ("engine.type=vllm", "engine.start=true", f"engine.python={PYTHON}", "engine.start_timeout_s=3600")
+    settings: Any = settings_with(*started, *choices)
     site = EngineSite(model_path=model_path(), dtype="float32", template=template, run_path=run_path)
     return VllmEngine.open(settings.engine, site)
 

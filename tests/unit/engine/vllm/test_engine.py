@@ -91,8 +91,8 @@ def test_new_conversations_go_to_the_least_loaded_and_stay_there(servers: list[F
         await asyncio.gather(*running)
         before = num_requests(servers)
         for _ in range(4):
-            await engine.generate(request(key="game 0"))
-        assert [after - first for after, first in zip(num_requests(servers), before, strict=True)] == [4, 0, 0]
+            await engine.generate(request(key="game 1"))
+        assert [after - first for after, first in zip(num_requests(servers), before, strict=True)] == [0, 4, 0]
 
     run(play())
     assert (engine.state()["running"], engine.state()["kept_rows"]) == (0, 6)
