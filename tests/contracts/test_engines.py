@@ -20,14 +20,23 @@ from turnwise.types import Completion, FinishReason, GenerateRequest, Sampling
 
 from .entries import names_of
 from .setting import copied, make_model, model_path, settings_with, template
+from .vllm_servers import NEEDS_VLLM, open_client
 
 pytestmark = pytest.mark.slow
 
 EVERY = names_of("engine")
+TOLERANCE = 1e-4
+"""Nats between the log-probs of an engine and those of a plain forward pass, in float32."""
 WITHOUT_MODEL = ("scripted",)
 """Fakes: what they say does not come from weights."""
-every_engine = pytest.mark.parametrize("name", EVERY)
-with_model = pytest.mark.parametrize("name", [name for name in EVERY if name not in WITHOUT_MODEL])
+
+
+def _marked(names: Sequence[str]) -> list[Any]:
+    return [pytest.param(name, marks=NEEDS_VLLM) if name == "vllm" else name for name in names]
+
+
+every_engine = pytest.mark.parametrize("name", _marked(EVERY))
+with_model = pytest.mark.parametrize("name", _marked([name for name in EVERY if name not in WITHOUT_MODEL]))
 
 
 class ManyStops:
@@ -47,6 +56,8 @@ def stops() -> ManyStops:
 
 
 def open_engine(name: str, *, policy_version: int = 0) -> Engine:
+    if name == "vllm":
+        return open_client(stops(), policy_version=policy_version)
     site = EngineSite(model_path=model_path(), dtype="float32", template=stops(), policy_version=policy_version)
     target: Any = ENGINES.get_target(name)
     return target.open(settings_with(f"engine.type={name}").engine, site)
@@ -80,7 +91,7 @@ def assert_exact(model: PreTrainedModel, given: GenerateRequest, completion: Com
     logits = model(input_ids=ids, use_cache=False).logits[0, len(given.prompt_ids) - 1 : -1].double()
     table = torch.log_softmax(logits / given.sampling.temperature, dim=-1)
     expected = table.gather(1, ids[0, len(given.prompt_ids) :, None]).squeeze(1)
-    np.testing.assert_allclose(completion.behavior_logprobs, expected.numpy(), atol=1e-4)
+    np.testing.assert_allclose(completion.behavior_logprobs, expected.numpy(), atol=TOLERANCE)
 
 
 # --- replies ---------------------------------------------------------------------------------------------------------
@@ -149,6 +160,16 @@ def test_greedy_replies_do_not_depend_on_dice(name: str) -> None:
     prompt = request(3).prompt_ids
     replies = tokens(ask(open_engine(name), *(asked(prompt, seed=seed, temperature=0.0) for seed in range(5))))
     assert replies == [replies[0]] * 5
+
+
+@with_model
+@torch.no_grad()
+def test_greedy_replies_are_the_likeliest_tokens(name: str) -> None:
+    model, given = make_model(), request(3, new=12, temperature=0.0)
+    (reply,) = tokens(ask(open_engine(name), given))
+    ids = torch.tensor(given.prompt_ids.tolist() + reply)[None]
+    logits = model(input_ids=ids, use_cache=False).logits[0, len(given.prompt_ids) - 1 : -1]
+    assert reply == logits.argmax(dim=-1).tolist()
 
 
 @with_model

@@ -77,7 +77,7 @@ class Evaluator:
         """An evaluation is about the newest policy; that an explorer has it early does no harm."""
         learner = self._parts.learner
         if self.play.engine.policy_version != learner.policy_version:
-            await self.play.channel.publish(learner.weights(), learner.policy_version)
+            await self.play.channel.publish(self._parts.take_weights(), learner.policy_version)
         return await self._stages.evaluate(self.play, advance)
 
     async def close(self) -> None:
@@ -127,7 +127,7 @@ async def set_up(workers: Workers, directory: RunDirectory, console: Console, ch
         if checkpoint is not None:
             parts.tasks.restore(progress.tasks)
         progress = replace(progress, tasks=parts.tasks.state())
-        await parts.channel.publish(parts.learner.weights(), parts.learner.policy_version)
+        await parts.channel.publish(parts.take_weights(), parts.learner.policy_version)
     return Start(parts=parts, evaluator=workers.evaluator, progress=progress, directory=directory)
 
 

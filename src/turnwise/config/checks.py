@@ -28,6 +28,7 @@ from turnwise.config.registry import (
 )
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.context import ContextSettings
+from turnwise.config.sections.engine import VllmEngineParams
 from turnwise.config.sections.env import EnvSettings
 from turnwise.config.sections.learn import NoCritic
 from turnwise.config.sections.reward import FunctionJudgeSettings, ModelJudgeSettings, NoFilter, NoJudge
@@ -269,6 +270,24 @@ def processes_meet_in_the_run_directory(settings: TurnwiseSettings) -> Iterator[
             yield f"{path}: '{given}' given; run.mode '{mode}' shares it with another process. Set {path}={expected}."
 
 
+def vllm_has_servers(settings: TurnwiseSettings) -> Iterator[str]:
+    """Servers are given or started, and never both."""
+    engine = settings.engine
+    if not isinstance(engine, VllmEngineParams):
+        return
+    if engine.start == bool(engine.urls):
+        given = f"engine.start: {engine.start} and engine.urls: {engine.urls} given"
+        yield (
+            f"{given}; expected one of them. Set engine.start=true to have servers started here, or "
+            "engine.urls=[http://HOST:PORT] for servers that are running."
+        )
+    if engine.start and engine.devices and len(engine.devices) != engine.servers:
+        yield (
+            f"engine.devices: {len(engine.devices)} entries given; expected one for each of engine.servers = "
+            f'{engine.servers}, such as ["1", "2"].'
+        )
+
+
 def is_shared(registry: Registry, name: str) -> bool:
     """Whether what is chosen reaches from one process of a run to another."""
     return bool(getattr(registry.get_target(name), "is_shared", False))
@@ -307,4 +326,5 @@ RULES: tuple[Rule, ...] = (
     a_file_is_only_learnt_from,
     processes_meet_in_the_run_directory,
     ranks_learn_alike,
+    vllm_has_servers,
 )

@@ -10,7 +10,11 @@ from contextlib import suppress
 from typing import Any
 
 from turnwise.config.registry import gives_no_rewards
+from turnwise.config.sections.model import TinySettings
 from turnwise.errors import ConfigError
+
+_VLLM_HEAD_WIDTH = 32
+"""The narrowest attention head that vLLM has a kernel for."""
 
 
 def fill_in(raw: dict[str, Any]) -> dict[str, Any]:
@@ -20,6 +24,18 @@ def fill_in(raw: dict[str, Any]) -> dict[str, Any]:
         raw = _with_default(raw, ("reward", "judge", "beside_env"), "leave" if needs_judge(raw) else "add")
     if _has_eval_files(raw):
         raw = _with_default(raw, ("eval", "episodes"), "all")
+    if _find(raw, "engine", "type") == "vllm":
+        raw = _fit_vllm(raw)
+    return raw
+
+
+def _fit_vllm(raw: dict[str, Any]) -> dict[str, Any]:
+    """Other kernels than the learner's sample, so what that changes is corrected; and heads are wide enough."""
+    raw = _with_default(raw, ("learn", "correction", "type"), "truncated")
+    width = _find(raw, "model", "tiny", "hidden_size") or TinySettings().hidden_size
+    is_tiny = _find(raw, "model", "path") in (None, "tiny")
+    if is_tiny and isinstance(width, int) and width % _VLLM_HEAD_WIDTH == 0:
+        raw = _with_default(raw, ("model", "tiny", "num_heads"), width // _VLLM_HEAD_WIDTH)
     return raw
 
 

@@ -231,10 +231,12 @@ ENGINES = Registry(
     {
         "local": "turnwise.engine.local:LocalEngine",
         "scripted": "turnwise.engine.scripted:ScriptedEngine",
+        "vllm": "turnwise.engine.vllm.engine:VllmEngine",
     },
     params={
         "local": "turnwise.config.sections.engine:LocalEngineParams",
         "scripted": "turnwise.config.sections.engine:ScriptedEngineParams",
+        "vllm": "turnwise.config.sections.engine:VllmEngineParams",
     },
 )
 WORKFLOWS = Registry(

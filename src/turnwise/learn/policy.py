@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -71,12 +71,23 @@ class PolicyModel:
         logprobs, entropies, hidden = self.entry(self._read_scores, micro)
         return TokenScores(logprobs=logprobs, entropies=entropies, hidden=hidden)
 
+    @torch.no_grad()
+    def score_text(self, token_ids: Tensor) -> Tensor:
+        """[N - 1] log-probs of all tokens of one row but the first, at temperature 1."""
+        return self.entry(self._read_text, token_ids)
+
     def _read_states(self, micro: MicroBatch) -> Tensor:
         return predicting_states(self.model, micro, self.dtype)
 
     def _read_scores(self, micro: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
         hidden = self._read_states(micro)
         return *self._head.score(hidden, micro.targets), hidden
+
+    def _read_text(self, token_ids: Tensor) -> Tensor:
+        trunk = cast(nn.Module, self.model.base_model)
+        with _computing_in(self.dtype, token_ids.device):
+            states = trunk(input_ids=token_ids[None], use_cache=False).last_hidden_state[0, :-1]
+        return replace(self._head, temperature=1.0).score(states, token_ids[1:])[0]
 
 
 class AdapterOffPolicy:

@@ -48,7 +48,7 @@ from turnwise.learn.whole import read_whole
 from turnwise.pretrained import chosen_device, load_model, torch_dtype
 from turnwise.protocols import Imitation, PolicyLoss, Weights
 from turnwise.sites import LearnerSite
-from turnwise.types import Annotations, Batch, Experience, FloatArray, StepReport
+from turnwise.types import Annotations, Batch, Experience, FloatArray, IntArray, StepReport
 
 _LARGE_BYTES = 100_000_000
 """Weights of a model whose activations are worth giving back before a rollout."""
@@ -141,6 +141,11 @@ class Trainer:
             reference_logprobs=split_rows(reference, batch),
             token_penalties=split_rows(penalties, batch),
         )
+
+    def score(self, token_ids: IntArray) -> FloatArray:
+        """How likely the policy of this moment finds each token after the first, at temperature 1."""
+        ids = torch.as_tensor(token_ids, dtype=torch.long, device=self._device)
+        return self.actor.score_text(ids).float().cpu().numpy()
 
     def step(self, batch: Batch) -> StepReport:
         """One update: `epochs` passes over the batch in `minibatches` optimizer steps each."""

@@ -6,6 +6,7 @@ and opened from its own section, so no engine, learner, buffer, weight transport
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -49,6 +50,8 @@ from turnwise.protocols import (
     Judge,
     Learner,
     Mailbox,
+    ScoringEngine,
+    ScoringLearner,
     TaskSource,
 )
 from turnwise.rollout.agent_proxy import AgentProxy, PlayRules
@@ -61,10 +64,16 @@ from turnwise.rollout.workflow import Workflow
 from turnwise.rollout.worlds import World, count_held_out, worlds_of
 from turnwise.sites import BufferSite, EngineSite, LearnerSite, TransportSite
 from turnwise.sync.memory import MemoryChannel, SharedChannel
-from turnwise.types import Sampling, Task
+from turnwise.sync.probe import Probe, ProbedChannel, largest_gap
+from turnwise.types import Message, Sampling, Task
+
+log = logging.getLogger(__name__)
 
 _SEEDS_PER_RUN = 10_000_000
 """Runs of different seeds count their tasks from points this far apart, so that they never share one."""
+
+_PROBE_TEXT = "Which way is it from the old lake to the red door, and how many steps? Count them: 1, 2, 3, 4, 5."
+"""What engine and learner are both asked about after a sync."""
 
 _JUDGE_SEED = 0
 """The built-in judge is a yardstick: the same for runs of all seeds."""
@@ -145,7 +154,25 @@ def build_train(settings: TurnwiseSettings, model_path: str | Path, *, run_path:
     """All parts of a run; `run_path` is where what outlives the process lies."""
     learning = _learning(settings, model_path, run_path)
     model = getattr(learning["learner"], "model", None) if samples_in_place(settings) else None
-    return TrainParts(**vars(build_explore(settings, model_path, run_path=run_path, model=model)), **learning)
+    explore = build_explore(settings, model_path, run_path=run_path, model=model)
+    probe = _make_probe(explore, learning["learner"])
+    if probe is not None:
+        explore = replace(explore, channel=ProbedChannel(explore.channel, probe))
+    return TrainParts(**vars(explore), **learning, probe=probe)
+
+
+def _make_probe(explore: ExploreParts, learner: Learner) -> Probe | None:
+    """Where the engine has weights of its own somewhere else, and both sides can be asked about a text."""
+    engine, settings = explore.engine, explore.settings
+    if not isinstance(engine, ScoringEngine):
+        return None
+    if not isinstance(learner, ScoringLearner):
+        log.warning(
+            "learn.type '%s' has no method 'score': what the engine serves is not compared", settings.learn.type
+        )
+        return None
+    text = explore.template.encode_prompt([Message("user", _PROBE_TEXT)])
+    return Probe(text, learner, engine, max_gap=largest_gap(settings.sync.max_probe_gap, settings.model.dtype))
 
 
 def _learning(settings: TurnwiseSettings, model_path: str | Path, run_path: Path | None) -> dict[str, Any]:

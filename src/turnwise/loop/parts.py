@@ -23,9 +23,11 @@ from turnwise.protocols import (
     Learner,
     Mailbox,
     TaskSource,
+    Weights,
 )
 from turnwise.rollout.judges import Judging
-from turnwise.types import Task
+from turnwise.sync.probe import Probe
+from turnwise.types import Metrics, Task
 
 if TYPE_CHECKING:
     from turnwise.loop.explore import Explored
@@ -79,6 +81,16 @@ class LearnParts(Words):
     credit: CreditRule
     learner: Learner
     open_mailbox: Callable[[Callable[[], None]], Mailbox]
+    probe: Probe | None = None
+    """Compares learner and engine after every sync, where the engine holds weights of its own somewhere else."""
+
+    def take_weights(self) -> Weights:
+        """The learner's, to be published."""
+        return self.learner.weights() if self.probe is None else self.probe.take_weights()
+
+    def sync_metrics(self) -> Metrics:
+        """What the newest sync showed."""
+        return {} if self.probe is None else self.probe.metrics()
 
     def close_learner(self) -> None:
         """Nothing more is learnt: a learner that has processes of its own ends them in its `close`."""

@@ -40,7 +40,7 @@ async def train_pipelined(
     start = PolicyMark(start_step, parts.learner.policy_version)
     if (newest := mailbox.newest()) is not None and newest > start:
         # Left by a process that was cut short: those updates are made again, and nobody may have their weights early.
-        mailbox.post(start, parts.learner.weights())
+        mailbox.post(start, parts.take_weights())
     explorer = Explorer(
         parts,
         ExplorerEnd(rules, mailbox, parts.channel, bell, start=start, timeout_s=settings.sync.timeout_s),
@@ -48,7 +48,7 @@ async def train_pipelined(
         max_running=(rules.max_staleness or 0) + 1,
         play=partial(explore, stages=stages),
     )
-    trainer_end = TrainerEnd(rules, mailbox, parts.learner.weights, start=start)
+    trainer_end = TrainerEnd(rules, mailbox, parts.take_weights, start=start)
     explorer.start(start_step + 1, settings.learn.steps)
     num_starved = 0
     try:
@@ -74,7 +74,7 @@ async def train_pipelined(
                 "sync/explorer_wait_s": explorer.end.waited_s - waits[0],
                 "sync/trainer_wait_s": trainer_wait_s,
             }
-            await on_step(replace(done, metrics={**done.metrics, **overlap}))
+            await on_step(replace(done, metrics={**done.metrics, **overlap, **parts.sync_metrics()}))
             # Only now: with no staleness allowed, the next rollout must not share the engine with an evaluation.
             with watch.section("sync"):
                 trainer_end.finish_update(PolicyMark(step, learnt.policy_version))

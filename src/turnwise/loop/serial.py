@@ -6,7 +6,7 @@ Read top to bottom, it is the whole library.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from turnwise.experience.build import build_experiences
@@ -44,8 +44,9 @@ async def train_serial(
             learnt = learn_from(parts, experiences, stages)
         if step % settings.sync.interval == 0:
             with watch.section("sync"):
-                await parts.channel.publish(parts.learner.weights(), learnt.policy_version)
-        await on_step(describe_step(parts.buffer, step, explored, learnt, tasks=parts.tasks.state()))
+                await parts.channel.publish(parts.take_weights(), learnt.policy_version)
+        done = describe_step(parts.buffer, step, explored, learnt, tasks=parts.tasks.state())
+        await on_step(replace(done, metrics={**done.metrics, **parts.sync_metrics()}))
 
 
 def learn_from(parts: LearnParts, experiences: Sequence[Experience], stages: Stages = STAGES) -> Learnt:

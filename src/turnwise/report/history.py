@@ -17,10 +17,10 @@ SUCCESS, RETURN, INVALID = "rollout/success", "rollout/return", "rollout/invalid
 SPREAD, DEAD_GROUPS, REPETITION = "rollout/in_group_std", "rollout/dead_groups", "rollout/repetition"
 ENTROPY, GRAD_NORM, CLIPPED = "learn/entropy", "learn/grad_norm", "learn/clip_fraction"
 REWARDED = "rollout/rewarded"
-KL, REFERENCE_KL = "learn/approx_kl", "learn/reference_kl"
+KL, REFERENCE_KL, BEHAVIOR_GAP = "learn/approx_kl", "learn/reference_kl", "learn/behavior_gap"
 _WATCHED = (
     *(SUCCESS, RETURN, INVALID, SPREAD, DEAD_GROUPS, REPETITION),
-    *(ENTROPY, GRAD_NORM, CLIPPED, KL, REFERENCE_KL),
+    *(ENTROPY, GRAD_NORM, CLIPPED, KL, REFERENCE_KL, BEHAVIOR_GAP),
 )
 
 _HIGH_SUCCESS = 0.8

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from turnwise.config.sections.watch import WatchSettings
 from turnwise.report.history import (
+    BEHAVIOR_GAP,
     CLIPPED,
     DEAD_GROUPS,
     ENTROPY,
@@ -244,6 +245,17 @@ def _find_large_kl(seen: History) -> _Trouble | None:
     )
 
 
+def _find_behavior_gap(seen: History) -> _Trouble | None:
+    gap, limit = seen[BEHAVIOR_GAP].newest, seen.settings.max_behavior_gap
+    if gap is None or gap <= limit:
+        return None
+    return _Trouble(
+        f"engine and learner differ by {gap:.3g} nats per token about what was sampled, more than "
+        f"watch.max_behavior_gap = {limit:g}: what is learnt from is not what the learner would have said. Try "
+        "model.dtype=float32, learn.correction.type=truncated, or fresher weights (sync.max_staleness, sync.interval)."
+    )
+
+
 def _find_large_reference_kl(seen: History) -> _Trouble | None:
     kl, limit = seen[REFERENCE_KL].newest, seen.settings.max_reference_kl
     if kl is None or kl <= limit:
@@ -300,6 +312,7 @@ _KINDS: dict[str, tuple[_Rule, bool]] = {
     "repetition": (_find_repetition, _SLOW),
     "clipping": (_find_clipping, _SLOW),
     "large_kl": (_find_large_kl, _SLOW),
+    "behavior_gap": (_find_behavior_gap, _SLOW),
     "large_reference_kl": (_find_large_reference_kl, _SLOW),
     "success_lost": (_find_success_lost, _AT_ONCE),
     "invalid_answers": (_find_invalid_answers, _AT_ONCE),

@@ -71,6 +71,15 @@ CONTRADICTIONS = pytest.mark.parametrize(
             ["learn.parallel.type=fsdp", "learn.type=examples.plug_ins:SgdLearner"],
             r"learn.parallel.type: 'fsdp' given; learn.type 'examples.plug_ins:\w+' learns in one process",
         ),
+        (["engine.type=vllm"], r"engine.start: False and engine.urls: \[\] given; expected one of them"),
+        (
+            ["engine.type=vllm", "engine.start=true", "engine.urls=[http://a:1]"],
+            r"engine.start: True and engine.urls: \['http://a:1'\] given; expected one of them",
+        ),
+        (
+            ["engine.type=vllm", "engine.start=true", "engine.servers=3", "engine.devices=['0','1']"],
+            r"engine.devices: 2 entries given; expected one for each of engine.servers = 3",
+        ),
     ],
 )
 
@@ -147,6 +156,16 @@ def test_several_contradictions_come_in_one_message() -> None:
             "watch.max_reference_kl",
             ["watch.max_reference_kl=1.0"],
             ["watch.max_reference_kl=1.0", "learn.kl.type=loss"],
+        ),
+        (
+            "sync.max_probe_gap",
+            ["sync.max_probe_gap=0.1"],
+            ["sync.max_probe_gap=0.1", "engine.type=vllm", "engine.start=true"],
+        ),
+        (
+            "engine.servers",
+            ["engine.type=vllm", "engine.urls=[http://127.0.0.1:1]", "engine.servers=2"],
+            ["engine.type=vllm", "engine.start=true", "engine.servers=2"],
         ),
         ("tasks.selector", ["tasks.selector=random"], ["tasks.selector=random", "tasks.num_tasks=99"]),
         (

@@ -96,3 +96,17 @@ def test_what_only_a_judge_alone_decides_has_no_effect_beside_an_environment() -
 def test_the_built_in_judge_says_that_it_knows_nothing_of_other_environments() -> None:
     (note,) = find_no_effect(load_settings(LAKE, ["reward.judge={type: model, path: tiny}"]))
     assert note.startswith("reward.judge.path 'tiny' has learnt from the built-in prompts alone")
+
+
+def test_with_vllm_what_other_kernels_change_is_corrected_and_heads_are_wide_enough() -> None:
+    vllm = ["engine.type=vllm", "engine.start=true"]
+    plain, fitted = (
+        load_settings(LAKE, ["model.tiny.hidden_size=96"]),
+        load_settings(LAKE, [*vllm, "model.tiny.hidden_size=96"]),
+    )
+    assert (plain.learn.correction.type, plain.model.tiny.num_heads) == ("none", 4)
+    assert (fitted.learn.correction.type, fitted.model.tiny.num_heads) == ("truncated", 3)
+    chosen = load_settings(LAKE, [*vllm, "learn.correction.type=none", "model.tiny.num_heads=2"])
+    assert (chosen.learn.correction.type, chosen.model.tiny.num_heads) == ("none", 2)
+    other = load_settings(LAKE, [*vllm, "model.path=/some/folder"])
+    assert find_no_effect(other) == []

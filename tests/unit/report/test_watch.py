@@ -62,6 +62,7 @@ SIGNS = {
     "clipping": ("learn__clip_fraction", 0.31, 0.3),
     "large_kl": ("learn__approx_kl", 0.21, 0.2),
     "large_reference_kl": ("learn__reference_kl", 5.1, 5.0),
+    "behavior_gap": ("learn__behavior_gap", 0.21, 0.2),
 }
 
 
@@ -98,7 +99,7 @@ def test_a_sign_is_a_collapse_where_the_outcome_does_not_stand(kind: str) -> Non
     assert told(look(START + lasting + standing)) == [(kind, WINDOW + PATIENCE, False)]
 
 
-@pytest.mark.parametrize("kind", ["clipping", "large_kl", "large_reference_kl"])
+@pytest.mark.parametrize("kind", ["clipping", "large_kl", "large_reference_kl", "behavior_gap"])
 def test_large_updates_are_warnings_whatever_the_outcome(kind: str) -> None:
     name, bad, _ = SIGNS[kind]
     findings = look(START + rows(2 * WINDOW, rollout__success=0.29, **{name: bad}))
@@ -335,6 +336,7 @@ def test_every_return_that_is_asked_for_was_among_the_points_of_all_steps_betwee
         ({"max_clip_fraction": 0.1}, rows(9, learn__clip_fraction=0.2), "clipping"),
         ({"max_kl": 0.05}, rows(9, learn__approx_kl=0.1), "large_kl"),
         ({"max_reference_kl": 1.0}, rows(9, learn__reference_kl=2.0), "large_reference_kl"),
+        ({"max_behavior_gap": 0.05}, rows(9, learn__behavior_gap=0.1), "behavior_gap"),
     ],
 )
 def test_a_threshold_decides(setting: dict[str, float], steps: Rows, kind: str) -> None:

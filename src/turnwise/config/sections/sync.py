@@ -24,14 +24,24 @@ class SyncSettings(Settings):
     """Rollouts that the explorer is ahead in the style 'fixed'. Null: as many as `max_staleness` allows."""
     timeout_s: PositiveFloat = 1800.0
     """Longest wait of explorer and trainer for each other."""
+    max_probe_gap: PositiveFloat | Literal["auto"] = "auto"
+    """Largest mean distance, in nats per token, between what engine and learner make of one text after a sync; more
+    stops the run. auto: 0.02 with model.dtype float32, 0.2 with bfloat16."""
     method: str = "memory"
     """How weights travel: inside the process, or with `checkpoint` as files in the run directory, for processes of
     their own; or 'package.module:Class'."""
 
     def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
         if run.run.mode != "both":
-            return {}
+            return self.idle("max_probe_gap", why=f"with run.mode '{run.run.mode}': engine and learner do not meet")
+        idle = {}
+        if run.engine.type in ("local", "scripted"):
+            idle = self.idle(
+                "max_probe_gap", why=f"with engine.type '{run.engine.type}': it holds no weights elsewhere"
+            )
         if run.loop.type == "serial":
             names = ("style", "max_staleness", "offset", "timeout_s", "method")
-            return self.idle(*names, why="with loop.type 'serial'")
-        return {} if self.style == "fixed" else self.idle("offset", why=f"with {path}.style '{self.style}'")
+            return idle | self.idle(*names, why="with loop.type 'serial'")
+        if self.style == "fixed":
+            return idle
+        return idle | self.idle("offset", why=f"with {path}.style '{self.style}'")

@@ -26,6 +26,8 @@ class WatchSettings(Settings):
     """Largest share of tokens whose ratio the loss clips."""
     max_kl: PositiveFloat = 0.2
     """Largest distance, per token, between the policy that sampled and the one that is trained."""
+    max_behavior_gap: PositiveFloat = 0.2
+    """Largest mean distance, per token, between the log-probs of the engine that sampled and of the learner."""
     max_reference_kl: PositiveFloat = 5.0
     """Largest distance, per token, between the policy and its frozen reference."""
 

@@ -15,7 +15,7 @@ from turnwise.learn.parallel.processes import start_processes
 from turnwise.learn.parallel.sent_weights import ReceivedWeights
 from turnwise.protocols import Imitation, Weights
 from turnwise.sites import LearnerSite
-from turnwise.types import Annotations, Batch, Experience, StepReport
+from turnwise.types import Annotations, Batch, Experience, FloatArray, IntArray, StepReport
 
 
 class ParallelLearner:
@@ -63,6 +63,9 @@ class ParallelLearner:
         received = ReceivedWeights()
         self._hosts.call("weights", on_note=received.hear)
         return received
+
+    def score(self, token_ids: IntArray) -> FloatArray:
+        return self._hosts.call("score", token_ids)
 
     def save_state(self, folder: Path) -> None:
         self._hosts.call("save_state", folder)
