@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from turnwise import __version__
-from turnwise.errors import LearnError, SyncError, TurnwiseError, did_you_mean
+from turnwise.errors import ClusterError, LearnError, SyncError, TurnwiseError, did_you_mean
 
 _OVERRIDES = """
 settings can be changed with key.path=value or --key.path value, for example
@@ -216,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         return commands.run(options, parse_overrides(rest))
-    except (LearnError, SyncError) as error:
+    except (LearnError, SyncError, ClusterError) as error:
         _tell(f"the run failed: {error}")
         return 1
     except TurnwiseError as error:

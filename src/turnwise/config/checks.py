@@ -26,6 +26,7 @@ from turnwise.config.registry import (
     import_shaping,
 )
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.config.sections.cluster import RayCluster
 from turnwise.config.sections.context import ContextSettings
 from turnwise.config.sections.env import EnvSettings
 from turnwise.config.sections.learn import NoCritic
@@ -268,6 +269,22 @@ def processes_meet_in_the_run_directory(settings: TurnwiseSettings) -> Iterator[
             yield f"{path}: '{given}' given; run.mode '{mode}' shares it with another process. Set {path}={expected}."
 
 
+def actors_can_be_lost(settings: TurnwiseSettings) -> Iterator[str]:
+    """What a lost actor held must be found again by the one that takes its place."""
+    if not isinstance(settings.cluster, RayCluster):
+        return
+    if settings.run.mode != "both":
+        yield (
+            f"run.mode: '{settings.run.mode}' given; cluster.type 'ray' runs explorers and learner together. "
+            "Set run.mode=both, or cluster.type=none."
+        )
+    if not is_shared(BUFFERS, settings.buffer.type):
+        yield (
+            f"buffer.type: '{settings.buffer.type}' given; with cluster.type 'ray' the buffer is an actor, and what it "
+            "keeps must outlive it. Set buffer.type=sqlite, or leave it out."
+        )
+
+
 def is_shared(registry: Registry, name: str) -> bool:
     """Whether what is chosen reaches from one process of a run to another."""
     return bool(getattr(registry.get_target(name), "is_shared", False))
@@ -288,4 +305,5 @@ RULES: tuple[Rule, ...] = (
     weights_may_be_as_old_as_they_get,
     a_file_is_only_learnt_from,
     processes_meet_in_the_run_directory,
+    actors_can_be_lost,
 )

@@ -109,25 +109,36 @@ def build_explore(
 ) -> ExploreParts:
     """What an explorer needs: no learner is made."""
     play = build_play(settings, model_path, run_path=run_path, model=model)
-    worlds, rollout = worlds_of(settings), settings.rollout
-    stage = Stage(settings=settings, template=play.template, engine=play.engine, judging=play.judging)
-    needs_greedy = bool(getattr(_chosen(CREDITS, settings.credit), "needs_greedy", False))
-
-    def new_proxies() -> tuple[AgentProxy, AgentProxy | None]:
-        sampled = stage.proxy(worlds, split="train", group_size=rollout.group_size, temperature=rollout.temperature)
-        return sampled, stage.proxy(worlds, split="train") if needs_greedy else None
-
+    worlds, new_proxies = worlds_of(settings), partial(open_proxies, play)
     proxy, greedy_proxy = new_proxies()
     return ExploreParts(
         **vars(play),
         tasks=build_tasks(settings, worlds),
-        groups_per_rollout=sum(world.groups for world in worlds),
+        groups_per_rollout=count_groups(worlds),
         proxy=proxy,
         greedy_proxy=greedy_proxy,
         new_proxies=new_proxies,
         buffer=open_buffer(settings, run_path),
         open_mailbox=partial(open_mailbox, settings, run_path),
     )
+
+
+def open_proxies(play: PlayParts) -> tuple[AgentProxy, AgentProxy | None]:
+    """Who plays training tasks, and who plays them once more, greedily, where credit measures against that."""
+    settings, worlds = play.settings, worlds_of(play.settings)
+    stage = Stage(settings=settings, template=play.template, engine=play.engine, judging=play.judging)
+    size, temperature = settings.rollout.group_size, settings.rollout.temperature
+    sampled = stage.proxy(worlds, split="train", group_size=size, temperature=temperature)
+    return sampled, stage.proxy(worlds, split="train") if needs_greedy(settings) else None
+
+
+def needs_greedy(settings: TurnwiseSettings) -> bool:
+    return bool(getattr(_chosen(CREDITS, settings.credit), "needs_greedy", False))
+
+
+def count_groups(worlds: Sequence[World]) -> int:
+    """Of one rollout."""
+    return sum(world.groups for world in worlds)
 
 
 def build_learn(settings: TurnwiseSettings, model_path: str | Path, *, run_path: Path | None = None) -> LearnParts:
@@ -148,8 +159,7 @@ def build_train(settings: TurnwiseSettings, model_path: str | Path, *, run_path:
 
 
 def _learning(settings: TurnwiseSettings, model_path: str | Path) -> dict[str, Any]:
-    credit = cast(CreditRule, _chosen(CREDITS, settings.credit)(settings.credit))
-    return {"credit": credit, "learner": open_learner(settings, str(model_path))}
+    return {"credit": open_credit(settings), "learner": open_learner(settings, str(model_path))}
 
 
 def samples_in_place(settings: TurnwiseSettings) -> bool:
@@ -157,7 +167,8 @@ def samples_in_place(settings: TurnwiseSettings) -> bool:
 
     Nothing may be sampled while they change, nor from weights older than the newest, and both must hold them alike.
     """
-    is_in_turns = settings.loop.type == "serial" and settings.run.mode == "both" and settings.sync.interval == 1
+    is_here = settings.run.mode == "both" and settings.cluster.type == "none"
+    is_in_turns = settings.loop.type == "serial" and is_here and settings.sync.interval == 1
     is_alike = settings.model.dtype == "float32" and settings.learn.device == getattr(settings.engine, "device", "auto")
     engine = _chosen(ENGINES, settings.engine)
     return is_in_turns and is_alike and getattr(engine, "samples_in_place", False)
@@ -208,6 +219,10 @@ def open_learner(settings: TurnwiseSettings, model_path: str) -> Learner:
         seed=settings.run.seed,
     )
     return cast(Learner, _chosen(LEARNERS, settings.learn).open(settings.learn, site))
+
+
+def open_credit(settings: TurnwiseSettings) -> CreditRule:
+    return cast(CreditRule, _chosen(CREDITS, settings.credit)(settings.credit))
 
 
 def open_buffer(settings: TurnwiseSettings, run_path: Path | None) -> Buffer:

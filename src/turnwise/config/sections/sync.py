@@ -23,7 +23,7 @@ class SyncSettings(Settings):
     offset: int | None = Field(default=None, ge=0)
     """Rollouts that the explorer is ahead in the style 'fixed'. Null: as many as `max_staleness` allows."""
     timeout_s: PositiveFloat = 1800.0
-    """Longest wait of explorer and trainer for each other."""
+    """Longest wait of explorer and trainer for each other; with a cluster also for news of any part of it."""
     method: str = "memory"
     """How weights travel: inside the process, or with `checkpoint` as files in the run directory, for processes of
     their own; or 'package.module:Class'."""
@@ -32,6 +32,11 @@ class SyncSettings(Settings):
         if run.run.mode != "both":
             return {}
         if run.loop.type == "serial":
-            names = ("style", "max_staleness", "offset", "timeout_s", "method")
+            names = ["style", "max_staleness", "offset", "method"]
+            if run.cluster.type == "none":
+                names.append("timeout_s")
             return self.idle(*names, why="with loop.type 'serial'")
-        return {} if self.style == "fixed" else self.idle("offset", why=f"with {path}.style '{self.style}'")
+        unused = {} if self.style == "fixed" else self.idle("offset", why=f"with {path}.style '{self.style}'")
+        if run.cluster.type != "none":
+            unused |= self.idle("method", why=f"with cluster.type '{run.cluster.type}'")
+        return unused
