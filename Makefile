@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PARALLEL := -n auto --maxprocesses=8 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test coverage test-fast check format bench results clean
+.PHONY: help install train test coverage test-fast test-ray check format bench results clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -36,6 +36,10 @@ coverage: install ## the same, and which lines no test runs; takes longer
 
 test-fast: install ## run the tests that take no time: for all day long
 	$(BIN)/pytest $(PARALLEL) -m 'not slow' --hypothesis-profile=fast
+
+test-ray: install ## install the extra ray and run the tests that need it
+	$(BIN)/pip install --quiet -c constraints.txt ray
+	$(BIN)/pytest -m ray --durations=8
 
 check: install ## format, lint, types, import layers
 	$(BIN)/ruff format --check .

@@ -16,11 +16,11 @@ from rich.console import Console
 
 from turnwise.app.set_up import Evaluator, Workers, open_workers
 from turnwise.app.training import Training
-from turnwise.config.packages import require_package
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.cluster import RayCluster
 from turnwise.errors import LostError
 from turnwise.loop.cluster.crew import Crew, Hiring
+from turnwise.loop.cluster.journals import Journals
 from turnwise.loop.cluster.parts import build_on_cluster
 from turnwise.loop.cluster.proxies import Host
 from turnwise.loop.cluster.shares import Player
@@ -80,6 +80,7 @@ class ClusterTraining:
         while True:
             try:
                 await self._try(cluster, checkpoint)
+                Journals(self._directory).forget_covered()
                 return
             except LostError as lost:
                 newest = self._directory.latest_checkpoint()
@@ -127,7 +128,6 @@ class ClusterTraining:
 
 
 def _open_ray(settings: TurnwiseSettings, run_path: Path) -> Cluster:
-    require_package("ray", extra="ray", asked_by="cluster.type: 'ray'")
     from turnwise.loop.cluster.ray_cluster import OnRay  # noqa: PLC0415 - an extra
 
     return OnRay(settings, run_path)

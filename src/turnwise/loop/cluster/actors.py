@@ -11,12 +11,13 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import ray
 import yaml
 from transformers.utils import logging as transformers_logging
 
 from turnwise.config.load import load_settings
+from turnwise.config.packages import require_package
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ClusterError
 from turnwise.loop.cluster.hosts import BufferHost, ExplorerHost, LearnerHost
@@ -81,6 +82,7 @@ class BufferActor(BufferHost):
     """`BufferHost` as an actor that Ray starts again by itself."""
 
     def __init__(self, site: ActorSite) -> None:
+        ray: Any = require_package("ray", extra="ray", asked_by="cluster.type: 'ray'")
         is_replacement = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         super().__init__(begin(site), site.run_path, is_replacement=is_replacement)
 

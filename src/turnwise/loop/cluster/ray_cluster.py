@@ -12,16 +12,14 @@ import os
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
-from ray import exceptions as failures
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from turnwise.config.load import dump_settings
+from turnwise.config.packages import require_package
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.cluster import RayCluster
 from turnwise.errors import ClusterError, LostError, TurnwiseError
@@ -30,6 +28,12 @@ from turnwise.loop.cluster.crew import WeightsLostError
 from turnwise.loop.cluster.proxies import RemoteWeights, pack_weights
 from turnwise.loop.cluster.shares import Share, Told
 from turnwise.protocols import Weights
+
+_needed = partial(require_package, extra="ray", asked_by="cluster.type: 'ray'")
+ray: Any = _needed("ray")
+failures: Any = _needed("ray.exceptions")
+places: Any = _needed("ray.util.placement_group")
+strategies: Any = _needed("ray.util.scheduling_strategies")
 
 _CLOSE_S = 10.0
 """Longest time that an explorer may take to let go of its engine."""
@@ -45,7 +49,7 @@ class OnRay:
         self._chosen = settings.cluster
         self._timeout_s = settings.sync.timeout_s
         self._is_own = _connect(self._chosen)
-        self._groups: list[PlacementGroup] = []
+        self._groups: list[Any] = []
         self._site = ActorSite(
             name="",
             settings_yaml=dump_settings(settings),
@@ -56,7 +60,7 @@ class OnRay:
     def close(self) -> None:
         for group in self._groups:
             with suppress(failures.RayError, ValueError):
-                remove_placement_group(group)
+                places.remove_placement_group(group)
         if self._is_own:
             ray.shutdown()
 
@@ -67,7 +71,7 @@ class OnRay:
         site = replace(self._site, name="learner", model_path=model_path)
         group = self._reserve(self._chosen.learner_cpus, self._chosen.learner_gpus)
         if not group.wait(self._chosen.start_timeout_s):
-            remove_placement_group(group)
+            places.remove_placement_group(group)
             raise ClusterError(f"the learner found no place in {self._chosen.start_timeout_s:g} s. {self._room()}")
         actor = _actor(LearnerActor, group, cpus=self._chosen.learner_cpus, gpus=self._chosen.learner_gpus).remote(site)
         return self._opened(RayHost(actor, site, self._timeout_s))
@@ -75,7 +79,7 @@ class OnRay:
     def open_buffer(self) -> RayHost:
         """Beside this process, where the directory of the run is; Ray starts it again wherever it can be."""
         site = replace(self._site, name="buffer")
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        here = strategies.NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": here}
         actor = ray.remote(BufferActor).options(**options).remote(site)
         return self._opened(RayHost(actor, site, self._timeout_s))
@@ -92,7 +96,7 @@ class OnRay:
             async with asyncio.timeout(self._chosen.start_timeout_s):
                 await player.open()
         except BaseException as error:
-            remove_placement_group(group)
+            places.remove_placement_group(group)
             if isinstance(error, TimeoutError):
                 limit = f"{self._chosen.start_timeout_s:g} s (cluster.start_timeout_s)"
                 raise LostError(f"{name} was not ready after {limit}; see {site.log}") from None
@@ -105,8 +109,8 @@ class OnRay:
 
     # --- places --------------------------------------------------------------------------------------------------
 
-    def _reserve(self, cpus: float, gpus: float) -> PlacementGroup:
-        group = placement_group([{"CPU": cpus, **({"GPU": gpus} if gpus else {})}], strategy="PACK")
+    def _reserve(self, cpus: float, gpus: float) -> Any:
+        group = places.placement_group([{"CPU": cpus, **({"GPU": gpus} if gpus else {})}], strategy="PACK")
         self._groups.append(group)
         return group
 
@@ -121,9 +125,9 @@ class OnRay:
         return f"The cluster has {sizes} free. Ask for less, or add machines."
 
 
-def _actor(actor_class: type, group: PlacementGroup, *, cpus: float, gpus: float) -> Any:
+def _actor(actor_class: type, group: Any, *, cpus: float, gpus: float) -> Any:
     """What it starts itself, such as workers of its environments, gets a place beside it."""
-    place = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_capture_child_tasks=True)
+    place = strategies.PlacementGroupSchedulingStrategy(placement_group=group, placement_group_capture_child_tasks=True)
     return ray.remote(actor_class).options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=place)
 
 
@@ -209,7 +213,7 @@ class RayHost:
 class RayPlayer:
     """A `Player` that is an actor."""
 
-    def __init__(self, actor: Any, site: ActorSite, group: PlacementGroup) -> None:
+    def __init__(self, actor: Any, site: ActorSite, group: Any) -> None:
         self.name = site.name
         self.actor = actor
         self._site = site
@@ -241,7 +245,7 @@ class RayPlayer:
                 await self.actor.close.remote()
         with suppress(failures.RayError, ValueError):
             ray.kill(self.actor)
-            remove_placement_group(self._group)
+            places.remove_placement_group(self._group)
 
 
 def _reference_to(weights: Weights) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal, Protocol
 
 from turnwise.protocols import Weights
@@ -64,4 +65,4 @@ def deal(tasks: Sequence[Task], num_players: int) -> list[tuple[Task, ...]]:
     """As even as it goes, in their order; never an empty share."""
     num_shares = min(num_players, len(tasks))
     bounds = [number * len(tasks) // num_shares for number in range(num_shares + 1)] if num_shares else [0]
-    return [tuple(tasks[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [tuple(tasks[a:b]) for a, b in pairwise(bounds)]
