@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from tests.small_run import SMALL_LAKE, without_plots
 from turnwise.app.run import train
 
+pytest.importorskip("ray", reason="the package ray is not installed; `make test-ray` installs it")
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 STEPS = 8
@@ -62,9 +63,7 @@ def test_a_killed_actor_costs_nothing(
     check(run, undisturbed)
 
 
-def test_a_lost_node_costs_nothing(
-    nodes: Any, watch: Callable[..., Any], undisturbed: dict[str, torch.Tensor]
-) -> None:
+def test_a_lost_node_costs_nothing(nodes: Any, watch: Callable[..., Any], undisturbed: dict[str, torch.Tensor]) -> None:
     first = nodes.add_node(num_cpus=3)
     run = watch("cluster.explorers=2", *WORDS)
     run.wait_for_step(4)

@@ -7,6 +7,7 @@ that it learnt from before.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -93,17 +94,27 @@ class ClusterTraining:
                     RunDirectory.reopen(self._directory.path, step=-1)
 
     async def _try(self, cluster: Cluster, checkpoint: Path | None) -> None:
-        workers = open_workers(
-            self._settings, self._directory, self._console, checkpoint, build=partial(self._build, cluster)
+        build = partial(self._build, cluster, asyncio.get_running_loop())
+        # In a thread: explorers start while the learner does.
+        workers = await asyncio.to_thread(
+            open_workers, self._settings, self._directory, self._console, checkpoint, build=build
         )
         assert self._crew is not None
-        await self._crew.open()
+        await self._crew.gather()
         await Training(self._settings, self._directory, self._console, checkpoint, workers=workers).run()
 
     def _build(
-        self, cluster: Cluster, settings: TurnwiseSettings, directory: RunDirectory, model: str, stages: Stages
+        self,
+        cluster: Cluster,
+        loop: asyncio.AbstractEventLoop,
+        settings: TurnwiseSettings,
+        directory: RunDirectory,
+        model: str,
+        stages: Stages,
     ) -> Workers:
-        self._crew = self._crew or self._new_crew(cluster, model)
+        if self._crew is None:
+            self._crew = self._new_crew(cluster, model)
+            loop.call_soon_threadsafe(self._crew.start)
         parts = build_on_cluster(
             settings,
             model,

@@ -16,13 +16,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnwise.config.checks import rewards_have_a_source
 from turnwise.config.registry import (
-    BUFFERS,
     CREDITS,
     ENGINES,
     LEARNERS,
     LOOPS,
     LOSSES,
-    PRIORITIES,
     TRANSPORTS,
     Registry,
     import_reward_function,
@@ -39,9 +37,9 @@ from turnwise.errors import ConfigError
 from turnwise.learn.models import cache_folder
 from turnwise.learn.reward_model import load_judge
 from turnwise.learn.tiny_reward import tiny_reward_folder
+from turnwise.loop.open_buffer import open_buffer
 from turnwise.loop.parts import ExploreParts, LearnParts, PlayParts, TrainParts, Words
 from turnwise.protocols import (
-    Buffer,
     ChatTemplate,
     CreditRule,
     Engine,
@@ -58,7 +56,7 @@ from turnwise.rollout.judges import FunctionJudge, Judging
 from turnwise.rollout.limits import RunnerLimits
 from turnwise.rollout.workflow import Workflow
 from turnwise.rollout.worlds import World, count_held_out, worlds_of
-from turnwise.sites import BufferSite, EngineSite, LearnerSite, TransportSite
+from turnwise.sites import EngineSite, LearnerSite, TransportSite
 from turnwise.sync.memory import MemoryChannel, SharedChannel
 from turnwise.types import Sampling, Task
 
@@ -223,13 +221,6 @@ def open_learner(settings: TurnwiseSettings, model_path: str) -> Learner:
 
 def open_credit(settings: TurnwiseSettings) -> CreditRule:
     return cast(CreditRule, _chosen(CREDITS, settings.credit)(settings.credit))
-
-
-def open_buffer(settings: TurnwiseSettings, run_path: Path | None) -> Buffer:
-    """The buffer of a run; a durable one that is there already is opened."""
-    chosen = settings.buffer
-    site = BufferSite(priority=_chosen(PRIORITIES, chosen.priority)(chosen.priority), run_path=run_path)
-    return cast(Buffer, _chosen(BUFFERS, chosen).open(chosen, site))
 
 
 def open_mailbox(settings: TurnwiseSettings, run_path: Path | None, ring: Callable[[], None]) -> Mailbox:

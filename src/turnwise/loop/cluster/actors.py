@@ -1,4 +1,4 @@
-"""The hosts as Ray actors: what a process of the cluster does before it is one of the run.
+"""The hosts as Ray actors.
 
 A constructor does nothing that can fail: what `open` raises reaches the caller as it is, which a failing constructor
 would not let it. The buffer is the exception: Ray itself starts it again, with its constructor alone.
@@ -6,66 +6,13 @@ would not let it. The buffer is the exception: Ray itself starts it again, with 
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-import yaml
 from transformers.utils import logging as transformers_logging
 
-from turnwise.config.load import load_settings
-from turnwise.config.packages import require_package
-from turnwise.config.schema import TurnwiseSettings
-from turnwise.errors import ClusterError
-from turnwise.loop.cluster.hosts import BufferHost, ExplorerHost, LearnerHost
+from turnwise.loop.cluster.actor_site import ActorSite, begin
+from turnwise.loop.cluster.hosts import ExplorerHost, LearnerHost
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActorSite:
-    """What an actor is told of the run that it is a part of."""
-
-    name: str
-    settings_yaml: str
-    """Settings are made anew at the other end: their classes are made for the choices in them."""
-    run_path: Path
-    working_folder: Path
-    """Of the command, so that relative paths mean the same everywhere."""
-    model_path: str = ""
-
-    @property
-    def log(self) -> Path:
-        return self.run_path / "logs" / f"{self.name}.log"
-
-
-def begin(site: ActorSite) -> TurnwiseSettings:
-    """The process becomes a part of the run: its folder, its log, its settings."""
-    if not (site.run_path / "config.yaml").is_file():
-        raise ClusterError(
-            f"{site.name} does not see {site.run_path} on {os.uname().nodename}: the directory of a run must be on a "
-            "file system that all machines of the cluster share. Set run.root or --run-dir to such a folder."
-        )
-    if site.working_folder.is_dir():
-        os.chdir(site.working_folder)
-    _write_to(site.log)
-    return load_settings(yaml.safe_load(site.settings_yaml))
-
-
-def _write_to(log: Path) -> None:
-    """Everything that this process says goes into the directory of the run."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr, force=True
-    )
-    transformers_logging.disable_progress_bar()
+# Their logs are read by people: no bars of other packages.
+transformers_logging.disable_progress_bar()
 
 
 class LearnerActor(LearnerHost):
@@ -76,18 +23,6 @@ class LearnerActor(LearnerHost):
 
     def open(self) -> None:
         super().__init__(begin(self._site), self._site.model_path)
-
-
-class BufferActor(BufferHost):
-    """`BufferHost` as an actor that Ray starts again by itself."""
-
-    def __init__(self, site: ActorSite) -> None:
-        ray: Any = require_package("ray", extra="ray", asked_by="cluster.type: 'ray'")
-        is_replacement = bool(ray.get_runtime_context().was_current_actor_reconstructed)
-        super().__init__(begin(site), site.run_path, is_replacement=is_replacement)
-
-    def open(self) -> None:
-        """Answers once it is open."""
 
 
 class ExplorerActor(ExplorerHost):

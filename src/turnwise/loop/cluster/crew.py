@@ -69,9 +69,12 @@ class Crew:
 
     # --- a run begins and ends -----------------------------------------------------------------------------------
 
-    async def open(self) -> None:
-        """Return when all are there, or some and the others are late."""
+    def start(self) -> None:
+        """Begin to hire; other parts of the run may be opened meanwhile."""
         self._keeping = asyncio.create_task(self._keep())
+
+    async def gather(self) -> None:
+        """Return when all are there, or some and the others are late."""
         await self.players()
         with suppress(TimeoutError):
             async with asyncio.timeout(_GRACE_S):

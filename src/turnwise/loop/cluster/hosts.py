@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.loop.build import build_play, open_buffer, open_learner, open_proxies
+from turnwise.loop.build import build_play, open_learner, open_proxies
 from turnwise.loop.cluster.proxies import pack_weights, unpack_weights
 from turnwise.loop.cluster.shares import Share, Told
 from turnwise.protocols import Imitation
@@ -72,39 +72,6 @@ class LearnerHost:
     def load_state(self, folder: Path) -> int:
         self._learner.load_state(folder)
         return self._learner.policy_version
-
-
-class BufferHost:
-    """A durable buffer, in a process of its own. One that takes the place of a lost one may be asked a thing twice."""
-
-    def __init__(self, settings: TurnwiseSettings, run_path: Path, *, is_replacement: bool) -> None:
-        self._buffer = open_buffer(settings, run_path)
-        self._may_have_taken = is_replacement
-        """Whether the one before may have been lost between taking a batch and handing it over."""
-
-    def add(self, experiences: Sequence[Experience]) -> None:
-        self._buffer.add(experiences)
-
-    def take(self, step: int) -> list[Experience]:
-        if self._may_have_taken:
-            self._buffer.rewind(step - 1, plays_again=False)
-            self._may_have_taken = False
-        return self._buffer.take(step)
-
-    def is_ready(self, step: int) -> bool:
-        return self._buffer.is_ready(step)
-
-    def has_group(self, group_id: str) -> bool:
-        return self._buffer.has_group(group_id)
-
-    def num_dropped(self) -> int:
-        return self._buffer.num_dropped
-
-    def count(self) -> int:
-        return len(self._buffer)
-
-    def rewind(self, step: int, plays_again: bool) -> None:
-        self._buffer.rewind(step, plays_again=plays_again)
 
 
 class ExplorerHost:

@@ -133,10 +133,11 @@ class RemoteLearner:
     def imitate(
         self, demonstrations: Sequence[Experience], how: Imitation, on_step: Callable[[int, int], None]
     ) -> float:
-        loss = 0.0
+        last_loss = 0.0
         for done, total, loss in self._host.stream("imitate", demonstrations, how):
             on_step(done, total)
-        return loss
+            last_loss = loss
+        return last_loss
 
     def supervise(self, demonstrations: Sequence[Experience]) -> None:
         self._host.call("supervise", demonstrations)

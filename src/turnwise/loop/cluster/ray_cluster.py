@@ -23,7 +23,9 @@ from turnwise.config.packages import require_package
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.cluster import RayCluster
 from turnwise.errors import ClusterError, LostError, TurnwiseError
-from turnwise.loop.cluster.actors import ActorSite, BufferActor, ExplorerActor, LearnerActor
+from turnwise.loop.cluster.actor_site import ActorSite
+from turnwise.loop.cluster.actors import ExplorerActor, LearnerActor
+from turnwise.loop.cluster.buffer_host import BufferActor
 from turnwise.loop.cluster.crew import WeightsLostError
 from turnwise.loop.cluster.proxies import RemoteWeights, pack_weights
 from turnwise.loop.cluster.shares import Share, Told
@@ -50,6 +52,7 @@ class OnRay:
         self._timeout_s = settings.sync.timeout_s
         self._is_own = _connect(self._chosen)
         self._groups: list[Any] = []
+        self._learner_group: Any = None
         self._site = ActorSite(
             name="",
             settings_yaml=dump_settings(settings),
@@ -69,12 +72,14 @@ class OnRay:
     def open_learner(self, model_path: str) -> RayHost:
         """In a place of its own; LostError from its calls means that it must be opened again."""
         site = replace(self._site, name="learner", model_path=model_path)
-        group = self._reserve(self._chosen.learner_cpus, self._chosen.learner_gpus)
+        if self._learner_group is not None:
+            # The one before is lost; what was set aside for it is needed now.
+            places.remove_placement_group(self._learner_group)
+        self._learner_group = group = self._reserve(self._chosen.learner_cpus, self._chosen.learner_gpus)
         if not group.wait(self._chosen.start_timeout_s):
-            places.remove_placement_group(group)
             raise ClusterError(f"the learner found no place in {self._chosen.start_timeout_s:g} s. {self._room()}")
         actor = _actor(LearnerActor, group, cpus=self._chosen.learner_cpus, gpus=self._chosen.learner_gpus).remote(site)
-        return self._opened(RayHost(actor, site, self._timeout_s))
+        return RayHost(actor, site, self._timeout_s, start_timeout_s=self._chosen.start_timeout_s)
 
     def open_buffer(self) -> RayHost:
         """Beside this process, where the directory of the run is; Ray starts it again wherever it can be."""
@@ -82,7 +87,7 @@ class OnRay:
         here = strategies.NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": here}
         actor = ray.remote(BufferActor).options(**options).remote(site)
-        return self._opened(RayHost(actor, site, self._timeout_s))
+        return RayHost(actor, site, self._timeout_s, start_timeout_s=self._chosen.start_timeout_s)
 
     async def hire(self, name: str, model_path: str) -> RayPlayer:
         """Return when an explorer has found a place and is open; waits for the place as long as it is wanted."""
@@ -113,10 +118,6 @@ class OnRay:
         group = places.placement_group([{"CPU": cpus, **({"GPU": gpus} if gpus else {})}], strategy="PACK")
         self._groups.append(group)
         return group
-
-    def _opened(self, host: RayHost) -> RayHost:
-        host.call("open")
-        return host
 
     @staticmethod
     def _room() -> str:
@@ -190,24 +191,34 @@ class RayReference:
 
 
 class RayHost:
-    """A `Host` that is an actor."""
+    """A `Host` that is an actor. It opens while the caller goes on; its first answer waits for that."""
 
-    def __init__(self, actor: Any, site: ActorSite, timeout_s: float) -> None:
+    def __init__(self, actor: Any, site: ActorSite, timeout_s: float, *, start_timeout_s: float) -> None:
         self.actor = actor
         self._site = site
         self._timeout_s = timeout_s
+        self._start_timeout_s = start_timeout_s
+        self._opening: Any = actor.open.remote()
 
     def call(self, method: str, *args: object) -> Any:
         return self.refer(method, *args).get()
 
     def stream(self, method: str, *args: object) -> Iterator[Any]:
+        self._wait_until_open()
         with _in_our_words(self._site):
             for ref in getattr(self.actor, method).remote(*args):
                 yield ray.get(ref, timeout=self._timeout_s)
 
     def refer(self, method: str, *args: object) -> RayReference:
+        self._wait_until_open()
         with _in_our_words(self._site):
             return RayReference(getattr(self.actor, method).remote(*args), self._site, self._timeout_s)
+
+    def _wait_until_open(self) -> None:
+        if self._opening is not None:
+            with _in_our_words(self._site):
+                ray.get(self._opening, timeout=self._start_timeout_s)
+            self._opening = None
 
 
 class RayPlayer:
