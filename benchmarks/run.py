@@ -21,6 +21,7 @@ NAMES = (
     "memory",
     "pipelined",
     "prefix_merge",
+    "ray_cluster",
     "sampling",
     "envs_alfworld",
     "envs_countdown",

@@ -16,7 +16,6 @@ from turnwise.loop.cluster.proxies import pack_weights
 from turnwise.loop.cluster.shares import Share, Told
 from turnwise.protocols import Weights
 
-
 _loading = threading.Lock()
 """On a real cluster every part has a process of its own; in one process, models cannot be loaded side by side."""
 
