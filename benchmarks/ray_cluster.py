@@ -14,6 +14,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.pipelined import RECIPE
@@ -67,4 +68,4 @@ def _step_seconds(overrides: Mapping[str, object]) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         rows = train(RECIPE, overrides, run_dir=Path(folder) / "run").metrics()
     times = [row["time_s"] for row in rows if row["step"] >= NUM_WARM]
-    return [after - before for before, after in zip(times, times[1:], strict=False)]
+    return [after - before for before, after in pairwise(times)]

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class Watched:
         given = [*SMALL_LAKE, "cluster.type=ray", f"cluster.address={address}", "learn.num_threads=1", *words]
         self.settings = load_settings("frozenlake", given)
         self.directory: RunDirectory = new_directory(self.settings, path)
-        self.console = Console(record=True, quiet=False, file=(path / "console.txt").open("w"), width=200)
+        self.console = Console(record=True, quiet=False, file=(path / "console.txt").open("w", buffering=1), width=200)
         training = ClusterTraining(self.settings, self.directory, self.console, open_cluster=Watching)
         self.failure: TurnwiseError | None = None
         self._thread = threading.Thread(target=self._run, args=(training,), daemon=True)
@@ -60,10 +61,24 @@ class Watched:
         return opened
 
     def _run(self, training: ClusterTraining) -> None:
+        async def run() -> None:
+            self._loop, self._running = asyncio.get_running_loop(), asyncio.create_task(training.run())
+            with suppress(asyncio.CancelledError):
+                await self._running
+
         try:
-            asyncio.run(training.run())
+            asyncio.run(run())
         except TurnwiseError as error:
             self.failure = error
+
+    def stop(self) -> None:
+        """As an interrupted command does."""
+        self._loop.call_soon_threadsafe(self._running.cancel)
+        self.finish()
+
+    def wait_to_fail(self) -> None:
+        self._thread.join(DEADLINE_S)
+        assert self.failure is not None, self.told()
 
     def kill(self, name: str) -> None:
         ray.kill(self.actors[name], no_restart=False)

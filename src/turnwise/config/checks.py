@@ -31,6 +31,7 @@ from turnwise.config.sections.context import ContextSettings
 from turnwise.config.sections.env import EnvSettings
 from turnwise.config.sections.learn import NoCritic
 from turnwise.config.sections.reward import FunctionJudgeSettings, ModelJudgeSettings, NoFilter, NoJudge
+from turnwise.config.sections.rollout import RayIsolation
 from turnwise.config.settings import Settings
 from turnwise.errors import ConfigError
 
@@ -272,6 +273,11 @@ def processes_meet_in_the_run_directory(settings: TurnwiseSettings) -> Iterator[
 def actors_can_be_lost(settings: TurnwiseSettings) -> Iterator[str]:
     """What a lost actor held must be found again by the one that takes its place."""
     if not isinstance(settings.cluster, RayCluster):
+        if isinstance(settings.rollout.isolation, RayIsolation):
+            yield (
+                "rollout.isolation.type: 'ray' given; environments are actors only on a cluster. Set cluster.type=ray, "
+                "or rollout.isolation.type=process."
+            )
         return
     if settings.run.mode != "both":
         yield (

@@ -63,6 +63,9 @@ CONTRADICTIONS = pytest.mark.parametrize(
         (["buffer.offline=x.jsonl"], r"buffer.offline: a file given; run.mode 'both' does not learn from one"),
         (["run.mode=explore", "sync.method=checkpoint"], r"buffer.type: 'memory' given; .* Set buffer.type=sqlite"),
         (["run.mode=train", "buffer.type=sqlite"], r"sync.method: 'memory' given; .* Set sync.method=checkpoint"),
+        (["cluster.type=ray", "buffer.type=memory"], r"buffer.type: 'memory' given; with cluster.type 'ray'"),
+        (["rollout.isolation.type=ray"], r"rollout.isolation.type: 'ray' given; .* Set cluster.type=ray"),
+        (["cluster.type=ray", "run.mode=eval"], r"run.mode: 'eval' given; cluster.type 'ray' runs explorers"),
     ],
 )
 

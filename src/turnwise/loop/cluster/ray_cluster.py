@@ -127,8 +127,7 @@ class OnRay:
 
 
 def _actor(actor_class: type, group: Any, *, cpus: float, gpus: float) -> Any:
-    """What it starts itself, such as workers of its environments, gets a place beside it."""
-    place = strategies.PlacementGroupSchedulingStrategy(placement_group=group, placement_group_capture_child_tasks=True)
+    place = strategies.PlacementGroupSchedulingStrategy(placement_group=group)
     return ray.remote(actor_class).options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=place)
 
 
