@@ -23,7 +23,7 @@ class RayCluster(Settings):
     """Actors that play, each with an engine and environments of its own; `turnwise explorers RUN N` changes it while
     the run goes on. The groups of a rollout are dealt out among them."""
     explorer_cpus: PositiveFloat = 1.0
-    """Cores that Ray sets aside for each explorer."""
+    """Cores that Ray sets aside for each explorer; on a local cluster all share those of the machine."""
     explorer_gpus: float = Field(default=0.0, ge=0)
     """GPUs of each explorer, for its engine."""
     learner_cpus: PositiveFloat = 1.0

@@ -39,6 +39,8 @@ strategies: Any = _needed("ray.util.scheduling_strategies")
 
 _CLOSE_S = 10.0
 """Longest time that an explorer may take to let go of its engine."""
+_LOCAL_CPUS = 0.01
+"""Of each actor on a local cluster: Ray counts cores to place actors, and there they share those of one machine."""
 _PLACE_S = 1.0
 """How often a wait for a place looks whether it is still wanted."""
 
@@ -75,10 +77,11 @@ class OnRay:
         if self._learner_group is not None:
             # The one before is lost; what was set aside for it is needed now.
             places.remove_placement_group(self._learner_group)
-        self._learner_group = group = self._reserve(self._chosen.learner_cpus, self._chosen.learner_gpus)
+        cpus, gpus = self._cpus(self._chosen.learner_cpus), self._chosen.learner_gpus
+        self._learner_group = group = self._reserve(cpus, gpus)
         if not group.wait(self._chosen.start_timeout_s):
             raise ClusterError(f"the learner found no place in {self._chosen.start_timeout_s:g} s. {self._room()}")
-        actor = _actor(LearnerActor, group, cpus=self._chosen.learner_cpus, gpus=self._chosen.learner_gpus).remote(site)
+        actor = _actor(LearnerActor, group, cpus=cpus, gpus=gpus).remote(site)
         return RayHost(actor, site, self._timeout_s, start_timeout_s=self._chosen.start_timeout_s)
 
     def open_buffer(self) -> RayHost:
@@ -92,12 +95,12 @@ class OnRay:
     async def hire(self, name: str, model_path: str) -> RayPlayer:
         """Return when an explorer has found a place and is open; waits for the place as long as it is wanted."""
         site = replace(self._site, name=name, model_path=model_path)
-        group = self._reserve(self._chosen.explorer_cpus, self._chosen.explorer_gpus)
+        cpus, gpus = self._cpus(self._chosen.explorer_cpus), self._chosen.explorer_gpus
+        group = self._reserve(cpus, gpus)
         try:
             while not await asyncio.to_thread(group.wait, _PLACE_S):
                 pass
-            made = _actor(ExplorerActor, group, cpus=self._chosen.explorer_cpus, gpus=self._chosen.explorer_gpus)
-            player = RayPlayer(made.remote(site), site, group)
+            player = RayPlayer(_actor(ExplorerActor, group, cpus=cpus, gpus=gpus).remote(site), site, group)
             async with asyncio.timeout(self._chosen.start_timeout_s):
                 await player.open()
         except BaseException as error:
@@ -113,6 +116,10 @@ class OnRay:
         return f"Each asks for {asked} (cluster.explorer_cpus, cluster.explorer_gpus). {self._room()}"
 
     # --- places --------------------------------------------------------------------------------------------------
+
+    def _cpus(self, asked: float) -> float:
+        is_local = self._is_own and self._chosen.address is None
+        return min(asked, _LOCAL_CPUS) if is_local else asked
 
     def _reserve(self, cpus: float, gpus: float) -> Any:
         group = places.placement_group([{"CPU": cpus, **({"GPU": gpus} if gpus else {})}], strategy="PACK")
@@ -132,17 +139,14 @@ def _actor(actor_class: type, group: Any, *, cpus: float, gpus: float) -> Any:
 
 
 def _connect(chosen: RayCluster) -> bool:
-    """Whether a cluster was started here. One that this process is connected to already is used as it is."""
+    """Whether a connection was made here, which is to be ended here; a local cluster ends with it."""
     if ray.is_initialized():
         return False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if chosen.address is None:
-        needed = chosen.learner_cpus + chosen.explorers * chosen.explorer_cpus
-        # Ray counts cores to place actors, not to run them: on a small machine they share what there is.
-        cores = max(os.cpu_count() or 1, int(-(-needed // 1)))
-        ray.init(address="local", num_cpus=cores, include_dashboard=False, **quiet)
+        ray.init(address="local", include_dashboard=False, **quiet)
         return True
     try:
         ray.init(address=chosen.address, **quiet)
