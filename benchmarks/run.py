@@ -22,6 +22,7 @@ NAMES = (
     "parallel_learners",
     "pipelined",
     "prefix_merge",
+    "ray_cluster",
     "sampling",
     "envs_alfworld",
     "envs_countdown",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from turnwise import __version__
-from turnwise.errors import LearnError, SyncError, TurnwiseError, did_you_mean
+from turnwise.errors import ClusterError, LearnError, SyncError, TurnwiseError, did_you_mean
 
 _OVERRIDES = """
 settings can be changed with key.path=value or --key.path value, for example
@@ -64,6 +64,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_eval(commands)
     _add_play(commands)
     _add_look_before(commands)
+    _add_explorers(commands)
     _add_export(commands)
     _add_export_model(commands)
     _add_lab(commands)
@@ -156,6 +157,12 @@ def _add_export(commands: argparse._SubParsersAction) -> None:  # type: ignore[t
     )
 
 
+def _add_explorers(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
+    parser = _add(commands, "explorers", "change how many explorers a run on a cluster has, while it runs")
+    parser.add_argument("run", metavar="RUN", help="a run with cluster.type ray")
+    parser.add_argument("number", type=int, metavar="N", help="how many, at least 1")
+
+
 def _add_export_model(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
     parser = _add(
         commands,
@@ -203,7 +210,8 @@ def _add_serve(commands: argparse._SubParsersAction) -> None:  # type: ignore[ty
 
 
 COMMANDS = (
-    "train", "eval", "play", "envs", "check", "convert", "plan", "doctor", "export", "export-model", "lab", "serve",
+    "train", "eval", "play", "envs", "check", "convert", "plan", "doctor", "explorers", "export", "export-model", "lab",
+    "serve",
 )  # fmt: skip
 
 
@@ -216,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         return commands.run(options, parse_overrides(rest))
-    except (LearnError, SyncError) as error:
+    except (LearnError, SyncError, ClusterError) as error:
         _tell(f"the run failed: {error}")
         return 1
     except TurnwiseError as error:

@@ -63,6 +63,14 @@ class SyncError(TurnwiseError):
     """Weights did not reach the engine."""
 
 
+class ClusterError(TurnwiseError):
+    """A cluster cannot be reached, has no room, or a part of the run there does not start."""
+
+
+class LostError(ClusterError):
+    """A part of the run that was on another process or machine is gone; a checkpoint goes on without it."""
+
+
 class ServeError(TurnwiseError):
     """A request over HTTP cannot be served; its client is told `status`, `param` and `code` beside the text."""
 

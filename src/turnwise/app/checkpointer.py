@@ -45,6 +45,7 @@ class Checkpointer:
         """The step whose checkpoint time alone asked for; the next one takes its place."""
         self._directory = directory
         self._parts = parts
+        self._can_be_lost = settings.cluster.type != "none"
         self._needs_way_back = settings.watch.stop == "collapse"
         self._is_own_pace = self._needs_way_back and settings.report.checkpoint_every == 0
         self._every = settings.watch.window if self._is_own_pace else settings.report.checkpoint_every
@@ -52,7 +53,7 @@ class Checkpointer:
     def is_due(self, step: int) -> bool:
         """Whether this step must be on disk; the very start too, where there must always be a way back."""
         if step == 0:
-            return self._needs_way_back
+            return self._needs_way_back or self._can_be_lost
         return self._is_due_by_steps(step) or 0 < self._max_age_s <= self._clock() - self._saved_at_s
 
     def _is_due_by_steps(self, step: int) -> bool:

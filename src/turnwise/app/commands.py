@@ -271,6 +271,21 @@ def _doctor(options: argparse.Namespace, overrides: list[str], console: Console)
     return 0 if examination.ok else 2
 
 
+def _explorers(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    _refuse(overrides)
+    from turnwise.loop.cluster.wanted import write_wanted
+    from turnwise.report.run_dir import RunDirectory
+
+    directory = RunDirectory.open(Path(options.run))
+    if load_settings(str(directory.config)).cluster.type == "none":
+        raise ConfigError(f"{directory.path} has cluster.type 'none': it explores in its own process.")
+    if options.number < 1:
+        raise ConfigError(f"N: {options.number} given; expected at least 1 explorer.")
+    write_wanted(directory.path, options.number)
+    console.print(f"{directory.path} is to have {options.number} explorers", markup=False, highlight=False)
+    return 0
+
+
 def _export(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
     _refuse(overrides)
     from turnwise.experience.files import write_experiences
@@ -356,6 +371,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, list[str], Console], int]] = 
     "convert": _convert,
     "plan": _plan,
     "doctor": _doctor,
+    "explorers": _explorers,
     "export": _export,
     "export-model": _export_model,
     "lab": _lab,

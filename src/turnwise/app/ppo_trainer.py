@@ -133,6 +133,11 @@ def _check_loop(settings: TurnwiseSettings) -> None:
             f"run.mode: '{settings.run.mode}' given; a trainer from Python explores and learns in one process. "
             "Set run.mode=both, or use turnwise train."
         )
+    if settings.cluster.type != "none":
+        raise ConfigError(
+            f"cluster.type: '{settings.cluster.type}' given; a trainer from Python holds its workers in one process. "
+            "Set cluster.type=none, or use turnwise train."
+        )
     if "stages" not in inspect.signature(find_loop(settings)).parameters:
         raise ConfigError(
             f"loop.type: '{settings.loop.type}' given; it takes no 'stages', so what a trainer does otherwise would be "

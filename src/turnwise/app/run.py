@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
+from turnwise.app.clustering import ClusterTraining
 from turnwise.app.exploring import Exploring, evaluate_alone
 from turnwise.app.length import settle_length
 from turnwise.app.models import require_reachable
@@ -86,7 +87,7 @@ def train_loaded(loaded: Loaded, *, run_dir: str | Path | None = None, console: 
     console = console or Console(quiet=True)
     if settings.run.mode == "both":
         directory = new_directory(settings, run_dir, pretrained=pretrained)
-        run_async(Training(settings, directory, console).run())
+        run_async(_whole(settings, directory, console).run())
         return Run(directory.path)
     if settings.run.mode == "train" and run_dir is None and settings.buffer.offline is None:
         raise ConfigError("run.mode: 'train' given without --run-dir; expected the run directory of an explorer.")
@@ -149,9 +150,17 @@ def resume(run: str | Path, *, console: Console | None = None) -> Run:
     if settings.run.mode != "both":
         _run_part(settings, directory, console or Console(quiet=True))
         return Run(directory.path)
-    session = Training(settings, directory, console or Console(quiet=True), newest_checkpoint(directory))
+    session = _whole(settings, directory, console or Console(quiet=True), newest_checkpoint(directory))
     run_async(session.run())
     return Run(directory.path)
+
+
+def _whole(
+    settings: TurnwiseSettings, directory: RunDirectory, console: Console, checkpoint: Path | None = None
+) -> Training | ClusterTraining:
+    """A run that explores and trains, in this process or on a cluster."""
+    kind = Training if settings.cluster.type == "none" else ClusterTraining
+    return kind(settings, directory, console, checkpoint)
 
 
 def evaluate(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from rich.console import Console
@@ -36,6 +37,10 @@ class Workers:
 
     parts: LearnParts
     evaluator: Evaluator
+
+
+BuildWorkers: TypeAlias = Callable[[TurnwiseSettings, RunDirectory, str, Stages], Workers]
+"""From settings, a run directory, a model's folder and stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +96,17 @@ def open_workers(
     console: Console,
     checkpoint: Path | None = None,
     stages: Stages = STAGES,
+    *,
+    build: BuildWorkers | None = None,
 ) -> Workers:
-    """Fix what chance depends on and load every model, from the settings or from a checkpoint."""
+    """Fix what chance depends on and load every model, from the settings or from a checkpoint; `build` where they are
+    not to be in this process.
+    """
     announce(settings, console)
     resumed = resumed_model(checkpoint) if checkpoint else None
     with phase(console, "setting up the model" if resumed else describe_set_up(settings.model.path)):
         model = str(resumed or resolve_model(settings))
-        workers = _build(settings, directory, model, stages)
+        workers = (build or _build)(settings, directory, model, stages)
     config = read_config(model)
     memory = report_memory(
         config,

@@ -27,11 +27,13 @@ from turnwise.config.registry import (
     import_shaping,
 )
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.config.sections.cluster import RayCluster
 from turnwise.config.sections.context import ContextSettings
 from turnwise.config.sections.engine import VllmEngineParams
 from turnwise.config.sections.env import EnvSettings
 from turnwise.config.sections.learn import NoCritic
 from turnwise.config.sections.reward import FunctionJudgeSettings, ModelJudgeSettings, NoFilter, NoJudge
+from turnwise.config.sections.rollout import RayIsolation
 from turnwise.config.settings import Settings
 from turnwise.errors import ConfigError
 
@@ -288,6 +290,27 @@ def vllm_has_servers(settings: TurnwiseSettings) -> Iterator[str]:
         )
 
 
+def actors_can_be_lost(settings: TurnwiseSettings) -> Iterator[str]:
+    """What a lost actor held must be found again by the one that takes its place."""
+    if not isinstance(settings.cluster, RayCluster):
+        if isinstance(settings.rollout.isolation, RayIsolation):
+            yield (
+                "rollout.isolation.type: 'ray' given; environments are actors only on a cluster. Set cluster.type=ray, "
+                "or rollout.isolation.type=process."
+            )
+        return
+    if settings.run.mode != "both":
+        yield (
+            f"run.mode: '{settings.run.mode}' given; cluster.type 'ray' runs explorers and learner together. "
+            "Set run.mode=both, or cluster.type=none."
+        )
+    if not is_shared(BUFFERS, settings.buffer.type):
+        yield (
+            f"buffer.type: '{settings.buffer.type}' given; with cluster.type 'ray' the buffer is an actor, and what it "
+            "keeps must outlive it. Set buffer.type=sqlite, or leave it out."
+        )
+
+
 def is_shared(registry: Registry, name: str) -> bool:
     """Whether what is chosen reaches from one process of a run to another."""
     return bool(getattr(registry.get_target(name), "is_shared", False))
@@ -327,4 +350,5 @@ RULES: tuple[Rule, ...] = (
     processes_meet_in_the_run_directory,
     ranks_learn_alike,
     vllm_has_servers,
+    actors_can_be_lost,
 )

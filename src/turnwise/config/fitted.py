@@ -24,6 +24,10 @@ def fill_in(raw: dict[str, Any]) -> dict[str, Any]:
         raw = _with_default(raw, ("reward", "judge", "beside_env"), "leave" if needs_judge(raw) else "add")
     if _has_eval_files(raw):
         raw = _with_default(raw, ("eval", "episodes"), "all")
+    if _find(raw, "cluster", "type") == "ray":
+        # What runs elsewhere can be lost: what waits there must outlive it, and the way back must not be long.
+        raw = _with_default(raw, ("buffer", "type"), "sqlite")
+        raw = _with_default(raw, ("report", "checkpoint_minutes"), 10.0)
     if _find(raw, "engine", "type") == "vllm":
         raw = _fit_vllm(raw)
     return raw

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from turnwise.config.sections.buffer import BufferSettings
+from turnwise.config.sections.cluster import NoCluster, RayCluster
 from turnwise.config.sections.context import ContextSettings
 from turnwise.config.sections.credit import CreditSettings
 from turnwise.config.sections.engine import EngineSettings
@@ -48,6 +49,7 @@ class TurnwiseSettings(Settings):
     learn: LearnSettings = LearnSettings()
     sync: SyncSettings = SyncSettings()
     loop: LoopSettings = LoopSettings()
+    cluster: NoCluster | RayCluster = Field(default=NoCluster(), discriminator="type")
     warm_start: NoWarmStart | OracleWarmStart = Field(default=NoWarmStart(), discriminator="type")
     eval: EvalSettings = EvalSettings()
     report: ReportSettings = ReportSettings()

@@ -12,7 +12,8 @@ import json
 import multiprocessing
 import resource
 import signal
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -31,29 +32,46 @@ _PASSED_ON = {error.__name__: error for error in (ConfigError, TaskError)}
 """Mistakes of the user, which stay what they are; every other exception is the environment's failure."""
 
 
-class IsolatedEnv(BaseEnv):
-    """The environment `name` with settings `params`, played in another process."""
+class RemoteEnv(BaseEnv, ABC):
+    """The environment `name` with settings `params`, played elsewhere; a subclass says where."""
 
     is_slow = True
 
-    def __init__(
-        self, name: str, params: Mapping[str, object], *, time_limit_s: float, max_memory_mb: int | None = None
-    ) -> None:
+    def __init__(self, name: str, params: Mapping[str, object], *, time_limit_s: float) -> None:
         super().__init__()
         self._target = name
         self._settings = dict(params)
         self._time_limit_s = time_limit_s
-        self._max_memory_mb = max_memory_mb
-        self._process: BaseProcess | None = None
-        self._pipe: Connection | None = None
         self._about: Mapping[str, Any] = {}
         self._start()
         self.has_oracle = bool(self._about["has_oracle"])
 
+    @abstractmethod
+    def _start(self) -> None:
+        """Make the environment there, and hear what it says of itself."""
+
+    @abstractmethod
+    def _is_alive(self) -> bool: ...
+
+    @abstractmethod
+    def _call(self, method: str, *args: object, **kwargs: object) -> Any: ...
+
+    @property
+    def _start_limit_s(self) -> float:
+        return max(self._time_limit_s, _START_LIMIT_S)
+
+    def _read(self, answer: Mapping[str, Any]) -> Any:
+        """What a call returned, or raised."""
+        if "error" in answer:
+            kind, message = answer["error"]
+            raise _PASSED_ON.get(kind, EnvError)(message)
+        self._about = answer.get("about", self._about)
+        return answer["result"]
+
     # --- the calls of an environment ------------------------------------------------------------------------------
 
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
-        if self._process is None or not self._process.is_alive():
+        if not self._is_alive():
             self._start()
         return self._call("reset", seed, split=split, dynamics_seed=dynamics_seed)
 
@@ -65,10 +83,6 @@ class IsolatedEnv(BaseEnv):
 
     def oracle(self) -> str:
         return self._call("oracle")
-
-    def close(self) -> None:
-        if self._process is not None:
-            self._end()
 
     def admissible_actions(self) -> list[str] | None:
         return self._call("admissible_actions")
@@ -93,7 +107,24 @@ class IsolatedEnv(BaseEnv):
     def example(self) -> str:
         return self._about["example"]
 
-    # --- the process ----------------------------------------------------------------------------------------------
+
+class IsolatedEnv(RemoteEnv):
+    """In a process of this machine."""
+
+    def __init__(
+        self, name: str, params: Mapping[str, object], *, time_limit_s: float, max_memory_mb: int | None = None
+    ) -> None:
+        self._max_memory_mb = max_memory_mb
+        self._process: BaseProcess | None = None
+        self._pipe: Connection | None = None
+        super().__init__(name, params, time_limit_s=time_limit_s)
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._end()
+
+    def _is_alive(self) -> bool:
+        return self._process is not None and self._process.is_alive()
 
     def _start(self) -> None:
         # A server that forks is quick and, unlike this process, has no threads that a fork would tear apart.
@@ -103,7 +134,7 @@ class IsolatedEnv(BaseEnv):
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
-        self._wait("start", max(self._time_limit_s, _START_LIMIT_S))
+        self._wait("start", self._start_limit_s)
 
     def _call(self, method: str, *args: object, **kwargs: object) -> Any:
         if self._pipe is None:
@@ -125,11 +156,7 @@ class IsolatedEnv(BaseEnv):
             answer = json.loads(self._pipe.recv_bytes(_MAX_ANSWER_BYTES))
         except (EOFError, OSError, ValueError):
             raise self._died(method) from None
-        if "error" in answer:
-            kind, message = answer["error"]
-            raise _PASSED_ON.get(kind, EnvError)(message)
-        self._about = answer.get("about", self._about)
-        return answer["result"]
+        return self._read(answer)
 
     def _died(self, method: str) -> EnvError:
         """What is left to say of a process that went away while it was asked something."""
@@ -160,19 +187,33 @@ def _serve(pipe: Connection, name: str, params: Mapping[str, object], max_memory
         env = make_env(name, **params)
         if max_memory_mb is not None:
             _limit_memory(max_memory_mb)
-        _answer(pipe, {"result": None, "about": _describe(env, is_new=True)})
+        pipe.send_bytes(introduce(env).encode())
     except Exception as error:  # noqa: BLE001 - the boundary: an author's code may raise whatever it likes
-        _answer(pipe, {"error": _name_error(error)})
+        pipe.send_bytes(tell_error(error).encode())
         return
     while True:
         try:
             method, args, kwargs = json.loads(pipe.recv_bytes())
         except (EOFError, OSError):
             return
-        try:
-            _answer(pipe, {"result": getattr(env, method)(*args, **kwargs), "about": _describe(env)})
-        except Exception as error:  # noqa: BLE001 - the boundary: an author's code may raise whatever it likes
-            _answer(pipe, {"error": _name_error(error)})
+        pipe.send_bytes(answer_call(env, method, args, kwargs).encode())
+
+
+def introduce(env: BaseEnv) -> str:
+    """The first answer of an environment, in JSON."""
+    return _write({"result": None, "about": _describe(env, is_new=True)})
+
+
+def answer_call(env: BaseEnv, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """What a call returned or raised, in JSON."""
+    try:
+        return _write({"result": getattr(env, method)(*args, **kwargs), "about": _describe(env)})
+    except Exception as error:  # noqa: BLE001 - the boundary: an author's code may raise whatever it likes
+        return tell_error(error)
+
+
+def tell_error(error: BaseException) -> str:
+    return json.dumps({"error": _name_error(error)})
 
 
 def _describe(env: BaseEnv, *, is_new: bool = False) -> dict[str, object]:
@@ -196,12 +237,11 @@ def _limit_memory(max_memory_mb: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def _answer(pipe: Connection, answer: Mapping[str, object]) -> None:
+def _write(answer: Mapping[str, object]) -> str:
     try:
-        text = json.dumps(answer, default=_as_plain)
+        return json.dumps(answer, default=_as_plain)
     except (TypeError, ValueError, RecursionError) as error:
-        text = json.dumps({"error": _name_error(error)})
-    pipe.send_bytes(text.encode())
+        return tell_error(error)
 
 
 def _as_plain(value: Any) -> object:

@@ -46,9 +46,9 @@ class Entry(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, read: Callable[..., Any], micro: MicroBatch) -> Any:
+    def forward(self, read: Callable[..., Any], given: Any) -> Any:
         """`read` returns a tensor, or a tuple of tensors."""
-        return read(micro)
+        return read(given)
 
 
 class PolicyModel:

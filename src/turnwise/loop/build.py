@@ -17,13 +17,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnwise.config.checks import rewards_have_a_source
 from turnwise.config.registry import (
-    BUFFERS,
     CREDITS,
     ENGINES,
     LEARNERS,
     LOOPS,
     LOSSES,
-    PRIORITIES,
     TRANSPORTS,
     Registry,
     import_reward_function,
@@ -41,9 +39,9 @@ from turnwise.learn.models import cache_folder
 from turnwise.learn.parallel.learner import ParallelLearner
 from turnwise.learn.reward_model import load_judge
 from turnwise.learn.tiny_reward import tiny_reward_folder
+from turnwise.loop.open_buffer import open_buffer
 from turnwise.loop.parts import ExploreParts, LearnParts, PlayParts, TrainParts, Words
 from turnwise.protocols import (
-    Buffer,
     ChatTemplate,
     CreditRule,
     Engine,
@@ -62,7 +60,7 @@ from turnwise.rollout.judges import FunctionJudge, Judging
 from turnwise.rollout.limits import RunnerLimits
 from turnwise.rollout.workflow import Workflow
 from turnwise.rollout.worlds import World, count_held_out, worlds_of
-from turnwise.sites import BufferSite, EngineSite, LearnerSite, TransportSite
+from turnwise.sites import EngineSite, LearnerSite, TransportSite
 from turnwise.sync.memory import MemoryChannel, SharedChannel
 from turnwise.sync.probe import Probe, ProbedChannel, largest_gap
 from turnwise.types import Message, Sampling, Task
@@ -119,25 +117,36 @@ def build_explore(
 ) -> ExploreParts:
     """What an explorer needs: no learner is made."""
     play = build_play(settings, model_path, run_path=run_path, model=model)
-    worlds, rollout = worlds_of(settings), settings.rollout
-    stage = Stage(settings=settings, template=play.template, engine=play.engine, judging=play.judging)
-    needs_greedy = bool(getattr(_chosen(CREDITS, settings.credit), "needs_greedy", False))
-
-    def new_proxies() -> tuple[AgentProxy, AgentProxy | None]:
-        sampled = stage.proxy(worlds, split="train", group_size=rollout.group_size, temperature=rollout.temperature)
-        return sampled, stage.proxy(worlds, split="train") if needs_greedy else None
-
+    worlds, new_proxies = worlds_of(settings), partial(open_proxies, play)
     proxy, greedy_proxy = new_proxies()
     return ExploreParts(
         **vars(play),
         tasks=build_tasks(settings, worlds),
-        groups_per_rollout=sum(world.groups for world in worlds),
+        groups_per_rollout=count_groups(worlds),
         proxy=proxy,
         greedy_proxy=greedy_proxy,
         new_proxies=new_proxies,
         buffer=open_buffer(settings, run_path),
         open_mailbox=partial(open_mailbox, settings, run_path),
     )
+
+
+def open_proxies(play: PlayParts) -> tuple[AgentProxy, AgentProxy | None]:
+    """Who plays training tasks, and who plays them once more, greedily, where credit measures against that."""
+    settings, worlds = play.settings, worlds_of(play.settings)
+    stage = Stage(settings=settings, template=play.template, engine=play.engine, judging=play.judging)
+    size, temperature = settings.rollout.group_size, settings.rollout.temperature
+    sampled = stage.proxy(worlds, split="train", group_size=size, temperature=temperature)
+    return sampled, stage.proxy(worlds, split="train") if needs_greedy(settings) else None
+
+
+def needs_greedy(settings: TurnwiseSettings) -> bool:
+    return bool(getattr(_chosen(CREDITS, settings.credit), "needs_greedy", False))
+
+
+def count_groups(worlds: Sequence[World]) -> int:
+    """Of one rollout."""
+    return sum(world.groups for world in worlds)
 
 
 def build_learn(settings: TurnwiseSettings, model_path: str | Path, *, run_path: Path | None = None) -> LearnParts:
@@ -176,8 +185,7 @@ def _make_probe(explore: ExploreParts, learner: Learner) -> Probe | None:
 
 
 def _learning(settings: TurnwiseSettings, model_path: str | Path, run_path: Path | None) -> dict[str, Any]:
-    credit = cast(CreditRule, _chosen(CREDITS, settings.credit)(settings.credit))
-    return {"credit": credit, "learner": open_learner(settings, str(model_path), run_path=run_path)}
+    return {"credit": open_credit(settings), "learner": open_learner(settings, str(model_path), run_path=run_path)}
 
 
 def samples_in_place(settings: TurnwiseSettings) -> bool:
@@ -186,9 +194,8 @@ def samples_in_place(settings: TurnwiseSettings) -> bool:
     Nothing may be sampled while they change, nor from weights older than the newest, and both must hold them alike, in
     this process.
     """
-    if settings.learn.parallel.type != "none":
-        return False
-    is_in_turns = settings.loop.type == "serial" and settings.run.mode == "both" and settings.sync.interval == 1
+    is_here = settings.run.mode == "both" and settings.cluster.type == "none" and settings.learn.parallel.type == "none"
+    is_in_turns = settings.loop.type == "serial" and is_here and settings.sync.interval == 1
     is_alike = settings.model.dtype == "float32" and settings.learn.device == getattr(settings.engine, "device", "auto")
     engine = _chosen(ENGINES, settings.engine)
     return is_in_turns and is_alike and getattr(engine, "samples_in_place", False)
@@ -245,11 +252,8 @@ def open_learner(settings: TurnwiseSettings, model_path: str, *, run_path: Path 
     return cast(Learner, _chosen(LEARNERS, settings.learn).open(settings.learn, site))
 
 
-def open_buffer(settings: TurnwiseSettings, run_path: Path | None) -> Buffer:
-    """The buffer of a run; a durable one that is there already is opened."""
-    chosen = settings.buffer
-    site = BufferSite(priority=_chosen(PRIORITIES, chosen.priority)(chosen.priority), run_path=run_path)
-    return cast(Buffer, _chosen(BUFFERS, chosen).open(chosen, site))
+def open_credit(settings: TurnwiseSettings) -> CreditRule:
+    return cast(CreditRule, _chosen(CREDITS, settings.credit)(settings.credit))
 
 
 def open_mailbox(settings: TurnwiseSettings, run_path: Path | None, ring: Callable[[], None]) -> Mailbox:

@@ -9,11 +9,12 @@ from turnwise.config.registry import gives_no_rewards
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.context import ContextSettings
 from turnwise.config.sections.env import EnvSettings
-from turnwise.config.sections.rollout import NoIsolation, ProcessIsolation
+from turnwise.config.sections.rollout import NoIsolation, ProcessIsolation, RayIsolation
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import count_tasks
 from turnwise.envs.isolation import IsolatedEnv
 from turnwise.envs.make import make_env
+from turnwise.envs.ray_env import RayEnv, is_in_actor
 from turnwise.errors import ConfigError
 from turnwise.rollout.limits import Limits
 
@@ -27,7 +28,7 @@ class World:
     env: EnvSettings
     context: ContextSettings
     limits: Limits
-    isolation: NoIsolation | ProcessIsolation
+    isolation: NoIsolation | ProcessIsolation | RayIsolation
 
     @property
     def is_judged(self) -> bool:
@@ -47,6 +48,10 @@ class World:
         if isinstance(self.isolation, NoIsolation):
             return make_env(self.env.type, **params)
         limits = self.isolation
+        if isinstance(limits, RayIsolation):
+            if not is_in_actor():
+                return make_env(self.env.type, **params)
+            return RayEnv(self.env.type, params, time_limit_s=limits.time_limit_s, cpus=limits.cpus)
         return IsolatedEnv(self.env.type, params, time_limit_s=limits.time_limit_s, max_memory_mb=limits.max_memory_mb)
 
 

@@ -80,6 +80,9 @@ CONTRADICTIONS = pytest.mark.parametrize(
             ["engine.type=vllm", "engine.start=true", "engine.servers=3", "engine.devices=['0','1']"],
             r"engine.devices: 2 entries given; expected one for each of engine.servers = 3",
         ),
+        (["cluster.type=ray", "buffer.type=memory"], r"buffer.type: 'memory' given; with cluster.type 'ray'"),
+        (["rollout.isolation.type=ray"], r"rollout.isolation.type: 'ray' given; .* Set cluster.type=ray"),
+        (["cluster.type=ray", "run.mode=eval"], r"run.mode: 'eval' given; cluster.type 'ray' runs explorers"),
     ],
 )
 

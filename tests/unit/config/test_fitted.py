@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 
 from turnwise.config.checks import check_settings, find_no_effect
 from turnwise.config.load import dump_settings, load_settings
@@ -110,3 +111,24 @@ def test_with_vllm_what_other_kernels_change_is_corrected_and_heads_are_wide_eno
     assert (chosen.learn.correction.type, chosen.model.tiny.num_heads) == ("none", 2)
     other = load_settings(LAKE, [*vllm, "model.path=/some/folder"])
     assert find_no_effect(other) == []
+
+
+def test_on_a_cluster_what_waits_is_kept_and_the_way_back_is_short() -> None:
+    settings = load_settings(LAKE, ["cluster.type=ray"])
+    assert (settings.buffer.type, settings.report.checkpoint_minutes) == ("sqlite", 10.0)
+    assert load_settings(dump_settings_as_mapping(settings)) == settings
+    chosen = load_settings(LAKE, ["cluster.type=ray", "report.checkpoint_minutes=1"])
+    assert chosen.report.checkpoint_minutes == 1.0
+    assert load_settings(LAKE).buffer.type == "memory"
+
+
+def dump_settings_as_mapping(settings: Any) -> dict[str, Any]:
+    return yaml.safe_load(dump_settings(settings))
+
+
+def test_waits_have_an_effect_in_the_serial_loop_only_on_a_cluster() -> None:
+    assert any("sync.timeout_s" in note for note in find_no_effect(load_settings(LAKE, ["sync.timeout_s=5"])))
+    on_cluster = find_no_effect(load_settings(LAKE, ["sync.timeout_s=5", "cluster.type=ray"]))
+    assert not any("sync.timeout_s" in note for note in on_cluster)
+    words = ["loop.type=pipelined", "sync.method=checkpoint", "cluster.type=ray"]
+    assert find_no_effect(load_settings(LAKE, words)) == ["sync.method has no effect with cluster.type 'ray'."]

@@ -23,6 +23,16 @@ class ProcessIsolation(Settings):
     """What an environment may take beyond its imports; null: no limit."""
 
 
+class RayIsolation(Settings):
+    type: Literal["ray"]
+    """Every environment lives in a Ray actor, on any machine of the cluster: for environments that are heavy. It needs
+    cluster.type 'ray'."""
+    time_limit_s: PositiveFloat = 30.0
+    """Longest call; an actor that takes longer is ended and its episode fails."""
+    cpus: PositiveFloat = 1.0
+    """Cores that Ray sets aside for each environment, beside those of the explorer."""
+
+
 class RolloutSettings(Settings):
     groups: PositiveInt = 8
     """Tasks per rollout."""
@@ -48,7 +58,7 @@ class RolloutSettings(Settings):
     """Added to the reward of a turn whose answer has the wrong format or an action the environment does not know."""
     first_seed: int = Field(default=10_000, ge=0)
     """Task seeds count up from here, shifted by run.seed."""
-    isolation: NoIsolation | ProcessIsolation = Field(default=NoIsolation(), discriminator="type")
+    isolation: NoIsolation | ProcessIsolation | RayIsolation = Field(default=NoIsolation(), discriminator="type")
 
     def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
         if self.workflow != "environment":

@@ -23,7 +23,7 @@ class SyncSettings(Settings):
     offset: int | None = Field(default=None, ge=0)
     """Rollouts that the explorer is ahead in the style 'fixed'. Null: as many as `max_staleness` allows."""
     timeout_s: PositiveFloat = 1800.0
-    """Longest wait of explorer and trainer for each other."""
+    """Longest wait of explorer and trainer for each other; with a cluster also for news of any part of it."""
     max_probe_gap: PositiveFloat | Literal["auto"] = "auto"
     """Largest mean distance, in nats per token, between what engine and learner make of one text after a sync; more
     stops the run. auto: 0.02 with model.dtype float32, 0.2 with bfloat16."""
@@ -40,8 +40,12 @@ class SyncSettings(Settings):
                 "max_probe_gap", why=f"with engine.type '{run.engine.type}': it holds no weights elsewhere"
             )
         if run.loop.type == "serial":
-            names = ("style", "max_staleness", "offset", "timeout_s", "method")
+            names = ["style", "max_staleness", "offset", "method"]
+            if run.cluster.type == "none":
+                names.append("timeout_s")
             return idle | self.idle(*names, why="with loop.type 'serial'")
-        if self.style == "fixed":
-            return idle
-        return idle | self.idle("offset", why=f"with {path}.style '{self.style}'")
+        if self.style != "fixed":
+            idle |= self.idle("offset", why=f"with {path}.style '{self.style}'")
+        if run.cluster.type != "none":
+            idle |= self.idle("method", why=f"with cluster.type '{run.cluster.type}'")
+        return idle

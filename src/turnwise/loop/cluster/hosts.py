@@ -1,0 +1,131 @@
+"""What runs in the processes of a cluster: the parts of one machine, each with methods that can be called from afar.
+
+Nothing here knows what carries the calls. A host is opened from the settings of the run, as the part would be at home.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.loop.build import build_play, open_learner, open_proxies
+from turnwise.loop.cluster.proxies import pack_weights, unpack_weights
+from turnwise.loop.cluster.shares import Share, Told
+from turnwise.protocols import Imitation
+from turnwise.types import Annotations, Batch, Experience, StepReport, Trajectory
+
+
+class LearnerHost:
+    """Any learner, in a process of its own."""
+
+    def __init__(self, settings: TurnwiseSettings, model_path: str) -> None:
+        if settings.learn.num_threads is not None:
+            torch.set_num_threads(settings.learn.num_threads)
+        # What is drawn at random for new layers is what a run in one process draws.
+        torch.manual_seed(settings.run.seed)
+        self._learner = open_learner(settings, model_path)
+
+    def policy_version(self) -> int:
+        return self._learner.policy_version
+
+    def annotate(self, experiences: Sequence[Experience]) -> Annotations:
+        return self._learner.annotate(experiences)
+
+    def step(self, batch: Batch) -> StepReport:
+        return self._learner.step(batch)
+
+    def imitate(self, demonstrations: Sequence[Experience], how: Imitation) -> Iterator[tuple[int, int, float]]:
+        """How many steps are done, of how many; the last loss comes with the last of them."""
+        told: queue.SimpleQueue[tuple[int, int, float] | BaseException | None] = queue.SimpleQueue()
+
+        def learn() -> None:
+            try:
+                loss = self._learner.imitate(demonstrations, how, lambda done, total: told.put((done, total, 0.0)))
+                told.put((how.steps, how.steps, loss))
+                told.put(None)
+            except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+                told.put(error)
+
+        threading.Thread(target=learn, daemon=True).start()
+        while (news := told.get()) is not None:
+            if isinstance(news, BaseException):
+                raise news
+            yield news
+
+    def supervise(self, demonstrations: Sequence[Experience]) -> None:
+        self._learner.supervise(demonstrations)
+
+    def weights(self) -> np.ndarray:
+        return pack_weights(self._learner.weights())
+
+    def save_state(self, folder: Path) -> None:
+        self._learner.save_state(folder)
+
+    def load_state(self, folder: Path) -> int:
+        self._learner.load_state(folder)
+        return self._learner.policy_version
+
+
+class ExplorerHost:
+    """An engine, environments, and whoever plays them: shares come in, episodes and groups go out."""
+
+    def __init__(self, settings: TurnwiseSettings, model_path: str, own_path: Path | None = None) -> None:
+        """`own_path` is where its engine may keep files of its own."""
+        torch.manual_seed(settings.run.seed)
+        play = build_play(settings, model_path, run_path=own_path)
+        sampled, greedy = open_proxies(play)
+        self._engine = play.engine
+        self._collectors = {"train": sampled, "greedy": greedy, "eval": play.eval_proxy}
+        self._told_s = dict.fromkeys(self._collectors, 0.0)
+        self._playing: dict[int, asyncio.Task[Any]] = {}
+
+    async def load(self, packed: np.ndarray, policy_version: int) -> None:
+        await self._engine.update_weights(unpack_weights(packed), policy_version)
+
+    async def play(self, share: Share) -> AsyncGenerator[Told, None]:
+        collector = self._collectors[share.kind]
+        assert collector is not None, "the credit rule asks for no greedy play"
+        ended: list[Trajectory] = []
+        news = asyncio.Event()
+
+        def on_done(trajectory: Trajectory) -> None:
+            ended.append(trajectory)
+            news.set()
+
+        playing = asyncio.ensure_future(
+            collector.collect(share.tasks, rollout=share.rollout, on_done=on_done, known=share.known)
+        )
+        playing.add_done_callback(lambda _: news.set())
+        self._playing[share.number] = playing
+        try:
+            while not playing.done():
+                await news.wait()
+                news.clear()
+                if ended:
+                    some, ended[:] = tuple(ended), []
+                    yield Told(episodes=some)
+            spent_s = collector.env_seconds - self._told_s[share.kind]
+            self._told_s[share.kind] = collector.env_seconds
+            yield Told(groups=tuple(await playing), env_seconds=spent_s)
+        finally:
+            self._playing.pop(share.number, None)
+            playing.cancel()
+
+    async def stop(self, number: int) -> None:
+        """Nobody waits for this share any more."""
+        if (playing := self._playing.get(number)) is not None:
+            playing.cancel()
+
+    async def ready(self) -> None:
+        """Answers once it is open."""
+
+    async def close(self) -> None:
+        await self._engine.close()

@@ -1,0 +1,53 @@
+"""The parts of a run whose explorers, learner and buffer are elsewhere: the loops cannot tell them from their own."""
+
+from __future__ import annotations
+
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.loop.build import (
+    build_judging,
+    build_tasks,
+    count_groups,
+    held_out_tasks,
+    load_words,
+    needs_greedy,
+    open_credit,
+)
+from turnwise.loop.cluster.collector import CrewCollector, CrewEngine
+from turnwise.loop.cluster.crew import Crew
+from turnwise.loop.cluster.journals import Journals
+from turnwise.loop.cluster.proxies import Host, ReferenceMailbox, RemoteBuffer, RemoteLearner
+from turnwise.loop.parts import TrainParts
+from turnwise.report.run_dir import RunDirectory
+from turnwise.rollout.worlds import worlds_of
+from turnwise.sync.memory import MemoryChannel
+
+
+def build_on_cluster(
+    settings: TurnwiseSettings, model_path: str, directory: RunDirectory, *, crew: Crew, learner: Host, buffer: Host
+) -> TrainParts:
+    """As `build_train`: the same protocols, kept by whoever is at the other end."""
+    worlds, silence_s = worlds_of(settings), settings.sync.timeout_s
+    engine, journals = CrewEngine(crew), Journals(directory)
+
+    def new_proxies() -> tuple[CrewCollector, CrewCollector | None]:
+        sampled = CrewCollector(crew, "train", silence_s=silence_s, journals=journals)
+        return sampled, CrewCollector(crew, "greedy", silence_s=silence_s) if needs_greedy(settings) else None
+
+    sampled, greedy = new_proxies()
+    return TrainParts(
+        **vars(load_words(settings, model_path)),
+        engine=engine,
+        channel=MemoryChannel([engine]),
+        judging=build_judging(settings),
+        eval_proxy=CrewCollector(crew, "eval", silence_s=silence_s),
+        eval_tasks=held_out_tasks(settings),
+        tasks=build_tasks(settings, worlds),
+        groups_per_rollout=count_groups(worlds),
+        proxy=sampled,
+        greedy_proxy=greedy,
+        new_proxies=new_proxies,
+        buffer=RemoteBuffer(buffer),
+        open_mailbox=ReferenceMailbox,
+        credit=open_credit(settings),
+        learner=RemoteLearner(learner),
+    )

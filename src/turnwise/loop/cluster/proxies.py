@@ -1,0 +1,183 @@
+"""Learner, buffer and weights of another process, behind the contracts that the loops hold.
+
+Each is a *host* on this side: it is called by a method's name, and waits with a deadline. Weights stay where they were
+made until somebody looks at them; an explorer fetches them from there itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from safetensors.torch import load, save
+from torch import Tensor
+
+from turnwise.protocols import Imitation, PolicyMark, Weights
+from turnwise.types import Annotations, Batch, Experience, StepReport
+
+
+class Reference(Protocol):
+    """A result that stays where it was made."""
+
+    def get(self) -> Any:
+        """Fetch it; LostError where it is gone."""
+        ...
+
+
+class Host(Protocol):
+    """An object of another process, called by the names of its methods; LostError once it is gone."""
+
+    def call(self, method: str, *args: object) -> Any:
+        """What the method returns, or raises."""
+        ...
+
+    def stream(self, method: str, *args: object) -> Iterator[Any]:
+        """What the method yields, as it comes."""
+        ...
+
+    def refer(self, method: str, *args: object) -> Reference:
+        """What the method returns, left there."""
+        ...
+
+
+# --- weights ---------------------------------------------------------------------------------------------------------
+
+
+def pack_weights(weights: Weights) -> np.ndarray:
+    """As safetensors: nothing has to be unpickled, and the block travels as it is."""
+    # Cloned: tied weights share memory, which the format refuses.
+    data = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()})
+    return np.frombuffer(data, dtype=np.uint8)
+
+
+def unpack_weights(packed: np.ndarray) -> Weights:
+    return load(packed.tobytes())
+
+
+class RemoteWeights(Mapping[str, Tensor]):
+    """Weights that are elsewhere; whoever looks at one of them fetches all."""
+
+    def __init__(self, reference: Reference) -> None:
+        self.reference = reference
+        self._fetched: Weights | None = None
+
+    def _here(self) -> Weights:
+        if self._fetched is None:
+            self._fetched = unpack_weights(self.reference.get())
+        return self._fetched
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._here()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._here())
+
+    def __len__(self) -> int:
+        return len(self._here())
+
+
+class ReferenceMailbox:
+    """A `Mailbox` that keeps which weights are the newest, and not the weights: those do not change once made."""
+
+    is_shared: ClassVar[bool] = False
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+        self._posted: tuple[PolicyMark, Weights] | None = None
+        self._requested: int | None = None
+
+    def post(self, mark: PolicyMark, weights: Weights) -> None:
+        assert isinstance(weights, RemoteWeights), "a learner elsewhere makes a copy for each publication"
+        self._posted = (mark, weights)
+        self._ring()
+
+    def newest(self) -> PolicyMark | None:
+        return None if self._posted is None else self._posted[0]
+
+    def fetch(self) -> tuple[PolicyMark, Weights]:
+        assert self._posted is not None, "nothing has been posted"
+        return self._posted
+
+    def request(self, step: int) -> None:
+        self._requested = step
+        self._ring()
+
+    def requested(self) -> int | None:
+        return self._requested
+
+
+# --- learner and buffer ----------------------------------------------------------------------------------------------
+
+
+class RemoteLearner:
+    """A `Learner` of another process."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._policy_version = int(host.call("policy_version"))
+
+    @property
+    def policy_version(self) -> int:
+        return self._policy_version
+
+    def annotate(self, experiences: Sequence[Experience]) -> Annotations:
+        return self._host.call("annotate", experiences)
+
+    def step(self, batch: Batch) -> StepReport:
+        report: StepReport = self._host.call("step", batch)
+        self._policy_version = report.policy_version
+        return report
+
+    def imitate(
+        self, demonstrations: Sequence[Experience], how: Imitation, on_step: Callable[[int, int], None]
+    ) -> float:
+        last_loss = 0.0
+        for done, total, loss in self._host.stream("imitate", demonstrations, how):
+            on_step(done, total)
+            last_loss = loss
+        return last_loss
+
+    def supervise(self, demonstrations: Sequence[Experience]) -> None:
+        self._host.call("supervise", demonstrations)
+
+    def weights(self) -> Weights:
+        return RemoteWeights(self._host.refer("weights"))
+
+    def save_state(self, folder: Path) -> None:
+        self._host.call("save_state", folder.resolve())
+
+    def load_state(self, folder: Path) -> None:
+        self._policy_version = int(self._host.call("load_state", folder.resolve()))
+
+
+class RemoteBuffer:
+    """A `Buffer` of another process."""
+
+    is_shared: ClassVar[bool] = True
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def add(self, experiences: Sequence[Experience]) -> None:
+        self._host.call("add", experiences)
+
+    def take(self, step: int) -> list[Experience]:
+        return self._host.call("take", step)
+
+    def is_ready(self, step: int) -> bool:
+        return self._host.call("is_ready", step)
+
+    def has_group(self, group_id: str) -> bool:
+        return self._host.call("has_group", group_id)
+
+    @property
+    def num_dropped(self) -> int:
+        return self._host.call("num_dropped")
+
+    def __len__(self) -> int:
+        return self._host.call("count")
+
+    def rewind(self, step: int, *, plays_again: bool) -> None:
+        self._host.call("rewind", step, plays_again)
