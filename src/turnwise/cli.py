@@ -98,17 +98,20 @@ def _add_train(commands: argparse._SubParsersAction) -> None:  # type: ignore[ty
 
 
 def _add_eval(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
-    parser = _add(commands, "eval", "evaluate a run, a model, 'oracle' or 'random' on held-out episodes", _OVERRIDES)
+    parser = _add(
+        commands, "eval", "evaluate a run, a model, an endpoint, 'oracle' or 'random' on held-out episodes", _OVERRIDES
+    )
     parser.add_argument(
         "target",
         metavar="TARGET",
-        help="a run directory, a model (a folder, a GGUF file, 'smollm2', a hub name), 'oracle' or 'random'",
+        help="a run directory, a model (a folder, a GGUF file, 'smollm2', a hub name), the URL of an OpenAI-compatible "
+        "endpoint, 'oracle' or 'random'",
     )
-    parser.add_argument("--env", metavar="ENV", help="an environment, for oracle and random")
+    parser.add_argument("--env", metavar="ENV", help="an environment, for oracle, random and endpoints")
     parser.add_argument(
         "--recipe",
         metavar="RECIPE",
-        help="the recipe in whose setting a model, oracle or random plays (default: frozenlake)",
+        help="the recipe in whose setting a model, an endpoint, oracle or random plays (default: frozenlake)",
     )
     parser.add_argument("--episodes", type=int, metavar="N", help="how many episodes (default: as the recipe says)")
     parser.add_argument("--split", default="eval", metavar="S", help="which tasks (default: eval)")
@@ -120,7 +123,9 @@ def _add_play(commands: argparse._SubParsersAction) -> None:  # type: ignore[typ
     parser.add_argument("env", metavar="ENV", help="an environment's name or package.module:Class")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="which task (default: 0)")
     parser.add_argument("--split", default="eval", metavar="S", help="which tasks (default: eval)")
-    parser.add_argument("--agent", default="human", metavar="WHO", help="human, oracle, random, a run or a model")
+    parser.add_argument(
+        "--agent", default="human", metavar="WHO", help="human, oracle, random, a run, a model or a URL"
+    )
 
 
 def _add_look_before(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]

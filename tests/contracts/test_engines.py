@@ -23,7 +23,13 @@ from .setting import copied, make_model, model_path, settings_with, template
 
 pytestmark = pytest.mark.slow
 
-EVERY = names_of("engine")
+
+def tells_tokens(name: str) -> bool:
+    """Whether it is one of the contract: others speak in texts, and settings refuse to learn from them."""
+    return getattr(ENGINES.get_params(name), "tells_tokens", True)
+
+
+EVERY = [name for name in names_of("engine") if tells_tokens(name)]
 WITHOUT_MODEL = ("scripted",)
 """Fakes: what they say does not come from weights."""
 every_engine = pytest.mark.parametrize("name", EVERY)

@@ -92,15 +92,19 @@ def _eval(options: argparse.Namespace, overrides: list[str], console: Console) -
     if options.episodes is not None:
         overrides = [*overrides, f"eval.episodes={options.episodes}"]
     from turnwise.app.evaluating import evaluate_policy, evaluate_rule, show_report
+    from turnwise.app.policies import explained, is_endpoint
 
     if options.target in ("oracle", "random"):
         report = evaluate_rule(options.target, _setting_of(options, overrides), options.split)
-    elif options.env:
-        raise ConfigError("--env goes with oracle and random; a run or model plays in the setting of its recipe.")
+    elif options.env and not is_endpoint(options.target):
+        raise ConfigError(
+            "--env goes with oracle, random and endpoints; a run or model plays in the setting of its recipe."
+        )
     else:
         # Progress on the console would stand in front of the JSON.
         shown = Console(quiet=True) if options.json else console
-        report = evaluate_policy(options.target, overrides, shown, recipe=options.recipe, split=options.split)
+        recipe = explained(options.env, {}, called=options.env) if options.env else options.recipe
+        report = evaluate_policy(options.target, overrides, shown, recipe=recipe, split=options.split)
     if options.json:
         console.print_json(json.dumps([report.to_dict()]))
     else:

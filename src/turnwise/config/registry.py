@@ -230,10 +230,12 @@ ENGINES = Registry(
     "engine",
     {
         "local": "turnwise.engine.local:LocalEngine",
+        "openai": "turnwise.engine.openai_endpoint:OpenAiEngine",
         "scripted": "turnwise.engine.scripted:ScriptedEngine",
     },
     params={
         "local": "turnwise.config.sections.engine:LocalEngineParams",
+        "openai": "turnwise.config.sections.engine:OpenAiEngineParams",
         "scripted": "turnwise.config.sections.engine:ScriptedEngineParams",
     },
 )

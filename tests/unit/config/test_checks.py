@@ -63,6 +63,14 @@ CONTRADICTIONS = pytest.mark.parametrize(
         (["buffer.offline=x.jsonl"], r"buffer.offline: a file given; run.mode 'both' does not learn from one"),
         (["run.mode=explore", "sync.method=checkpoint"], r"buffer.type: 'memory' given; .* Set buffer.type=sqlite"),
         (["run.mode=train", "buffer.type=sqlite"], r"sync.method: 'memory' given; .* Set sync.method=checkpoint"),
+        (
+            ["engine.type=openai", "engine.url=http://here/v1"],
+            r"engine.type: 'openai' given; it tells texts, without the token ids .* and their log-probs",
+        ),
+        (
+            ["run.mode=train", "warm_start.type=endpoint", "warm_start.url=http://here/v1"],
+            r"warm_start.type: 'endpoint' given; with run.mode 'train' two processes would ask it",
+        ),
     ],
 )
 
