@@ -8,6 +8,7 @@ of text, episodes or rewards.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -79,6 +80,8 @@ class LocalEngine:
         self._driver: asyncio.Task[None] | None = None
         self._num_updates = 0
         """Callers of `update_weights` that wait for running requests to end."""
+        self._num_passes, self._num_rows, self._busy_s = 0, 0, 0.0
+        """Forward passes so far, the rows in all of them, and the time that they took."""
         self._runner = ModelRunner(model)
 
     @property
@@ -91,6 +94,9 @@ class LocalEngine:
             "waiting": float(len(self._pending)),
             "kept_rows": float(len(self._rows_by_key)),
             "cached_tokens": float(self._runner.num_cached_tokens),
+            "passes": float(self._num_passes),
+            "rows": float(self._num_rows),
+            "busy_s": self._busy_s,
         }
 
     async def close(self) -> None:
@@ -243,6 +249,7 @@ class LocalEngine:
 
     def _advance(self, jobs: Sequence[_Job], twins: Mapping[_Job, Sequence[_Job]] = MappingProxyType({})) -> None:
         """One new token for each of these rows, and for their twins, which look the same up to here."""
+        started_s = time.perf_counter()
         logits = self._runner.next_logits([job.row for job in jobs])
         owners = [number for number, job in enumerate(jobs) for _ in twins.get(job, ())]
         if owners:
@@ -252,7 +259,12 @@ class LocalEngine:
             jobs = [*jobs, *copies]
         uniforms = torch.tensor([job.uniforms[len(job.token_ids)] for job in jobs], dtype=torch.float64)
         ids, logprobs = sample_tokens(logits, [job.sampling for job in jobs], uniforms)
-        for job, token, logprob in zip(jobs, ids.tolist(), logprobs.tolist(), strict=True):
+        # By lists: on a GPU it is here that the numbers are waited for.
+        ids, logprobs = ids.tolist(), logprobs.tolist()
+        self._num_passes += 1
+        self._num_rows += len(jobs)
+        self._busy_s += time.perf_counter() - started_s
+        for job, token, logprob in zip(jobs, ids, logprobs, strict=True):
             job.token_ids.append(token)
             job.logprobs.append(logprob)
             job.row.ids.append(token)
