@@ -50,10 +50,10 @@ class Check:
         return self.predicted_step_s / self.measured_step_s - 1
 
 
-def check_runs(source: Path, runs: Sequence[Path], *, cores: float) -> list[Check]:
-    """What the constants of one run say about the others."""
+def check_runs(source: Path, runs: Sequence[Path], *, cores: float, known: Sequence[str] = ()) -> list[Check]:
+    """What the constants of one run, some of them known as `name=value`, say about the others."""
     directory, settings = _open(source)
-    constants = measure(directory, settings, env_s=_env_seconds(settings), cores=cores)
+    constants = measure(directory, settings, env_s=_env_seconds(settings), cores=cores, known=known)
     trained = measured_tokens(directory)
     return [_check(constants, trained, path, cores) for path in runs]
 
@@ -105,9 +105,10 @@ def main() -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--cores", type=float, default=float("inf"), help="that all share (default: each has its own)")
+    parser.add_argument("--known", nargs="*", default=[], help="constants of the source that need no fit: pass_s=0.02")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    checks = check_runs(options.source, options.runs, cores=options.cores)
+    checks = check_runs(options.source, options.runs, cores=options.cores, known=options.known)
     if options.json:
         print(json.dumps([{**asdict(check), "error": check.error} for check in checks], indent=2))
         return

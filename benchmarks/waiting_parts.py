@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from turnwise.config.settings import Settings
+from turnwise.engine.pass_costs import PassCosts
 from turnwise.learn.meter import batch_metrics
 from turnwise.learn.trainer import Trainer
 from turnwise.protocols import ChatTemplate
@@ -47,7 +48,7 @@ class WaitingEngine:
         self._running: list[tuple[list[int], int, asyncio.Future[Completion]]] = []
         self._num_updates = 0
         self._driver: asyncio.Task[None] | None = None
-        self._counted = {"passes": 0.0, "rows": 0.0, "busy_s": 0.0}
+        self._costs = PassCosts()
 
     async def generate(self, request: GenerateRequest) -> Completion:
         ids = self._replies[request.seed % len(MOVES)][: request.sampling.max_new_tokens]
@@ -68,9 +69,7 @@ class WaitingEngine:
                 continue
             started_s, rows = time.perf_counter(), len(self._running)
             await asyncio.sleep(self._settings.pass_s + self._settings.row_s * rows)
-            self._counted["passes"] += 1
-            self._counted["rows"] += rows
-            self._counted["busy_s"] += time.perf_counter() - started_s
+            self._costs.add(rows, time.perf_counter() - started_s)
             left = [(ids, tokens - 1, future) for ids, tokens, future in self._running]
             self._running = [row for row in left if row[1] > 0]
             for ids, _, future in (row for row in left if row[1] <= 0):
@@ -97,7 +96,7 @@ class WaitingEngine:
         self._num_updates -= 1
 
     def state(self) -> Metrics:
-        return dict(self._counted)
+        return self._costs.told()
 
     async def close(self) -> None:
         """Nothing is held."""

@@ -20,7 +20,7 @@ from turnwise.report.tensorboard import TensorboardSink
 from turnwise.report.trajectories import TrajectoryWriter
 from turnwise.types import Metrics
 
-_COUNTED = ("passes", "rows", "busy_s")
+_COUNTED = ("passes", "rows", "rows_squared", "busy_s", "busy_row_s")
 """What `turnwise lab scale` reads the cost of a forward pass from."""
 
 

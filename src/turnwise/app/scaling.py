@@ -6,6 +6,7 @@ cluster is simulated is `lab/scale.py`'s business; here its rules are those of t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,22 +51,21 @@ class ScaleReport:
 
 def study_scale(study: ScaleStudy) -> ScaleReport:
     if study.run is None:
-        constants, rules, max_running = Constants(), _bounded(study.max_staleness or 0), (study.max_staleness or 0) + 1
+        bound = study.max_staleness or 0
+        constants, own = Constants(), Placement(rules=_bounded(bound), max_running=bound + 1, is_engine_apart=True)
     else:
         directory = RunDirectory.open(Path(study.run))
         settings = load_settings(str(directory.config), ["context.template=null"])
         constants = measure(directory, settings, env_s=study.run_env_s, cores=study.cores)
         own = place(settings, max_staleness=study.max_staleness)
-        rules, max_running = own.rules, own.max_running
     if study.env_s is not None:
         constants = replace(constants, env_s=study.env_s)
     constants = read_numbers(study.constants, constants)
     rows = [
         _forecast(
             constants,
-            Placement(
-                rules=rules,
-                max_running=max_running,
+            replace(
+                own,
                 explorers=explorers,
                 learners=learners,
                 cores=study.cores,
@@ -79,9 +79,11 @@ def study_scale(study: ScaleStudy) -> ScaleReport:
     return ScaleReport(constants=constants, rows=tuple(rows))
 
 
-def measure(directory: RunDirectory, settings: TurnwiseSettings, *, env_s: float, cores: float) -> Constants:
-    """The constants of a run; what no metric tells explains the rest of its measured steps."""
-    constants = read_constants(directory, settings, env_s=env_s)
+def measure(
+    directory: RunDirectory, settings: TurnwiseSettings, *, env_s: float, cores: float, known: Sequence[str] = ()
+) -> Constants:
+    """The constants of a run, some `known` as `name=value`; what no metric tells explains the rest of a step."""
+    constants = read_numbers(known, read_constants(directory, settings, env_s=env_s))
     placement = replace(place(settings), cores=cores)
     # What one learner takes is not measured where several shared the work.
     constants = replace(constants, learn_s=constants.learn_s * placement.learners)
@@ -106,6 +108,8 @@ def place(settings: TurnwiseSettings, *, max_staleness: int | None = None) -> Pl
         explorers=getattr(cluster, "explorers", 1),
         learners=getattr(parallel, "ranks", 1),
         is_one_process=not is_alone and getattr(cluster, "type", "none") == "none",
+        # Any other is taken for a server.
+        is_engine_apart=settings.engine.type != "local",
     )
 
 

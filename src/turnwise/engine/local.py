@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from turnwise.config.sections.engine import LocalEngineParams
+from turnwise.engine.pass_costs import PassCosts
 from turnwise.engine.rows import Row
 from turnwise.engine.runner import ModelRunner
 from turnwise.engine.sampling import draw_uniforms, sample_tokens
@@ -80,8 +81,7 @@ class LocalEngine:
         self._driver: asyncio.Task[None] | None = None
         self._num_updates = 0
         """Callers of `update_weights` that wait for running requests to end."""
-        self._num_passes, self._num_rows, self._busy_s = 0, 0, 0.0
-        """Forward passes so far, the rows in all of them, and the time that they took."""
+        self._costs = PassCosts()
         self._runner = ModelRunner(model)
 
     @property
@@ -94,9 +94,7 @@ class LocalEngine:
             "waiting": float(len(self._pending)),
             "kept_rows": float(len(self._rows_by_key)),
             "cached_tokens": float(self._runner.num_cached_tokens),
-            "passes": float(self._num_passes),
-            "rows": float(self._num_rows),
-            "busy_s": self._busy_s,
+            **self._costs.told(),
         }
 
     async def close(self) -> None:
@@ -261,9 +259,7 @@ class LocalEngine:
         ids, logprobs = sample_tokens(logits, [job.sampling for job in jobs], uniforms)
         # By lists: on a GPU it is here that the numbers are waited for.
         ids, logprobs = ids.tolist(), logprobs.tolist()
-        self._num_passes += 1
-        self._num_rows += len(jobs)
-        self._busy_s += time.perf_counter() - started_s
+        self._costs.add(len(jobs), time.perf_counter() - started_s)
         for job, token, logprob in zip(jobs, ids, logprobs, strict=True):
             job.token_ids.append(token)
             job.logprobs.append(logprob)

@@ -49,6 +49,8 @@ class Placement:
     """That all of them share; without a number, each has its own."""
     is_one_process: bool = True
     """Whether the first explorer and the trainer share a process, as in the loops of one machine."""
+    is_engine_apart: bool = False
+    """Whether engines are servers, which compute while their explorers do something else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +113,10 @@ class _Cluster:
         self._placement = placement
         self._dice = np.random.default_rng(seed)
         self._clock = Clock(placement.cores)
-        self._explorers = [SimulatedExplorer(self._clock, constants) for _ in range(placement.explorers)]
+        self._explorers = [
+            SimulatedExplorer(self._clock, constants, is_engine_apart=placement.is_engine_apart)
+            for _ in range(placement.explorers)
+        ]
         self._rollouts: dict[int, _Rollout] = {}
         self._next = 1
         self._is_admitting = False

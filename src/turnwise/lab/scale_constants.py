@@ -161,21 +161,19 @@ def _mixed_groups(settings: TurnwiseSettings) -> list[int]:
 
 
 def _fit_passes(rows: Sequence[Mapping[str, float]]) -> tuple[float, float]:
-    """What a pass and each of its rows take, from what an engine counted; nothing where it did not count."""
-    names = ("time/engine_passes", "time/engine_rows", "time/engine_busy_s")
-    counted = np.array([[row[name] for name in names] for row in rows if row.get(names[0]) is not None])
+    """What a pass and each of its rows take: a straight line through all passes that an engine counted, if it did."""
+    names = [f"time/engine_{name}" for name in ("passes", "rows", "rows_squared", "busy_s", "busy_row_s")]
+    counted = [[row[name] for name in names] for row in rows if all(name in row for name in names)]
     if len(counted) < _NUM_WARM:
         return 0.0, 0.0
-    passes, num_rows, seconds = np.diff(counted, axis=0).T
-    if not passes.sum() or not num_rows.sum():
+    passes, num_rows, squared, seconds, row_s = np.subtract(counted[-1], counted[0])
+    if not passes:
         return 0.0, 0.0
-    # Each step counts the same. Where steps are too alike to tell the two apart, both explain what there is.
-    table = np.stack([passes, num_rows], axis=1)
-    solved = np.linalg.lstsq(table, seconds, rcond=1e-3)[0]
-    if (solved >= 0).all():
-        return float(solved[0]), float(solved[1])
-    alone = (seconds.sum() / passes.sum(), 0.0) if solved[1] < 0 else (0.0, seconds.sum() / num_rows.sum())
-    return float(alone[0]), float(alone[1])
+    spread = passes * squared - num_rows**2
+    slope = max(0.0, (passes * row_s - num_rows * seconds) / spread) if spread > 0 else 0.0
+    start = (seconds - slope * num_rows) / passes
+    # A line that begins below nothing begins at nothing.
+    return (float(start), float(slope)) if start >= 0 else (0.0, float(seconds / num_rows))
 
 
 def _turn_counts(directory: RunDirectory) -> tuple[int, ...]:

@@ -26,9 +26,13 @@ class _Reply:
 
 
 class SimulatedExplorer:
-    """One engine with its episodes; `version` are the weights that it has."""
+    """One engine with its episodes; `version` are the weights that it has.
 
-    def __init__(self, clock: Clock, constants: Constants) -> None:
+    An engine that is a server computes while the explorer's process reads replies and writes prompts; one that is in
+    the process cannot.
+    """
+
+    def __init__(self, clock: Clock, constants: Constants, *, is_engine_apart: bool = False) -> None:
         self.version = 0
         self.busy_s = 0.0
         self.num_playing = 0
@@ -40,7 +44,10 @@ class SimulatedExplorer:
         self._running: list[_Reply] = []
         self._loads: deque[tuple[int, Then]] = deque()
         self._chores: deque[tuple[float, Then]] = deque()
+        self._is_engine_apart = is_engine_apart
         self._is_working = False
+        """The engine; and the process beside it, where they are two."""
+        self._is_process_working = False
 
     def play(self, turn_counts: Sequence[int], seen: list[int], then: Then) -> None:
         """Episodes of so many turns each, at most `max_concurrent` at a time; `seen` hears the weights of each turn."""
@@ -82,6 +89,12 @@ class SimulatedExplorer:
                 self._clock.wait(self._constants.env_s, then)
 
         def ask() -> None:
+            if self._is_engine_apart:
+                self.do(self._constants.turn_s, reach_engine)
+            else:
+                reach_engine()
+
+        def reach_engine() -> None:
             seen.append(self.version)
             self._waiting.append(_Reply(self._constants.reply_tokens, act))
             self._settle()
@@ -96,15 +109,27 @@ class SimulatedExplorer:
 
     def _go_on(self) -> None:
         """Whatever is next, if nothing is being done."""
+        if self._is_engine_apart and self._chores and not self._is_process_working:
+            self._do_chore(*self._chores.popleft())
         if self._is_working:
             return
-        if self._chores:
+        if self._chores and not self._is_engine_apart:
             self._work(*self._chores.popleft())
         elif self._loads and not self._running:
             version, then = self._loads.popleft()
             self._work(self._constants.load_s, lambda: self._have(version, then))
         elif self._running or (self._waiting and not self._loads):
             self._pass()
+
+    def _do_chore(self, seconds: float, then: Then) -> None:
+        self._is_process_working = True
+
+        def end() -> None:
+            self._is_process_working = False
+            then()
+            self._settle()
+
+        self._clock.work(seconds, end)
 
     def _pass(self) -> None:
         constants, new = self._constants, 0
@@ -114,7 +139,8 @@ class SimulatedExplorer:
             self._running += joining
             new = len(joining)
         per_token_s = constants.pass_s + constants.row_s * len(self._running)
-        self._work(self._bite * per_token_s + constants.turn_s * new, self._sampled)
+        own_s = 0.0 if self._is_engine_apart else constants.turn_s * new
+        self._work(self._bite * per_token_s + own_s, self._sampled)
 
     def _sampled(self) -> None:
         self.tokens += sum(min(self._bite, reply.left) for reply in self._running)

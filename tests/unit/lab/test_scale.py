@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from turnwise.engine.pass_costs import PassCosts
 from turnwise.errors import ConfigError
 from turnwise.lab.scale import Forecast, Lever, Placement, calibrate, find_levers, simulate
 from turnwise.lab.scale_clock import Clock, Then
@@ -122,6 +123,13 @@ def test_what_the_process_of_an_explorer_does_beside_holds_up_its_episodes() -> 
     assert simulate(writing, placed(1)).step_s > simulate(writing, placed(1, is_one_process=False)).step_s + 0.2
 
 
+def test_a_server_computes_while_its_explorer_reads_and_writes() -> None:
+    both = replace(EVEN, pass_s=0.1, turn_s=0.05, learn_s=0.0, env_s=0.3)
+    inside, apart = (simulate(both, placed(2, is_engine_apart=is_apart)).step_s for is_apart in (False, True))
+    # Of three rollouts at once the own work alone is 24 turns of 0.05 s; in one process passes come on top of it.
+    assert 1.2 <= apart < 1.3 < inside
+
+
 def test_weights_are_loaded_when_running_replies_have_ended_and_later_ones_wait() -> None:
     clock = Clock(float("inf"))
     explorer = SimulatedExplorer(clock, replace(EVEN, turn_counts=(1,), reply_tokens=1, pass_s=1.0, load_s=0.1))
@@ -158,22 +166,27 @@ def test_what_no_metric_tells_is_found_from_the_measured_step() -> None:
     assert calibrate(truth, placed(), step_s=0.1).turn_s == 0.0
 
 
-def test_the_cost_of_passes_and_rows_is_told_apart_by_steps_that_differ() -> None:
-    passes = np.array([0, 30, 50, 90, 120.0])
-    rows = np.array([0, 900, 1000, 3000, 3300.0])
-    told = [
-        {"time/engine_passes": p, "time/engine_rows": r, "time/engine_busy_s": 0.002 * p + 0.0001 * r}
-        for p, r in zip(passes, rows, strict=True)
-    ]
-    assert _fit_passes(told) == pytest.approx((0.002, 0.0001))
+@pytest.mark.parametrize(("pass_s", "row_s"), [(0.002, 0.0001), (0.003, 0.0), (0.0, 0.001)])
+def test_the_cost_of_passes_and_of_their_rows_is_told_apart(pass_s: float, row_s: float) -> None:
+    costs, told = PassCosts(), []
+    for num_rows in (9, 7, 8, 8, 1, 30, 2):
+        costs.add(num_rows, pass_s + row_s * num_rows)
+        told.append({f"time/engine_{name}": value for name, value in costs.told().items()})
+    assert _fit_passes(told) == pytest.approx((pass_s, row_s), abs=1e-9)
     assert _fit_passes([{}, {}]) == (0.0, 0.0)
-    # Where rows would cost less than nothing, passes explain it all.
-    odd = [
-        {**row, "time/engine_busy_s": 0.01 * row["time/engine_passes"] - 0.0001 * row["time/engine_rows"]}
-        for row in told
-    ]
-    pass_s, row_s = _fit_passes(odd)
-    assert (pass_s > 0, row_s) == (True, 0.0)
+
+
+def test_passes_that_are_all_alike_or_odd_have_a_cost_all_the_same() -> None:
+    def fitted(*passes: tuple[int, float]) -> tuple[float, float]:
+        costs, told = PassCosts(), []
+        for num_rows, seconds in ((1, 0.0), *passes):
+            costs.add(num_rows, seconds)
+            told.append({f"time/engine_{name}": value for name, value in costs.told().items()})
+        return _fit_passes(told)
+
+    assert fitted((4, 0.1), (4, 0.1)) == pytest.approx((0.1, 0.0))
+    assert fitted((1, 0.3), (9, 0.1)) == pytest.approx((0.2, 0.0))
+    assert fitted((1, 0.001), (9, 0.9)) == pytest.approx((0.0, 0.0901))
 
 
 # --- what would help -------------------------------------------------------------------------------------------------
