@@ -99,17 +99,20 @@ def _add_train(commands: argparse._SubParsersAction) -> None:  # type: ignore[ty
 
 
 def _add_eval(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
-    parser = _add(commands, "eval", "evaluate a run, a model, 'oracle' or 'random' on held-out episodes", _OVERRIDES)
+    parser = _add(
+        commands, "eval", "evaluate a run, a model, an endpoint, 'oracle' or 'random' on held-out episodes", _OVERRIDES
+    )
     parser.add_argument(
         "target",
         metavar="TARGET",
-        help="a run directory, a model (a folder, a GGUF file, 'smollm2', a hub name), 'oracle' or 'random'",
+        help="a run directory, a model (a folder, a GGUF file, 'smollm2', a hub name), the URL of an OpenAI-compatible "
+        "endpoint, 'oracle' or 'random'",
     )
-    parser.add_argument("--env", metavar="ENV", help="an environment, for oracle and random")
+    parser.add_argument("--env", metavar="ENV", help="an environment, for oracle, random and endpoints")
     parser.add_argument(
         "--recipe",
         metavar="RECIPE",
-        help="the recipe in whose setting a model, oracle or random plays (default: frozenlake)",
+        help="the recipe in whose setting a model, an endpoint, oracle or random plays (default: frozenlake)",
     )
     parser.add_argument("--episodes", type=int, metavar="N", help="how many episodes (default: as the recipe says)")
     parser.add_argument("--split", default="eval", metavar="S", help="which tasks (default: eval)")
@@ -121,7 +124,9 @@ def _add_play(commands: argparse._SubParsersAction) -> None:  # type: ignore[typ
     parser.add_argument("env", metavar="ENV", help="an environment's name or package.module:Class")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="which task (default: 0)")
     parser.add_argument("--split", default="eval", metavar="S", help="which tasks (default: eval)")
-    parser.add_argument("--agent", default="human", metavar="WHO", help="human, oracle, random, a run or a model")
+    parser.add_argument(
+        "--agent", default="human", metavar="WHO", help="human, oracle, random, a run, a model or a URL"
+    )
 
 
 def _add_look_before(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
@@ -180,18 +185,38 @@ def _add_lab(commands: argparse._SubParsersAction) -> None:  # type: ignore[type
     lab = _add(
         commands,
         "lab",
-        "hold every credit rule against the true advantage, in small worlds where it is known",
-        "settings of a rule can be changed with rule.setting=value, for example\n  turnwise lab credit gae.lam=0.9",
+        "credit: hold every credit rule against the true advantage, in small worlds where it is known. "
+        "scale: forecast a run with more explorers and learners from what a finished one took",
+        "settings of a rule can be changed with rule.setting=value, constants of a forecast with name=value\n"
+        "  turnwise lab credit gae.lam=0.9\n"
+        "  turnwise lab scale runs/mine --explorers 1,2,4 --env-seconds 0.1 learn_s=2",
     )
-    lab.add_argument("experiment", metavar="credit", choices=("credit",), help="which experiment: credit")
-    lab.add_argument("--world", metavar="NAME", help="one world: bandit, corridor, key_door or lake (default: all)")
-    lab.add_argument("--critic", metavar="C", help="noisy (true values with an error) or exact (default: noisy)")
-    lab.add_argument("--critic-noise", type=float, metavar="X", help="that error, in typical advantages (default: 1)")
-    lab.add_argument("--episodes", type=int, metavar="N", help="episodes per batch (default: 48)")
-    lab.add_argument("--group-size", type=int, metavar="N", help="siblings per group (default: 8)")
-    lab.add_argument("--batches", type=int, metavar="N", help="independent batches to average over (default: 100)")
-    lab.add_argument("--seed", type=int, metavar="N", help="chooses policy, critic and episodes (default: 0)")
-    lab.add_argument("--out", metavar="DIR", help="also write credit_lab.md and credit_lab.png there")
+    lab.add_argument("experiment", metavar="EXPERIMENT", choices=("credit", "scale"), help="credit or scale")
+    lab.add_argument("run", nargs="?", metavar="RUN", help="scale: a finished run, whose constants are measured")
+    lab.add_argument("--explorers", metavar="N,N", help="scale: how many (default: 1,2,4,8)")
+    lab.add_argument("--learners", metavar="N,N", help="scale: how many (default: 1)")
+    lab.add_argument("--env-seconds", type=float, metavar="X", help="scale: how long a world is waited for in a turn")
+    lab.add_argument(
+        "--run-env-seconds", type=float, metavar="X", help="scale: the same in RUN, where its worlds wait (default: 0)"
+    )
+    lab.add_argument("--max-staleness", type=int, metavar="N", help="scale: updates that weights may be behind")
+    lab.add_argument("--cores", type=float, metavar="N", help="scale: that all share (default: each has its own)")
+    lab.add_argument(
+        "--world", metavar="NAME", help="credit: one world: bandit, corridor, key_door or lake (default: all)"
+    )
+    lab.add_argument(
+        "--critic", metavar="C", help="credit: noisy (true values with an error) or exact (default: noisy)"
+    )
+    lab.add_argument(
+        "--critic-noise", type=float, metavar="X", help="credit: that error, in typical advantages (default: 1)"
+    )
+    lab.add_argument("--episodes", type=int, metavar="N", help="credit: episodes per batch (default: 48)")
+    lab.add_argument("--group-size", type=int, metavar="N", help="credit: siblings per group (default: 8)")
+    lab.add_argument(
+        "--batches", type=int, metavar="N", help="credit: independent batches to average over (default: 100)"
+    )
+    lab.add_argument("--seed", type=int, metavar="N", help="credit: chooses policy, critic and episodes (default: 0)")
+    lab.add_argument("--out", metavar="DIR", help="credit: also write credit_lab.md and credit_lab.png there")
     lab.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -148,6 +148,16 @@ class Sampling:
     max_new_tokens: int = 64
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A prompt as it was put together, before it became ids."""
+
+    messages: tuple[Message, ...]
+    prefix: str = ""
+    """How the reply is made to begin."""
+    tools: tuple[ToolSchema, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GenerateRequest:
     """Tokens in: one prompt to continue."""
@@ -158,12 +168,18 @@ class GenerateRequest:
     """Chooses the random numbers of this request alone, so that the batch it lands in does not matter."""
     cache_key: str | None = None
     """Requests with one key extend each other; an engine may keep a key-value row for them until `release`."""
+    asked: Asked | None = None
+    """The conversation that the ids spell, for an engine that is asked in messages; others read the ids alone."""
 
 
 class FinishReason(StrEnum):
     STOP = "stop"
     """A stop token was sampled; it is the last token of the completion."""
     LENGTH = "length"
+
+
+NO_POLICY = -1
+"""The `policy_version` of what no policy of ours has sampled: it may be shown and imitated, and nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -177,6 +193,8 @@ class Completion:
     behavior_logprobs: FloatArray
     finish_reason: FinishReason
     policy_version: int
+    text: str | None = None
+    """The whole reply as an endpoint gave it, where the ids only stand for it; None: the ids are what was sampled."""
 
     def __post_init__(self) -> None:
         _check_equal_lengths(self, token_ids=self.token_ids, behavior_logprobs=self.behavior_logprobs)

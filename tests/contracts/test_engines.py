@@ -24,9 +24,15 @@ from .vllm_servers import NEEDS_VLLM, open_client
 
 pytestmark = pytest.mark.slow
 
-EVERY = names_of("engine")
+
+def tells_tokens(name: str) -> bool:
+    """Whether it is one of the contract: others speak in texts, and settings refuse to learn from them."""
+    return getattr(ENGINES.get_params(name), "tells_tokens", True)
+
+
 TOLERANCE = 1e-4
 """Nats between the log-probs of an engine and those of a plain forward pass, in float32."""
+EVERY = [name for name in names_of("engine") if tells_tokens(name)]
 WITHOUT_MODEL = ("scripted",)
 """Fakes: what they say does not come from weights."""
 

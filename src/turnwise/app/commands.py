@@ -92,15 +92,19 @@ def _eval(options: argparse.Namespace, overrides: list[str], console: Console) -
     if options.episodes is not None:
         overrides = [*overrides, f"eval.episodes={options.episodes}"]
     from turnwise.app.evaluating import evaluate_policy, evaluate_rule, show_report
+    from turnwise.app.policies import explained, is_endpoint
 
     if options.target in ("oracle", "random"):
         report = evaluate_rule(options.target, _setting_of(options, overrides), options.split)
-    elif options.env:
-        raise ConfigError("--env goes with oracle and random; a run or model plays in the setting of its recipe.")
+    elif options.env and not is_endpoint(options.target):
+        raise ConfigError(
+            "--env goes with oracle, random and endpoints; a run or model plays in the setting of its recipe."
+        )
     else:
         # Progress on the console would stand in front of the JSON.
         shown = Console(quiet=True) if options.json else console
-        report = evaluate_policy(options.target, overrides, shown, recipe=options.recipe, split=options.split)
+        recipe = explained(options.env, {}, called=options.env) if options.env else options.recipe
+        report = evaluate_policy(options.target, overrides, shown, recipe=recipe, split=options.split)
     if options.json:
         console.print_json(json.dumps([report.to_dict()]))
     else:
@@ -312,6 +316,59 @@ def _export_model(options: argparse.Namespace, overrides: list[str], console: Co
 
 
 def _lab(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    if options.run is not None and "=" in options.run and not Path(options.run).exists():
+        # The first word after the experiment may be a setting as well.
+        overrides, options.run = [options.run, *overrides], None
+    _refuse_of_other_experiment(options)
+    experiments = {"credit": _lab_credit, "scale": _lab_scale}
+    return experiments[options.experiment](options, overrides, console)
+
+
+def _refuse_of_other_experiment(options: argparse.Namespace) -> None:
+    own = {
+        "credit": ("world", "critic", "critic_noise", "episodes", "group_size", "batches", "seed", "out"),
+        "scale": ("run", "explorers", "learners", "env_seconds", "run_env_seconds", "max_staleness", "cores"),
+    }
+    for experiment, names in own.items():
+        given = [name for name in names if getattr(options, name) is not None]
+        if experiment != options.experiment and given:
+            word = "a run" if given[0] == "run" else f"--{given[0].replace('_', '-')}"
+            raise ConfigError(f"{word} goes with 'lab {experiment}', not with 'lab {options.experiment}'.")
+
+
+def _lab_scale(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    from turnwise.app.scaling import ScaleStudy, read_counts, study_scale
+    from turnwise.lab.scale_tables import describe_constants, describe_row, to_numbers, to_table
+    from turnwise.report.progress import phase
+
+    counts = {
+        name: read_counts(text, f"--{name}")
+        for name in ("explorers", "learners")
+        if (text := getattr(options, name)) is not None
+    }
+    numbers = {"env_s": options.env_seconds, "run_env_s": options.run_env_seconds, "cores": options.cores}
+    for name, number in {**numbers, "max_staleness": options.max_staleness}.items():
+        if number is not None and (number < 0 or (name == "cores" and number == 0)):
+            raise ConfigError(f"{name}: {number:g} given; expected a number that is not below 0.")
+    given = {name: number for name, number in numbers.items() if number is not None}
+    study = ScaleStudy(
+        run=options.run, max_staleness=options.max_staleness, constants=tuple(overrides), **counts, **given
+    )
+    with nullcontext() if options.json else phase(console, "simulating"):
+        report = study_scale(study)
+    if options.json:
+        rows = [row.to_dict() for row in report.rows]
+        console.print_json(json.dumps({"constants": to_numbers(report.constants), "rows": rows}))
+        return 0
+    for line in describe_constants(report.constants):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print("", to_table(report.rows), "")
+    for row in report.rows:
+        console.print(describe_row(row), soft_wrap=True)
+    return 0
+
+
+def _lab_credit(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
     from turnwise.lab.credit import CreditStudy, make_rules, run_study
     from turnwise.lab.page import check_page, write_page
     from turnwise.lab.tables import to_rows, to_table

@@ -27,7 +27,7 @@ from turnwise.loop.parts import PlayParts
 from turnwise.report.console import phase
 from turnwise.report.intervals import share_interval, show_share
 from turnwise.rollout.worlds import World
-from turnwise.types import Group, Trajectory
+from turnwise.types import Group, IntArray, Trajectory
 
 _NUM_REPLIES = 3
 _SHOWN_CHARACTERS = 600
@@ -80,9 +80,14 @@ def evaluate_rule(rule: str, settings: TurnwiseSettings, split: str) -> EvalRepo
 
 
 def evaluate_policy(
-    target: str, overrides: Sequence[str], console: Console, *, recipe: str | None, split: str
+    target: str,
+    overrides: Sequence[str],
+    console: Console,
+    *,
+    recipe: str | Mapping[str, object] | None,
+    split: str,
 ) -> EvalReport:
-    """How well a run or a model plays, in its own setting or in that of a recipe."""
+    """How well a run, a model or an endpoint plays, in its own setting or in that of a recipe."""
     found = find_policy(target, overrides, recipe=recipe)
     with phase(console, "setting up the model" if found.model else describe_set_up(found.settings.model.path)):
         parts = open_policy(found, split=split)
@@ -151,10 +156,15 @@ def _samples(trajectories: Sequence[Trajectory], parts: PlayParts) -> list[Sampl
                 tokens=len(ids),
                 actions=turn.actions,
                 understood=turn.is_valid,
-                cut=len(ids) >= limit and int(ids[-1]) not in parts.template.stop_ids,
+                cut=_is_long(ids, limit, parts) and int(ids[-1]) not in parts.template.stop_ids,
             )
         )
     return samples
+
+
+def _is_long(ids: IntArray, limit: int, parts: PlayParts) -> bool:
+    """Whether a reply may have been cut; an endpoint counts its own tokens, and only says so by leaving out the end."""
+    return len(ids) >= limit or not parts.settings.engine.tells_tokens
 
 
 def _reasons(trajectories: Sequence[Trajectory], parts: PlayParts) -> list[str]:

@@ -10,6 +10,7 @@ from rich.console import Console
 from turnwise.app.closing import told_by_env
 from turnwise.app.first_look import FirstLook
 from turnwise.app.models import describe_set_up, resolve_model
+from turnwise.app.recording import engine_metrics
 from turnwise.app.set_up import announce
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.warm_start import OracleWarmStart
@@ -86,6 +87,7 @@ class Exploring:
                     "rollout/tokens_sampled": float(explored.tokens_sampled),
                     "sync/policy_version": float(parts.engine.policy_version),
                     "buffer/experiences_left": float(len(parts.buffer)),
+                    **engine_metrics(parts),
                 }
                 sinks.write(number, metrics)
                 shown = [t for group in explored.played for t in group.trajectories][: report.trajectories_per_step]

@@ -12,7 +12,7 @@ from turnwise.config.checks import find_no_effect
 from turnwise.config.pretrained import Change
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.reward import ModelJudgeSettings
-from turnwise.config.sections.warm_start import OracleWarmStart
+from turnwise.config.sections.warm_start import LessonSettings
 from turnwise.learn.bfloat16 import warn_of_slow_bfloat16
 from turnwise.learn.memory import MemoryReport, ModelMemory, bytes_per_rank, report_memory, size_words
 from turnwise.learn.peak import Peak, describe_peak
@@ -64,7 +64,7 @@ def make_plan(settings: TurnwiseSettings, pretrained: Sequence[Change] = ()) -> 
         max_turns=rollout.max_turns,
         max_sampled_tokens_per_step=episodes * rollout.max_turns * settings.context.max_response_tokens,
         optimizer_steps=learn.steps * learn.epochs * learn.minibatches,
-        demonstrations=settings.warm_start.episodes if isinstance(settings.warm_start, OracleWarmStart) else 0,
+        demonstrations=settings.warm_start.episodes if isinstance(settings.warm_start, LessonSettings) else 0,
         eval_episodes=sum(count_held_out(settings).values()),
         memory=memory,
         peak=None if is_parallel else plan_peak(settings, read_shape(settings), memory),

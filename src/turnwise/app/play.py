@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from turnwise.app.models import describe_set_up
-from turnwise.app.policies import Found, find_policy, open_policy, settings_file_of
+from turnwise.app.policies import Found, explained, find_policy, open_policy, settings_file_of
 from turnwise.config.load import env_params, parse_params
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.make import make_env
@@ -24,20 +24,15 @@ from turnwise.types import Task
 _MAX_STEPS = 200
 _SECTIONS = ("context.", "rollout.", "engine.", "model.")
 """What may be set for a model beside its environment."""
-_EXPLAINED: dict[str, object] = {
-    "recipe": "play",
-    "rollout": {"max_turns": 10},
-    "context": {"instructions": "full", "max_tokens": 4096, "max_response_tokens": 128},
-}
-"""How a model that knows nothing of an environment is talked to."""
 
 
 def play_in_terminal(
     console: Console, env_name: str, *, agent: str, seed: int, split: str, words: Sequence[str]
 ) -> None:
-    """One episode; `agent` is human, oracle, random, a run or a model. `words` are settings, `key=value` each.
+    """One episode; `agent` is human, oracle, random, a run, a model or the URL of an endpoint.
 
-    Settings of the environment stand alone (`size=3`), others under their path (`context.max_response_tokens=64`).
+    `words` are settings, `key=value` each: those of the environment stand alone (`size=3`), others under their path
+    (`context.max_response_tokens=64`).
     """
     of_run = [word for word in words if word.startswith(_SECTIONS)]
     params = parse_params([word for word in words if word not in of_run])
@@ -54,11 +49,11 @@ def _find(agent: str, env_name: str, params: Mapping[str, object], overrides: Se
     """A run in its own setting; a model in the environment's, with everything explained to it."""
     if settings_file_of(Path(agent).expanduser()) is None:
         try:
-            return find_policy(agent, overrides, recipe={"env": {"type": env_name, **params}, **_EXPLAINED})
+            return find_policy(agent, overrides, recipe=explained(env_name, params, called="play"))
         except RunError as error:
             raise ConfigError(
-                f"--agent: '{agent}' given; expected human, oracle, random, the directory of a run, or a model: a "
-                "folder, a GGUF file, 'smollm2' or 'owner/model'."
+                f"--agent: '{agent}' given; expected human, oracle, random, the directory of a run, the URL of an "
+                "endpoint, or a model: a folder, a GGUF file, 'smollm2' or 'owner/model'."
             ) from error
     found = find_policy(agent, overrides)
     env = found.settings.env
@@ -73,7 +68,7 @@ def _play_policy(console: Console, found: Found, split: str) -> None:
     with phase(console, "setting up the model" if found.model else describe_set_up(found.settings.model.path)):
         parts = open_policy(found, split=split)
     (trajectory,) = run_async(evaluate_once(parts)).trajectories
-    if found.model is None and trajectory.segments:
+    if found.model is None and trajectory.segments and found.settings.engine.tells_tokens:
         console.rule("prompt, as the model sees it")
         first = trajectory.segments[0]
         prompt = first.token_ids[: int(first.loss_mask.argmax())]

@@ -1,6 +1,7 @@
 """What can play becomes a policy that is ready to: a run's newest checkpoint, or any model in the setting of a recipe.
 
-In: a run directory, a checkpoint's policy folder, or a model as `model.path` takes it. Out: the parts that play it.
+In: a run directory, a checkpoint's policy folder, a model as `model.path` takes it, or the URL of an endpoint. Out: the
+parts that play it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Found:
 def find_policy(
     target: str | Path, overrides: Sequence[str] = (), *, recipe: str | Mapping[str, object] | None = None
 ) -> Found:
-    """A run in its own setting, or a model in that of a recipe; nothing is loaded."""
+    """A run in its own setting, a model or an endpoint in that of a recipe; nothing is loaded."""
+    if is_endpoint(str(target)):
+        return _find_endpoint(str(target), overrides, recipe)
     path = Path(target).expanduser()
     config = settings_file_of(path)
     is_whole_run = config is not None and config.parent == path
@@ -54,11 +57,34 @@ def find_policy(
     named = str(target)
     if not names_a_model(named):
         raise RunError(
-            f"'{path}' is neither a run directory nor a model folder, a GGUF file, or a name such as 'smollm2' or "
-            "'owner/model'. Check the path."
+            f"'{path}' is neither a run directory nor a model folder, a GGUF file, a name such as 'smollm2' or "
+            "'owner/model', or the URL of an endpoint. Check the path."
         )
     _refuse_other_model(overrides)
     return Found(settings=load_settings(recipe, [f"model.path={json.dumps(named)}", *overrides]), model=None)
+
+
+def is_endpoint(target: str) -> bool:
+    """Whether a word of a command means an OpenAI-compatible endpoint."""
+    return target.startswith(("http://", "https://"))
+
+
+def explained(env_name: str, params: Mapping[str, object], *, called: str) -> dict[str, object]:
+    """The setting of an environment for a model that knows nothing of it: everything is told, with room to answer."""
+    return {
+        "recipe": called,
+        "env": {"type": env_name, **params},
+        "rollout": {"max_turns": 10},
+        "context": {"instructions": "full", "max_tokens": 4096, "max_response_tokens": 128},
+    }
+
+
+def _find_endpoint(url: str, overrides: Sequence[str], recipe: str | Mapping[str, object] | None) -> Found:
+    for key in ("engine.type", "engine.url"):
+        if any(word.partition("=")[0].strip() == key for word in overrides):
+            raise ConfigError(f"{key}: given beside the URL of an endpoint, which says it; leave it out.")
+    chosen = ["engine.type=openai", f"engine.url={json.dumps(url)}"]
+    return Found(settings=load_settings(recipe or "frozenlake", [*chosen, *overrides]), model=None)
 
 
 def names_a_model(target: str) -> bool:

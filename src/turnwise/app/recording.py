@@ -9,6 +9,7 @@ from rich.console import Console
 
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.loop.evaluate import Evaluation
+from turnwise.loop.parts import PlayParts
 from turnwise.loop.serial import LoopStep
 from turnwise.protocols import Sink
 from turnwise.report.console import ProgressDisplay
@@ -18,6 +19,9 @@ from turnwise.report.run_dir import RunDirectory
 from turnwise.report.tensorboard import TensorboardSink
 from turnwise.report.trajectories import TrajectoryWriter
 from turnwise.types import Metrics
+
+_COUNTED = ("passes", "rows", "rows_squared", "busy_s", "busy_row_s")
+"""What `turnwise lab scale` reads the cost of a forward pass from."""
 
 
 class RunRecorder:
@@ -84,6 +88,12 @@ class RunRecorder:
         if step.learnt.batch is not None:
             self._learning.write(step.step, step.learnt.batch)
         self.display.update(step.step, metrics, self._watch.time_split())
+
+
+def engine_metrics(parts: object) -> dict[str, float]:
+    """What the engine of this process has computed since it was opened, where there is one that counts it."""
+    counted = parts.engine.state() if isinstance(parts, PlayParts) else {}
+    return {f"time/engine_{name}": counted[name] for name in _COUNTED if name in counted}
 
 
 def evaluation_metrics(result: Evaluation) -> dict[str, float]:

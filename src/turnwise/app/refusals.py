@@ -17,7 +17,8 @@ from turnwise.config.checks import find_contradictions
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.learn import FilePtx, OraclePtx
 from turnwise.config.sections.reward import ModelJudgeSettings
-from turnwise.config.sections.warm_start import OracleWarmStart
+from turnwise.config.sections.warm_start import EndpointWarmStart, LessonSettings, OracleWarmStart
+from turnwise.engine.openai_address import Endpoint
 from turnwise.envs.boundary import reset_env
 from turnwise.errors import ConfigError, EnvError, TurnwiseError
 from turnwise.experience.files import read_experiences
@@ -57,6 +58,7 @@ def find_refusals(settings: TurnwiseSettings) -> list[Refusal]:
     if "env" not in broken:
         found += unsettled
         found += _caught("data", lambda: _check_oracle(settings))
+    found += _caught("data", lambda: _check_endpoint(settings))
     if all(about not in broken for about, _ in worlds_by_path(settings)):
         found += _caught("settings", lambda: count_held_out(settings))
     found += _caught("data", lambda: _check_rows(settings))
@@ -100,9 +102,9 @@ def _world_refusals(settings: TurnwiseSettings, path: str, world: World) -> list
 def _splits_played(settings: TurnwiseSettings, world: World) -> dict[str, bool]:
     """The splits that a run of these settings plays; whether it ends where their first task fails."""
     mode, is_tiny = settings.run.mode, settings.model.path == "tiny"
-    has_oracle = isinstance(settings.warm_start, OracleWarmStart) or isinstance(settings.learn.ptx, OraclePtx)
+    is_shown = isinstance(settings.warm_start, LessonSettings) or isinstance(settings.learn.ptx, OraclePtx)
     splits: dict[str, bool] = {}
-    if mode in ("both", "explore") or is_tiny or has_oracle:
+    if mode in ("both", "explore") or is_tiny or is_shown:
         # The tokenizer of the built-in model is made from the texts of training tasks.
         splits["train"] = is_tiny
     if world == main_world(settings) and settings.eval.is_wanted and mode != "explore":
@@ -141,6 +143,11 @@ def _check_oracle(settings: TurnwiseSettings) -> None:
         require_oracle(settings, asked_by=asked_by)
 
 
+def _check_endpoint(settings: TurnwiseSettings) -> None:
+    if isinstance(settings.warm_start, EndpointWarmStart):
+        Endpoint(settings.warm_start, where="warm_start").find_model()
+
+
 def _check_rows(settings: TurnwiseSettings) -> None:
     if isinstance(ptx := settings.learn.ptx, FilePtx):
         read_pairs(ptx)
@@ -175,7 +182,7 @@ def _check_model(settings: TurnwiseSettings) -> None:
     # What a template cannot do is told when the run begins, once.
     with _silenced("turnwise.context"):
         words = load_words(settings, here)
-    if isinstance(settings.warm_start, OracleWarmStart) or settings.learn.ptx.type != "none":
+    if isinstance(settings.warm_start, LessonSettings) or settings.learn.ptx.type != "none":
         require_end_of_turn(words.template)
     if config := check_causal_model(here):
         check_held_as(config, model)

@@ -18,7 +18,7 @@ from turnwise.app.plan import judge_path
 from turnwise.app.progress import Progress
 from turnwise.config.checks import find_no_effect
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.sections.warm_start import OracleWarmStart
+from turnwise.config.sections.warm_start import LessonSettings
 from turnwise.learn.bfloat16 import warn_of_slow_bfloat16
 from turnwise.learn.checkpoint import resumed_model
 from turnwise.learn.memory import describe_in_one_line, read_config, report_memory
@@ -164,7 +164,7 @@ def _build(settings: TurnwiseSettings, directory: RunDirectory, model: str, stag
 
 async def _start_anew(parts: LearnParts, settings: TurnwiseSettings, console: Console) -> Progress:
     """From demonstrations, or with the model as it is."""
-    if not isinstance(settings.warm_start, OracleWarmStart):
+    if not isinstance(settings.warm_start, LessonSettings):
         return Progress()
-    with phase(console, "warm start from the oracle") as advance:
+    with phase(console, f"warm start from the {settings.warm_start.type}") as advance:
         return Progress(warm_start=await warm_start(parts, settings.warm_start, advance))

@@ -19,7 +19,7 @@ from turnwise.app.checkpointer import Checkpointer
 from turnwise.app.closing import close_run, told, told_by_env, with_warm_start
 from turnwise.app.first_look import FirstLook
 from turnwise.app.progress import Progress
-from turnwise.app.recording import RunRecorder, evaluation_metrics
+from turnwise.app.recording import RunRecorder, engine_metrics, evaluation_metrics
 from turnwise.app.set_up import Start, Workers, open_workers, set_up
 from turnwise.app.watching import CollapsedError, Watcher
 from turnwise.config.schema import TurnwiseSettings
@@ -182,7 +182,7 @@ class Training:
 
             async def on_step(step: LoopStep) -> None:
                 self._progress = self._progress.after(step)
-                metrics = recorder.metrics_of(step)
+                metrics = recorder.metrics_of(step) | engine_metrics(start.parts)
                 if is_evaluation_due(settings, step.step):
                     with recorder.display.phase("evaluating") as advance:
                         metrics |= evaluation_metrics(await start.evaluator.evaluate(advance))

@@ -34,6 +34,7 @@ from turnwise.config.sections.env import EnvSettings
 from turnwise.config.sections.learn import NoCritic
 from turnwise.config.sections.reward import FunctionJudgeSettings, ModelJudgeSettings, NoFilter, NoJudge
 from turnwise.config.sections.rollout import RayIsolation
+from turnwise.config.sections.warm_start import EndpointWarmStart
 from turnwise.config.settings import Settings
 from turnwise.errors import ConfigError
 
@@ -311,6 +312,27 @@ def actors_can_be_lost(settings: TurnwiseSettings) -> Iterator[str]:
         )
 
 
+def what_is_learnt_from_tells_its_tokens(settings: TurnwiseSettings) -> Iterator[str]:
+    name, mode = settings.engine.type, settings.run.mode
+    if not settings.engine.tells_tokens and mode != "eval":
+        yield (
+            f"engine.type: '{name}' given; it tells texts, without the token ids that were sampled and their "
+            f"log-probs, so nothing can be learnt from it (run.mode '{mode}'). Set engine.type to 'local', or 'vllm' "
+            "for a server that tells tokens. To imitate an endpoint, set warm_start.type=endpoint; to measure one, use "
+            "'turnwise eval URL'."
+        )
+
+
+def lessons_are_the_same_in_every_process(settings: TurnwiseSettings) -> Iterator[str]:
+    """An explorer and a trainer both begin with the policy that the lessons make, each for itself."""
+    mode = settings.run.mode
+    if mode in ("explore", "train") and isinstance(settings.warm_start, EndpointWarmStart):
+        yield (
+            f"warm_start.type: 'endpoint' given; with run.mode '{mode}' two processes would ask it, and it need not "
+            "say the same twice. Teach first with run.mode=both, and go on from that run's policy as model.path."
+        )
+
+
 def is_shared(registry: Registry, name: str) -> bool:
     """Whether what is chosen reaches from one process of a run to another."""
     return bool(getattr(registry.get_target(name), "is_shared", False))
@@ -351,4 +373,6 @@ RULES: tuple[Rule, ...] = (
     ranks_learn_alike,
     vllm_has_servers,
     actors_can_be_lost,
+    what_is_learnt_from_tells_its_tokens,
+    lessons_are_the_same_in_every_process,
 )

@@ -19,6 +19,7 @@ from turnwise.errors import ConfigError
 
 SECTION = "pretrained"
 _TINY = "tiny"
+_ENDPOINT = "openai"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class Layer:
     keys: Mapping[str, Any]
     source: str
     is_pretrained: bool = False
-    """Whether they count only where `model.path` is not 'tiny'."""
+    """Whether they count only where `model.path` is not 'tiny', or an endpoint answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +78,10 @@ def _without_idle(section: Mapping[str, Any], later: Sequence[Layer]) -> dict[st
 
 
 def applies_to(raw: Mapping[str, Any]) -> bool:
-    """Whether the model of these keys is one that was trained before."""
-    model = raw.get("model")
-    return isinstance(model, Mapping) and model.get("path", _TINY) != _TINY
+    """Whether who answers under these keys was trained before: another model than 'tiny', or one behind an endpoint."""
+    model, engine = raw.get("model"), raw.get("engine")
+    is_asked = isinstance(engine, Mapping) and engine.get("type") == _ENDPOINT
+    return is_asked or (isinstance(model, Mapping) and model.get("path", _TINY) != _TINY)
 
 
 def without_tiny(raw: dict[str, Any]) -> dict[str, Any]:
@@ -124,7 +126,7 @@ def describe_in_comment(changes: Sequence[Change]) -> str:
     if not changes:
         return ""
     paths = ", ".join(change.path for change in changes)
-    return f"# from the section '{SECTION}' of the recipe, because model.path is not '{_TINY}': {paths}\n"
+    return f"# from the section '{SECTION}' of the recipe, because '{_TINY}' does not answer: {paths}\n"
 
 
 def _holds(section: Mapping[str, Any], path: Sequence[str]) -> bool:

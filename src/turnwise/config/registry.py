@@ -230,11 +230,13 @@ ENGINES = Registry(
     "engine",
     {
         "local": "turnwise.engine.local:LocalEngine",
+        "openai": "turnwise.engine.openai_endpoint:OpenAiEngine",
         "scripted": "turnwise.engine.scripted:ScriptedEngine",
         "vllm": "turnwise.engine.vllm.engine:VllmEngine",
     },
     params={
         "local": "turnwise.config.sections.engine:LocalEngineParams",
+        "openai": "turnwise.config.sections.engine:OpenAiEngineParams",
         "scripted": "turnwise.config.sections.engine:ScriptedEngineParams",
         "vllm": "turnwise.config.sections.engine:VllmEngineParams",
     },

@@ -25,7 +25,7 @@ from turnwise.config.sections.rollout import RolloutSettings
 from turnwise.config.sections.run import RunSettings
 from turnwise.config.sections.sync import SyncSettings
 from turnwise.config.sections.tasks import TaskSettings
-from turnwise.config.sections.warm_start import NoWarmStart, OracleWarmStart
+from turnwise.config.sections.warm_start import EndpointWarmStart, NoWarmStart, OracleWarmStart
 from turnwise.config.sections.watch import WatchSettings
 from turnwise.config.settings import Settings
 
@@ -50,7 +50,7 @@ class TurnwiseSettings(Settings):
     sync: SyncSettings = SyncSettings()
     loop: LoopSettings = LoopSettings()
     cluster: NoCluster | RayCluster = Field(default=NoCluster(), discriminator="type")
-    warm_start: NoWarmStart | OracleWarmStart = Field(default=NoWarmStart(), discriminator="type")
+    warm_start: NoWarmStart | OracleWarmStart | EndpointWarmStart = Field(default=NoWarmStart(), discriminator="type")
     eval: EvalSettings = EvalSettings()
     report: ReportSettings = ReportSettings()
     watch: WatchSettings = WatchSettings()

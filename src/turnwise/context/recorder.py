@@ -76,6 +76,7 @@ class Prompt:
 
     messages: tuple[Message, ...]
     prefix: str
+    tools: tuple[ToolSchema, ...]
     before: Response | None
     context_ids: IntArray
     ids: IntArray
@@ -122,13 +123,21 @@ class Recorder:
                 f"{len(ids)} tokens and a reply of up to {max_new_tokens} do not fit into context.max_tokens = "
                 f"{self._max_tokens}. Raise it, keep fewer messages, or choose a shorter context.window."
             )
-        return Prompt(messages=said, prefix=prefix, before=before, context_ids=context, ids=ids)
+        return Prompt(messages=said, prefix=prefix, tools=tuple(tools), before=before, context_ids=context, ids=ids)
 
     def record(self, prompt: Prompt, completion: Completion, *, step: int = 0) -> Response:
         """Write down what was sampled; from here on, conversations may go on from it."""
         if len(completion.token_ids) == 0:
             raise EngineError("the engine returned a reply without a token; a reply has at least its end.")
-        text = prompt.prefix + self._template.decode_reply(completion.token_ids)
+        if len(prompt.ids) + len(completion.token_ids) > self._max_tokens:
+            # Whoever is asked in messages counts its own tokens, and knows nothing of these.
+            raise ContextOverflow(
+                f"{len(prompt.ids)} tokens and a reply of {len(completion.token_ids)}, counted with the tokenizer of "
+                f"model.path, do not fit into context.max_tokens = {self._max_tokens}. Raise it."
+            )
+        text = completion.text
+        if text is None:
+            text = prompt.prefix + self._template.decode_reply(completion.token_ids)
         response = Response(
             response_text=text,
             message=self._template.read_reply(text),

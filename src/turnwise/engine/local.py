@@ -8,6 +8,7 @@ of text, episodes or rewards.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from turnwise.config.sections.engine import LocalEngineParams
+from turnwise.engine.pass_costs import PassCosts
 from turnwise.engine.rows import Row
 from turnwise.engine.runner import ModelRunner
 from turnwise.engine.sampling import draw_uniforms, sample_tokens
@@ -79,6 +81,7 @@ class LocalEngine:
         self._driver: asyncio.Task[None] | None = None
         self._num_updates = 0
         """Callers of `update_weights` that wait for running requests to end."""
+        self._costs = PassCosts()
         self._runner = ModelRunner(model)
 
     @property
@@ -91,6 +94,7 @@ class LocalEngine:
             "waiting": float(len(self._pending)),
             "kept_rows": float(len(self._rows_by_key)),
             "cached_tokens": float(self._runner.num_cached_tokens),
+            **self._costs.told(),
         }
 
     async def close(self) -> None:
@@ -243,6 +247,7 @@ class LocalEngine:
 
     def _advance(self, jobs: Sequence[_Job], twins: Mapping[_Job, Sequence[_Job]] = MappingProxyType({})) -> None:
         """One new token for each of these rows, and for their twins, which look the same up to here."""
+        started_s = time.perf_counter()
         logits = self._runner.next_logits([job.row for job in jobs])
         owners = [number for number, job in enumerate(jobs) for _ in twins.get(job, ())]
         if owners:
@@ -252,7 +257,10 @@ class LocalEngine:
             jobs = [*jobs, *copies]
         uniforms = torch.tensor([job.uniforms[len(job.token_ids)] for job in jobs], dtype=torch.float64)
         ids, logprobs = sample_tokens(logits, [job.sampling for job in jobs], uniforms)
-        for job, token, logprob in zip(jobs, ids.tolist(), logprobs.tolist(), strict=True):
+        # By lists: on a GPU it is here that the numbers are waited for.
+        ids, logprobs = ids.tolist(), logprobs.tolist()
+        self._costs.add(len(jobs), time.perf_counter() - started_s)
+        for job, token, logprob in zip(jobs, ids, logprobs, strict=True):
             job.token_ids.append(token)
             job.logprobs.append(logprob)
             job.row.ids.append(token)

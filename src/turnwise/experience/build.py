@@ -9,12 +9,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from turnwise.errors import LearnError
 from turnwise.floor.seeds import fingerprint
-from turnwise.types import Experience, ExperienceId, Group, Trajectory
+from turnwise.types import NO_POLICY, Experience, ExperienceId, Group, Trajectory
 
 
 def build_experiences(groups: Sequence[Group]) -> list[Experience]:
     """All experiences of all groups, failed trajectories left out: what they hold was cut off by a fault."""
+    for trajectory in (t for group in groups for t in group.trajectories):
+        if any(turn.policy_version == NO_POLICY for turn in trajectory.turns):
+            raise LearnError(
+                f"{trajectory.id} was not sampled by a policy of ours, so its tokens have no log-probs to learn from. "
+                "Such episodes can be imitated: warm_start.type=endpoint."
+            )
     return [
         experience
         for group in groups

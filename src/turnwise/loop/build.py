@@ -28,6 +28,7 @@ from turnwise.config.registry import (
     import_shaping,
 )
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.config.sections.endpoint import EndpointSettings
 from turnwise.config.sections.reward import FunctionJudgeSettings, ModelJudgeSettings, NoJudge
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
@@ -235,6 +236,11 @@ def open_engine(
         model=model,
     )
     return cast(Engine, _chosen(ENGINES, settings.engine).open(settings.engine, site))
+
+
+def open_endpoint(settings: EndpointSettings, template: ChatTemplate, *, where: str) -> Engine:
+    """The endpoint that the section `where` names, beside the engine of the run; it is asked whether it is there."""
+    return cast(Engine, cast(Any, ENGINES.get_target("openai"))(settings, template, where=where))
 
 
 def open_learner(settings: TurnwiseSettings, model_path: str, *, run_path: Path | None = None) -> Learner:

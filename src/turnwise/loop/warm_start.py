@@ -1,22 +1,25 @@
-"""Demonstrations by the oracle, imitated over the same tokens: before reinforcement learning, or mixed into it."""
+"""Demonstrations by the oracle or an endpoint, imitated over the same tokens: before learning, or mixed into it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from turnwise.config.sections.learn import FilePtx, NoPtx, OraclePtx
-from turnwise.config.sections.warm_start import OracleWarmStart
+from turnwise.config.sections.warm_start import EndpointWarmStart, LessonSettings
 from turnwise.context.recorder import require_end_of_turn
 from turnwise.errors import ConfigError, ContextOverflow, LearnError
 from turnwise.experience.build import split_trajectory
-from turnwise.loop.build import Stage, first_train_seed
+from turnwise.loop.build import Stage, build_judging, first_train_seed, open_endpoint
 from turnwise.loop.parts import LearnParts
 from turnwise.protocols import Imitation
 from turnwise.rollout.chosen import read_pairs, require_oracle
 from turnwise.rollout.demonstrations import DemonstrationWorkflow, NoEngine, recite
+from turnwise.rollout.workflow import Workflow
 from turnwise.rollout.worlds import World, worlds_of
-from turnwise.types import Experience, Task, Trajectory
+from turnwise.types import Experience, IntArray, Task, Trajectory
 
 _WARM_START_OFFSET = 5_000_000
 """Demonstrations use training layouts that the run's own rollouts do not reach."""
@@ -25,13 +28,17 @@ _PTX_OFFSET = 7_000_000
 
 
 async def warm_start(
-    parts: LearnParts, settings: OracleWarmStart, advance: Callable[[int, int], None]
+    parts: LearnParts, settings: LessonSettings, advance: Callable[[int, int], None]
 ) -> dict[str, float]:
     """Play demonstrations and imitate them; says what was done."""
-    experiences = await _demonstrations(parts, settings.episodes, _WARM_START_OFFSET, asked_by="warm_start.type")
+    if isinstance(settings, EndpointWarmStart):
+        experiences, told = await _lessons_of_endpoint(parts, settings)
+    else:
+        experiences = await _demonstrations(parts, settings.episodes, _WARM_START_OFFSET, asked_by="warm_start.type")
+        told = {"demonstrations": settings.episodes}
     how = Imitation(steps=settings.steps, batch_rows=settings.batch_rows, lr=settings.lr)
     loss = parts.learner.imitate(experiences, how, advance)
-    return {"demonstrations": settings.episodes, "rows": len(experiences), "steps": settings.steps, "loss": loss}
+    return {**told, "rows": len(experiences), "steps": settings.steps, "loss": loss}
 
 
 async def mix_in_demonstrations(parts: LearnParts) -> None:
@@ -73,9 +80,70 @@ async def _demonstrations(parts: LearnParts, num_episodes: int, seed_offset: int
 
 
 async def _play_demonstrations(parts: LearnParts, world: World, seed_offset: int) -> list[Trajectory]:
-    first = first_train_seed(parts.settings) + seed_offset
-    tasks = [Task(tag=world.tag, seed=first + number) for number in range(world.groups)]
     stage = Stage(settings=parts.settings, template=parts.template, engine=NoEngine())
-    proxy = stage.proxy([world], split="train", workflow=DemonstrationWorkflow)
-    groups = await proxy.collect(tasks, rollout=0)
+    return await _play(stage, world, seed_offset, DemonstrationWorkflow)
+
+
+async def _play(
+    stage: Stage, world: World, seed_offset: int, workflow: type[Workflow] | None = None
+) -> list[Trajectory]:
+    """One episode of every task, greedily."""
+    first = first_train_seed(stage.settings) + seed_offset
+    tasks = [Task(tag=world.tag, seed=first + number) for number in range(world.groups)]
+    groups = await stage.proxy([world], split="train", workflow=workflow).collect(tasks, rollout=0)
     return [trajectory for group in groups for trajectory in group.trajectories]
+
+
+# --- an endpoint as the teacher --------------------------------------------------------------------------------------
+
+
+async def _lessons_of_endpoint(
+    parts: LearnParts, settings: EndpointWarmStart
+) -> tuple[list[Experience], dict[str, float]]:
+    """Of every world what the endpoint played well enough, and how much that was."""
+    require_end_of_turn(parts.template)
+    # In a thread: it looks whether the endpoint is there, and waits for the answer.
+    engine = await asyncio.to_thread(open_endpoint, settings, parts.template, where="warm_start")
+    stage = Stage(
+        settings=parts.settings, template=parts.template, engine=engine, judging=build_judging(parts.settings)
+    )
+    kept: list[Trajectory] = []
+    left_out: Counter[str] = Counter()
+    failure = ""
+    try:
+        for world in worlds_of(parts.settings):
+            for trajectory in await _play(stage, replace(world, groups=settings.episodes), _WARM_START_OFFSET):
+                reason = _reason_against(trajectory, world, settings, parts)
+                left_out[reason] += bool(reason)
+                failure = failure or trajectory.failure
+                kept += [] if reason else [trajectory]
+    finally:
+        await engine.close()
+    experiences = [experience for trajectory in kept for experience in split_trajectory(trajectory)]
+    if not experiences:
+        told = ", ".join(f"{count} {reason}" for reason, count in left_out.items() if count)
+        raise LearnError(f"warm_start.url: no episode of the endpoint can be imitated: {told}. {failure}".rstrip())
+    return experiences, {"demonstrations": len(kept), "played": len(kept) + left_out.total()}
+
+
+def _reason_against(trajectory: Trajectory, world: World, settings: EndpointWarmStart, parts: LearnParts) -> str:
+    """Why an episode is not imitated; nothing where it is."""
+    if trajectory.stop_reason.is_error or not trajectory.turns:
+        return "failed"
+    if settings.keep == "successes" and not trajectory.is_success:
+        return "did not succeed"
+    # The policy's replies begin with the prefix; what was said in another way would be taught as something else.
+    prefix = world.context.answer.forced_prefix
+    spelled = [prefix + parts.template.decode_reply(ids) for ids in _replies(trajectory)]
+    return (
+        "" if spelled == [turn.response_text for turn in trajectory.turns] else "cannot be spelled as the policy would"
+    )
+
+
+def _replies(trajectory: Trajectory) -> Sequence[IntArray]:
+    """The ids of every turn."""
+    return [
+        segment.token_ids[segment.turn_ids == turn.index]
+        for turn in trajectory.turns
+        for segment in [trajectory.segments[turn.segment_index]]
+    ]

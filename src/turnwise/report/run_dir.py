@@ -183,6 +183,11 @@ class RunDirectory:
         rows = (row for _, row in _rows(self.metrics))
         return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
+    def read_explorer_metrics(self) -> list[dict[str, float]]:
+        """One mapping per rollout, where the explorer is a process of its own; otherwise none."""
+        rows = (row for _, row in _rows(self.explorer_metrics)) if self.explorer_metrics.is_file() else ()
+        return [{name: value for name, value in row.items() if value is not None} for row in rows]
+
     def append_finding(self, finding: Finding) -> None:
         append_line(self.findings, json.dumps(asdict(finding), allow_nan=False))
 

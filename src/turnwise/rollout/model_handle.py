@@ -16,7 +16,7 @@ from turnwise.context.recorder import Prompt, Recorder, Response, completion_of
 from turnwise.errors import WorkflowError
 from turnwise.floor.seeds import derive_seed
 from turnwise.protocols import ChatTemplate, Engine
-from turnwise.types import Completion, GenerateRequest, IntArray, Message, Sampling, ToolSchema
+from turnwise.types import Asked, Completion, GenerateRequest, IntArray, Message, Sampling, ToolSchema
 
 ChatMessage: TypeAlias = Message | Mapping[str, Any]
 """A message, or the dictionary that chat APIs know: `{"role": "user", "content": "…"}`."""
@@ -130,6 +130,7 @@ class ModelHandle:
             sampling=sampling,
             seed=derive_seed(self._seed, self._name, self._num_requests),
             cache_key=self._cache_key,
+            asked=Asked(messages=prompt.messages, prefix=prompt.prefix, tools=prompt.tools),
         )
 
     def _refuse_if_cancelled(self) -> None:

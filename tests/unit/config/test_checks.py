@@ -83,6 +83,14 @@ CONTRADICTIONS = pytest.mark.parametrize(
         (["cluster.type=ray", "buffer.type=memory"], r"buffer.type: 'memory' given; with cluster.type 'ray'"),
         (["rollout.isolation.type=ray"], r"rollout.isolation.type: 'ray' given; .* Set cluster.type=ray"),
         (["cluster.type=ray", "run.mode=eval"], r"run.mode: 'eval' given; cluster.type 'ray' runs explorers"),
+        (
+            ["engine.type=openai", "engine.url=http://here/v1"],
+            r"engine.type: 'openai' given; it tells texts, without the token ids .* and their log-probs",
+        ),
+        (
+            ["run.mode=train", "warm_start.type=endpoint", "warm_start.url=http://here/v1"],
+            r"warm_start.type: 'endpoint' given; with run.mode 'train' two processes would ask it",
+        ),
     ],
 )
 

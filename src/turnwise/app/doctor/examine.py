@@ -25,7 +25,7 @@ from turnwise.config.checks import find_no_effect
 from turnwise.config.lenient import Mended, load_what_can_be
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.sections.warm_start import OracleWarmStart
+from turnwise.config.sections.warm_start import LessonSettings
 from turnwise.errors import TurnwiseError
 from turnwise.floor.async_calls import run_async
 from turnwise.learn.bfloat16 import warn_of_slow_bfloat16
@@ -143,7 +143,7 @@ class _Patient:
         playable = self._playable()
         probed = run_async(probe(playable, model, list(worlds.values()), advance, is_judged=has_judge))
         self._keep_numbers(probed)
-        is_taught = isinstance(playable.warm_start, OracleWarmStart)
+        is_taught = isinstance(playable.warm_start, LessonSettings)
         findings = judge_oracle(worlds["env"], probed.oracle) if probed.oracle and "env" in worlds else []
         for path, world in worlds.items():
             has_rewards = has_judge or not world.is_judged

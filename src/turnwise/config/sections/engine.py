@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from turnwise.config.sections.device import Device
+from turnwise.config.sections.endpoint import EndpointSettings
 from turnwise.config.settings import Settings, WholeSettings
 
 
 class EngineSettings(Settings):
+    tells_tokens: ClassVar[bool] = True
+    """Whether replies come with the ids that were sampled and their log-probs; what does not cannot be learnt from."""
+
     type: str = "local"
     """A registered engine or 'package.module:Class'."""
 
@@ -56,3 +60,7 @@ class VllmEngineParams(Settings):
         return self.idle(
             "servers", "python", "args", "devices", why=f"without {path}.start: they are of started servers"
         )
+
+
+class OpenAiEngineParams(EndpointSettings):
+    tells_tokens: ClassVar[bool] = False

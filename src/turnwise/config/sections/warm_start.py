@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
+from turnwise.config.sections.endpoint import EndpointSettings
 from turnwise.config.settings import Settings
 
 
@@ -14,9 +15,9 @@ class NoWarmStart(Settings):
     """Reinforcement learning starts from the model as it is."""
 
 
-class OracleWarmStart(Settings):
-    type: Literal["oracle"]
-    """Imitate the environment's oracle on training tasks before reinforcement learning starts."""
+class LessonSettings(Settings):
+    """How demonstrations are imitated, whoever gives them."""
+
     episodes: PositiveInt = 300
     """Demonstrations, on training layouts that no rollout uses."""
     steps: PositiveInt = 60
@@ -25,3 +26,15 @@ class OracleWarmStart(Settings):
     """Rows (segments) per optimizer step."""
     lr: PositiveFloat = 1e-3
     """Learning rate of the imitation."""
+
+
+class OracleWarmStart(LessonSettings):
+    type: Literal["oracle"]
+    """Imitate the environment's oracle on training tasks before reinforcement learning starts."""
+
+
+class EndpointWarmStart(EndpointSettings, LessonSettings):
+    type: Literal["endpoint"]
+    """Imitate a model behind an OpenAI-compatible endpoint, which plays training tasks greedily."""
+    keep: Literal["successes", "all"] = "successes"
+    """Which of its episodes are imitated: those that succeeded, or all that were played to their end."""
