@@ -162,12 +162,12 @@ def _connect(chosen: RayCluster) -> bool:
 
 
 @contextmanager
-def _in_our_words(site: ActorSite) -> Iterator[None]:
-    """What an actor raised is raised here; an actor that is gone is a LostError."""
+def _in_our_words(site: ActorSite, *, limit: str = "sync.timeout_s") -> Iterator[None]:
+    """What an actor raised is raised here; an actor that is gone is a LostError. `limit` is the wait's setting."""
     try:
         yield
     except failures.GetTimeoutError as error:
-        raise ClusterError(f"{site.name} has not answered in time; see {site.log}, or raise sync.timeout_s.") from error
+        raise ClusterError(f"{site.name} has not answered in time; see {site.log}, or raise {limit}.") from error
     except failures.RayTaskError as error:
         if isinstance(error.cause, TurnwiseError):
             raise error.cause from None
@@ -219,7 +219,7 @@ class RayHost:
 
     def _wait_until_open(self) -> None:
         if self._opening is not None:
-            with _in_our_words(self._site):
+            with _in_our_words(self._site, limit="cluster.start_timeout_s"):
                 ray.get(self._opening, timeout=self._start_timeout_s)
             self._opening = None
 
