@@ -83,7 +83,7 @@ def estimate_peak(memory: MemoryReport, shape: LayerShape, load: Load) -> Peak |
         _peak("learning", [base, *_held_by(loaded, "weights", "gradients", "optimizer"), *_learning(shape, load)]),
     ]
     if load.is_overlapped:
-        peaks.append(_peak("playing and learning", [*peaks[-1].parts, *played]))
+        peaks.append(_peak("playing and learning", [*peaks[-1].parts, *played, *_published(memory)]))
     return max(peaks, key=lambda peak: peak.num_bytes)
 
 
@@ -102,6 +102,13 @@ def _held_by(models: Sequence[ModelMemory], *names: str) -> list[PeakPart]:
         PeakPart(name=f"{row.name} {name}", num_bytes=size, arithmetic=_per_parameter(row.parameters, size))
         for row, name, size in sizes
     ]
+
+
+def _published(memory: MemoryReport) -> list[PeakPart]:
+    """The copy of the policy that lies between learner and engine."""
+    (engine,) = (row for row in memory.models if row.name == "engine")
+    size = (engine.parameters or 0) * _FLOAT32
+    return [PeakPart(name="published weights", num_bytes=size, arithmetic=_per_parameter(engine.parameters, size))]
 
 
 def _playing(shape: LayerShape, load: Load) -> list[PeakPart]:
