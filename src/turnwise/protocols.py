@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from turnwise.errors import RewardError
 from turnwise.exchange import EnvDescription
@@ -19,7 +19,6 @@ from turnwise.types import (
     Batch,
     Completion,
     Experience,
-    FloatArray,
     GenerateRequest,
     Group,
     IntArray,
@@ -177,15 +176,6 @@ class Engine(Protocol):
         ...
 
 
-@runtime_checkable
-class ScoringEngine(Protocol):
-    """An engine that holds weights of its own somewhere else, and can be asked what they make of a text."""
-
-    async def score(self, token_ids: IntArray) -> Sequence[FloatArray]:
-        """By each of its copies of the weights: how likely is each token after the first, at temperature 1."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, order=True)
 class PolicyMark:
     """Which weights: those after so many steps of the loop.
@@ -337,15 +327,6 @@ class Learner(Protocol):
         ...
 
 
-@runtime_checkable
-class ScoringLearner(Protocol):
-    """A learner that can be asked what its policy makes of a text."""
-
-    def score(self, token_ids: IntArray) -> FloatArray:
-        """How likely is each token after the first, given those before it, at temperature 1."""
-        ...
-
-
 class Channel(Protocol):
     """Weights become the next policy: returns when the engines serve that version."""
 
@@ -404,8 +385,6 @@ __all__ = [
     "Opponent",
     "PolicyLoss",
     "PolicyMark",
-    "ScoringEngine",
-    "ScoringLearner",
     "Sink",
     "TaskSource",
     "Weights",

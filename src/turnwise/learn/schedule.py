@@ -26,6 +26,13 @@ def learning_rate_share(optim: OptimSettings, step: int, num_steps: int) -> floa
     return warm * (optim.final_lr_share + (1 - optim.final_lr_share) * left)
 
 
+def set_learning_rate(optimizer: torch.optim.Optimizer, learn: LearnSettings, step: int) -> None:
+    """The rates of an optimizer that was made here, at a step counted from 0."""
+    share = learning_rate_share(learn.optim, step, learn.steps)
+    for group in optimizer.param_groups:
+        group["lr"] = learn.optim.lr * share * group["share"]
+
+
 def make_optimizer(
     actor: Sequence[nn.Parameter], critic: Sequence[nn.Parameter], learn: LearnSettings
 ) -> torch.optim.AdamW:

@@ -40,7 +40,7 @@ from turnwise.learn.policy import (
     make_critic,
     make_reference,
 )
-from turnwise.learn.schedule import learning_rate_share, make_optimizer
+from turnwise.learn.schedule import make_optimizer, set_learning_rate
 from turnwise.learn.silence import is_silent_at_zero, rows_that_teach
 from turnwise.learn.tracer import UpdateTracer
 from turnwise.learn.warm_start import add_imitation_gradient, imitate
@@ -153,7 +153,7 @@ class Trainer:
             raise LearnError("the batch has no sampled tokens; nothing can be learnt from it.")
         meter = Meter(self.team)
         self._return_freed_memory()
-        self._set_learning_rate()
+        set_learning_rate(self.optimizer, self.settings, self.policy_version)
         if len(self._rows_that_teach(batch, np.arange(batch.num_rows))) == 0:
             meter.note("policy_loss", 0.0)
             meter.note("grad_norm", 0.0)
@@ -240,10 +240,9 @@ class Trainer:
     def _price_distance(self, batch: Batch, reference_logprobs: FloatArray) -> FloatArray | None:
         if self.kl_price is None:
             return None
-        coef = self.kl_price.coef
-        num_trajectories = int(batch.trajectory_of_row.max()) + 1
+        coef, count = self.kl_price.coef, int(batch.trajectory_of_row.max()) + 1
         penalties, distance = self.kl_price.charge(
-            batch.behavior_logprobs, reference_logprobs, batch.loss_mask, num_trajectories=num_trajectories
+            batch.behavior_logprobs, reference_logprobs, batch.loss_mask, num_trajectories=count
         )
         self._charged = {"kl_coef": coef, "reference_kl": distance}
         return penalties
@@ -265,7 +264,7 @@ class Trainer:
     def _update(
         self, batch: Batch, importance: FloatArray, rows: NDArray[np.int64], meter: Meter, tracer: UpdateTracer
     ) -> None:
-        # They are those of all rows, whichever of them have a gradient.
+        # Those of all rows, whichever have a gradient.
         weights = token_weights(batch, rows, self.settings.aggregation)
         scored = self._rows_that_teach(batch, rows)
         num_tokens = sum(int(np.count_nonzero(weights[slice(*batch.row_starts[row : row + 2])])) for row in scored)
@@ -399,8 +398,3 @@ class Trainer:
         actor = [p for p in self.actor.model.parameters() if p.requires_grad]
         critic = [p for p in self.critic.parameters() if p.requires_grad] if self.critic is not None else []
         return make_optimizer(actor, critic, self.settings)
-
-    def _set_learning_rate(self) -> None:
-        share = learning_rate_share(self.settings.optim, self.policy_version, self.settings.steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.optim.lr * share * group["share"]

@@ -49,8 +49,6 @@ from turnwise.protocols import (
     Judge,
     Learner,
     Mailbox,
-    ScoringEngine,
-    ScoringLearner,
     TaskSource,
 )
 from turnwise.rollout.agent_proxy import AgentProxy, PlayRules
@@ -63,7 +61,7 @@ from turnwise.rollout.workflow import Workflow
 from turnwise.rollout.worlds import World, count_held_out, worlds_of
 from turnwise.sites import EngineSite, LearnerSite, TransportSite
 from turnwise.sync.memory import MemoryChannel, SharedChannel
-from turnwise.sync.probe import Probe, ProbedChannel, largest_gap
+from turnwise.sync.probe import Probe, ProbedChannel, ScoringEngine, ScoringLearner, largest_gap
 from turnwise.types import Message, Sampling, Task
 
 log = logging.getLogger(__name__)
@@ -164,7 +162,11 @@ def build_train(settings: TurnwiseSettings, model_path: str | Path, *, run_path:
     """All parts of a run; `run_path` is where what outlives the process lies."""
     learning = _learning(settings, model_path, run_path)
     model = getattr(learning["learner"], "model", None) if samples_in_place(settings) else None
-    explore = build_explore(settings, model_path, run_path=run_path, model=model)
+    return join(build_explore(settings, model_path, run_path=run_path, model=model), learning)
+
+
+def join(explore: ExploreParts, learning: dict[str, Any]) -> TrainParts:
+    """Both sides of a run; after every sync the engine is compared with the learner, where both can tell."""
     probe = _make_probe(explore, learning["learner"])
     if probe is not None:
         explore = replace(explore, channel=ProbedChannel(explore.channel, probe))
@@ -176,7 +178,7 @@ def _make_probe(explore: ExploreParts, learner: Learner) -> Probe | None:
     engine, settings = explore.engine, explore.settings
     if not isinstance(engine, ScoringEngine):
         return None
-    if not isinstance(learner, ScoringLearner):
+    if not (isinstance(learner, ScoringLearner) and hasattr(_chosen(LEARNERS, settings.learn), "score")):
         log.warning(
             "learn.type '%s' has no method 'score': what the engine serves is not compared", settings.learn.type
         )
@@ -189,6 +191,11 @@ def _learning(settings: TurnwiseSettings, model_path: str | Path, run_path: Path
     return {"credit": open_credit(settings), "learner": open_learner(settings, str(model_path), run_path=run_path)}
 
 
+def chosen_engine(settings: TurnwiseSettings) -> Any:
+    """The class that `engine.type` names."""
+    return _chosen(ENGINES, settings.engine)
+
+
 def samples_in_place(settings: TurnwiseSettings) -> bool:
     """Whether an engine may sample from the model that is trained, so that its weights are in memory once.
 
@@ -198,8 +205,7 @@ def samples_in_place(settings: TurnwiseSettings) -> bool:
     is_here = settings.run.mode == "both" and settings.cluster.type == "none" and settings.learn.parallel.type == "none"
     is_in_turns = settings.loop.type == "serial" and is_here and settings.sync.interval == 1
     is_alike = settings.model.dtype == "float32" and settings.learn.device == getattr(settings.engine, "device", "auto")
-    engine = _chosen(ENGINES, settings.engine)
-    return is_in_turns and is_alike and getattr(engine, "samples_in_place", False)
+    return is_in_turns and is_alike and getattr(chosen_engine(settings), "samples_in_place", False)
 
 
 # --- what a config names ---------------------------------------------------------------------------------------------
@@ -235,7 +241,7 @@ def open_engine(
         run_path=run_path,
         model=model,
     )
-    return cast(Engine, _chosen(ENGINES, settings.engine).open(settings.engine, site))
+    return cast(Engine, chosen_engine(settings).open(settings.engine, site))
 
 
 def open_endpoint(settings: EndpointSettings, template: ChatTemplate, *, where: str) -> Engine:

@@ -8,12 +8,12 @@ of how weights travel.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
 from turnwise.errors import SyncError
-from turnwise.protocols import Channel, Learner, ScoringEngine, ScoringLearner, Weights
+from turnwise.protocols import Channel, Learner, Weights
 from turnwise.types import FloatArray, IntArray, Metrics
 
 _NUM_KEPT = 8
@@ -25,6 +25,24 @@ _LARGEST = {"float32": 0.02, "bfloat16": 0.2}
 def largest_gap(given: float | Literal["auto"], dtype: str) -> float:
     """What `sync.max_probe_gap` means for weights of this number type."""
     return _LARGEST[dtype] if given == "auto" else given
+
+
+@runtime_checkable
+class ScoringEngine(Protocol):
+    """An engine that holds weights of its own somewhere else, and can be asked what they make of a text."""
+
+    async def score(self, token_ids: IntArray) -> Sequence[FloatArray]:
+        """By each of its copies of the weights: how likely is each token after the first, at temperature 1."""
+        ...
+
+
+@runtime_checkable
+class ScoringLearner(Protocol):
+    """A learner that can be asked what its policy makes of a text."""
+
+    def score(self, token_ids: IntArray) -> FloatArray:
+        """How likely is each token after the first, given those before it, at temperature 1."""
+        ...
 
 
 class Probe:
@@ -54,6 +72,9 @@ class Probe:
         if expected is None:
             return
         gaps = [float(np.abs(scores - expected).mean()) for scores in await self._engine.score(self._ids)]
+        if not gaps:
+            # Nobody holds a copy yet; whoever comes is sent this version.
+            return
         self._newest_gap = max(gaps)
         # Not `>`: what is no number must not pass.
         if not self._newest_gap <= self._max_gap:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from turnwise.errors import SyncError
-from turnwise.protocols import Learner, ScoringEngine
-from turnwise.sync.probe import Probe, ProbedChannel, largest_gap
+from turnwise.protocols import Learner
+from turnwise.sync.probe import Probe, ProbedChannel, ScoringEngine, largest_gap
 from turnwise.types import FloatArray, IntArray
 
 TEXT = np.asarray([3, 1, 4, 1], dtype=np.int32)

@@ -18,7 +18,7 @@ from turnwise.loop.cluster.crew import Crew
 from turnwise.loop.cluster.journals import Journals
 from turnwise.loop.cluster.shares import Kind, Player, Share, deal
 from turnwise.protocols import Weights
-from turnwise.types import GenerateRequest, Group, Task, Trajectory, TrajectoryId
+from turnwise.types import FloatArray, GenerateRequest, Group, IntArray, Task, Trajectory, TrajectoryId
 
 _share_numbers = count()
 
@@ -152,3 +152,10 @@ class CrewEngine:
 
     async def close(self) -> None:
         """The crew outlives a run that goes back to a checkpoint."""
+
+
+class ScoringCrewEngine(CrewEngine):
+    """The same where the explorers' engines hold weights somewhere else, and can be asked about a text."""
+
+    async def score(self, token_ids: IntArray) -> list[FloatArray]:
+        return await self._crew.score(token_ids)

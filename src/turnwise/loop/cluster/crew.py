@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -17,6 +17,7 @@ from itertools import count
 from turnwise.errors import ClusterError, LostError
 from turnwise.loop.cluster.shares import Player
 from turnwise.protocols import Weights
+from turnwise.types import FloatArray, IntArray
 
 log = logging.getLogger(__name__)
 
@@ -152,6 +153,18 @@ class Crew:
             raise
         except LostError as lost:
             self.lose(player, str(lost))
+
+    async def score(self, token_ids: IntArray) -> list[FloatArray]:
+        """What every copy of the weights makes of a text, of those at work."""
+        scores = await asyncio.gather(*(self._score(player, token_ids) for player in list(self._players)))
+        return [of_copy for of_player in scores for of_copy in of_player]
+
+    async def _score(self, player: Player, token_ids: IntArray) -> Sequence[FloatArray]:
+        try:
+            return await player.score(token_ids)
+        except LostError as lost:
+            self.lose(player, str(lost))
+            return ()
 
     # --- joining and leaving -------------------------------------------------------------------------------------
 

@@ -20,7 +20,8 @@ from turnwise.loop.build import build_play, open_learner, open_proxies
 from turnwise.loop.cluster.proxies import pack_weights, unpack_weights
 from turnwise.loop.cluster.shares import Share, Told
 from turnwise.protocols import Imitation
-from turnwise.types import Annotations, Batch, Experience, StepReport, Trajectory
+from turnwise.sync.probe import ScoringEngine, ScoringLearner
+from turnwise.types import Annotations, Batch, Experience, FloatArray, IntArray, StepReport, Trajectory
 
 
 class LearnerHost:
@@ -66,6 +67,10 @@ class LearnerHost:
     def weights(self) -> np.ndarray:
         return pack_weights(self._learner.weights())
 
+    def score(self, token_ids: IntArray) -> FloatArray:
+        assert isinstance(self._learner, ScoringLearner), "only a learner that scores is asked to"
+        return self._learner.score(token_ids)
+
     def save_state(self, folder: Path) -> None:
         self._learner.save_state(folder)
 
@@ -89,6 +94,10 @@ class ExplorerHost:
 
     async def load(self, packed: np.ndarray, policy_version: int) -> None:
         await self._engine.update_weights(unpack_weights(packed), policy_version)
+
+    async def score(self, token_ids: IntArray) -> list[FloatArray]:
+        assert isinstance(self._engine, ScoringEngine), "only an engine that scores is asked to"
+        return list(await self._engine.score(token_ids))
 
     async def play(self, share: Share) -> AsyncGenerator[Told, None]:
         collector = self._collectors[share.kind]

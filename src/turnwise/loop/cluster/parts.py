@@ -6,17 +6,19 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.loop.build import (
     build_judging,
     build_tasks,
+    chosen_engine,
     count_groups,
     held_out_tasks,
+    join,
     load_words,
     needs_greedy,
     open_credit,
 )
-from turnwise.loop.cluster.collector import CrewCollector, CrewEngine
+from turnwise.loop.cluster.collector import CrewCollector, CrewEngine, ScoringCrewEngine
 from turnwise.loop.cluster.crew import Crew
 from turnwise.loop.cluster.journals import Journals
 from turnwise.loop.cluster.proxies import Host, ReferenceMailbox, RemoteBuffer, RemoteLearner
-from turnwise.loop.parts import TrainParts
+from turnwise.loop.parts import ExploreParts, TrainParts
 from turnwise.report.run_dir import RunDirectory
 from turnwise.rollout.worlds import worlds_of
 from turnwise.sync.memory import MemoryChannel
@@ -27,14 +29,15 @@ def build_on_cluster(
 ) -> TrainParts:
     """As `build_train`: the same protocols, kept by whoever is at the other end."""
     worlds, silence_s = worlds_of(settings), settings.sync.timeout_s
-    engine, journals = CrewEngine(crew), Journals(directory)
+    engine = ScoringCrewEngine(crew) if hasattr(chosen_engine(settings), "score") else CrewEngine(crew)
+    journals = Journals(directory)
 
     def new_proxies() -> tuple[CrewCollector, CrewCollector | None]:
         sampled = CrewCollector(crew, "train", silence_s=silence_s, journals=journals)
         return sampled, CrewCollector(crew, "greedy", silence_s=silence_s) if needs_greedy(settings) else None
 
     sampled, greedy = new_proxies()
-    return TrainParts(
+    explore = ExploreParts(
         **vars(load_words(settings, model_path)),
         engine=engine,
         channel=MemoryChannel([engine]),
@@ -48,6 +51,5 @@ def build_on_cluster(
         new_proxies=new_proxies,
         buffer=RemoteBuffer(buffer),
         open_mailbox=ReferenceMailbox,
-        credit=open_credit(settings),
-        learner=RemoteLearner(learner),
     )
+    return join(explore, {"credit": open_credit(settings), "learner": RemoteLearner(learner)})

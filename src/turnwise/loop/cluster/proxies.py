@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from turnwise.protocols import Imitation, PolicyMark, Weights
-from turnwise.types import Annotations, Batch, Experience, StepReport
+from turnwise.types import Annotations, Batch, Experience, FloatArray, IntArray, StepReport
 
 
 class Reference(Protocol):
@@ -144,6 +144,9 @@ class RemoteLearner:
 
     def weights(self) -> Weights:
         return RemoteWeights(self._host.refer("weights"))
+
+    def score(self, token_ids: IntArray) -> FloatArray:
+        return self._host.call("score", token_ids)
 
     def save_state(self, folder: Path) -> None:
         self._host.call("save_state", folder.resolve())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -30,6 +30,7 @@ from turnwise.loop.cluster.crew import WeightsLostError
 from turnwise.loop.cluster.proxies import RemoteWeights, pack_weights
 from turnwise.loop.cluster.shares import Share, Told
 from turnwise.protocols import Weights
+from turnwise.types import FloatArray, IntArray
 
 _needed = partial(require_package, extra="ray", asked_by="cluster.type: 'ray'")
 ray: Any = _needed("ray")
@@ -252,6 +253,10 @@ class RayPlayer:
     async def load(self, weights: Weights, policy_version: int) -> None:
         with _in_our_words(self._site):
             await self.actor.load.remote(_reference_to(weights), policy_version)
+
+    async def score(self, token_ids: IntArray) -> Sequence[FloatArray]:
+        with _in_our_words(self._site):
+            return await self.actor.score.remote(token_ids)
 
     async def leave(self) -> None:
         with suppress(failures.RayError, TimeoutError):

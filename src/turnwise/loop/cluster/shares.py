@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Literal, Protocol
 
 from turnwise.protocols import Weights
-from turnwise.types import Group, Task, Trajectory, TrajectoryId
+from turnwise.types import FloatArray, Group, IntArray, Task, Trajectory, TrajectoryId
 
 Kind = Literal["train", "greedy", "eval"]
 """How tasks are played: with siblings and sampled; once and greedily; or as an evaluation does."""
@@ -54,6 +54,10 @@ class Player(Protocol):
 
     async def load(self, weights: Weights, policy_version: int) -> None:
         """Return when its engine serves these weights; WeightsLostError where they are gone."""
+        ...
+
+    async def score(self, token_ids: IntArray) -> Sequence[FloatArray]:
+        """What the copies of the weights that its engine holds make of a text; see `ScoringEngine`."""
         ...
 
     async def leave(self) -> None:

@@ -15,6 +15,7 @@ from turnwise.loop.cluster.hosts import ExplorerHost, LearnerHost
 from turnwise.loop.cluster.proxies import pack_weights
 from turnwise.loop.cluster.shares import Share, Told
 from turnwise.protocols import Weights
+from turnwise.types import FloatArray, IntArray
 
 _loading = threading.Lock()
 """On a real cluster every part has a process of its own; in one process, models cannot be loaded side by side."""
@@ -79,6 +80,9 @@ class HerePlayer:
 
     async def load(self, weights: Weights, policy_version: int) -> None:
         await self.host.load(pack_weights(weights), policy_version)
+
+    async def score(self, token_ids: IntArray) -> list[FloatArray]:
+        return await self.host.score(token_ids)
 
     async def leave(self) -> None:
         self.has_left = True
