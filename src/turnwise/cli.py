@@ -184,7 +184,7 @@ def _add_lab(commands: argparse._SubParsersAction) -> None:  # type: ignore[type
         "  turnwise lab credit gae.lam=0.9\n"
         "  turnwise lab scale runs/mine --explorers 1,2,4 --env-seconds 0.1 learn_s=2",
     )
-    lab.add_argument("experiment", metavar="EXPERIMENT", choices=("credit", "scale"), help="credit or scale")
+    lab.add_argument("experiment", metavar="credit|scale", choices=("credit", "scale"), help="credit or scale")
     lab.add_argument("run", nargs="?", metavar="RUN", help="scale: a finished run, whose constants are measured")
     lab.add_argument("--explorers", metavar="N,N", help="scale: how many (default: 1,2,4,8)")
     lab.add_argument("--learners", metavar="N,N", help="scale: how many (default: 1)")
