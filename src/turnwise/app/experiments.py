@@ -19,7 +19,8 @@ from turnwise.report.progress import phase
 
 
 def run_experiment(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
-    if options.run is not None and "=" in options.run and not Path(options.run).exists():
+    is_setting = options.experiment == "credit" or ("=" in (options.run or "") and not Path(options.run).exists())
+    if options.run is not None and is_setting:
         # The first word after the experiment may be a setting as well.
         overrides, options.run = [options.run, *overrides], None
     _refuse_of_other_experiment(options)
@@ -30,13 +31,13 @@ def run_experiment(options: argparse.Namespace, overrides: list[str], console: C
 def _refuse_of_other_experiment(options: argparse.Namespace) -> None:
     own = {
         "credit": ("world", "critic", "critic_noise", "episodes", "group_size", "batches", "seed", "out"),
-        "scale": ("run", "explorers", "learners", "env_seconds", "run_env_seconds", "max_staleness", "cores"),
+        "scale": ("explorers", "learners", "env_seconds", "run_env_seconds", "max_staleness", "cores"),
     }
     for experiment, names in own.items():
         given = [name for name in names if getattr(options, name) is not None]
         if experiment != options.experiment and given:
-            word = "a run" if given[0] == "run" else f"--{given[0].replace('_', '-')}"
-            raise ConfigError(f"{word} goes with 'lab {experiment}', not with 'lab {options.experiment}'.")
+            word = given[0].replace("_", "-")
+            raise ConfigError(f"--{word} goes with 'lab {experiment}', not with 'lab {options.experiment}'.")
 
 
 def _study_scale(options: argparse.Namespace, overrides: list[str], console: Console) -> int:

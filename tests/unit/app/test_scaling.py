@@ -108,7 +108,7 @@ def test_numbers_of_explorers_are_numbers(text: str) -> None:
     ("words", "told"),
     [
         (["lab", "scale", "--world", "lake"], "--world goes with 'lab credit', not with 'lab scale'"),
-        (["lab", "credit", "runs/mine"], "a run goes with 'lab scale', not with 'lab credit'"),
+        (["lab", "credit", "--explorers", "2"], "--explorers goes with 'lab scale', not with 'lab credit'"),
         (["lab", "scale", "--cores", "0"], "cores: 0 given"),
         (["lab", "scale", "--env-seconds", "-1"], "env_s: -1 given"),
         (["lab", "scale", "/nowhere"], "nowhere"),

@@ -16,7 +16,7 @@ from tests.small_run import SMALL_LAKE, without_plots
 from turnwise.app.clustering import ClusterTraining
 from turnwise.app.run import new_directory, train
 from turnwise.config.load import load_settings
-from turnwise.errors import LostError
+from turnwise.errors import LostError, SyncError
 from turnwise.report.run_dir import RunDirectory
 
 from .here import HereCluster, opens
@@ -122,3 +122,16 @@ def test_a_learner_that_is_lost_during_its_first_lesson_begins_anew(
 def test_a_learner_that_is_always_lost_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(LostError):
         run_on(tmp_path, [], lose_learner_at=[("step", 2)] * 20)
+
+
+@pytest.mark.parametrize(("engine", "is_right"), [("FarEngine", True), ("OldHead", False)])
+def test_engines_of_explorers_are_compared_with_the_learner(tmp_path: Path, engine: str, is_right: bool) -> None:
+    words = [f"engine.type=tests.unit.loop.test_probe:{engine}", "cluster.explorers=2", "learn.optim.lr=1e-2"]
+    if not is_right:
+        with pytest.raises(SyncError, match=r"engine and learner differ by .*, .* nats per token"):
+            run_on(tmp_path, words)
+        return
+    directory, _ = run_on(tmp_path, words)
+    gaps = [row["sync/probe_gap"] for row in directory.read_metrics()]
+    assert len(gaps) == STEPS
+    assert max(gaps) < 1e-4
