@@ -147,7 +147,16 @@ def _connect(chosen: RayCluster) -> bool:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if chosen.address is None:
-        ray.init(address="local", include_dashboard=False, **quiet)
+        # Ray lets its workers give way to everything else on the machine; those of a run are as urgent as the command.
+        os.environ.setdefault("RAY_worker_niceness", "0")
+        try:
+            ray.init(address="local", include_dashboard=False, **quiet)
+        except Exception as error:  # Ray raises plain ones where a node does not come up
+            ray.shutdown()
+            raise ClusterError(
+                f"a local Ray cluster did not start ({error}). Where the machine is busy, try again, or start one with "
+                "'ray start --head' and set cluster.address=auto."
+            ) from error
         return True
     try:
         ray.init(address=chosen.address, **quiet)
