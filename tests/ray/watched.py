@@ -38,8 +38,13 @@ class Watched:
         watched = self
 
         class Watching(OnRay):
-            def open_learner(self, model_path: str) -> Any:
-                return watched._note("learner", super().open_learner(model_path))
+            def start_learner(self, model_path: str) -> Any:
+                return watched._note("learner", super().start_learner(model_path))
+
+            def start_ranks(self, *args: Any, **given: Any) -> Any:
+                ranks = super().start_ranks(*args, **given)
+                watched.actors |= {f"rank-{rank}": actor for rank, actor in enumerate(ranks.actors)}
+                return ranks
 
             def open_buffer(self) -> Any:
                 return watched._note("buffer", super().open_buffer())

@@ -27,6 +27,7 @@ from turnwise.loop.cluster.proxies import Host
 from turnwise.loop.cluster.shares import Player
 from turnwise.loop.cluster.wanted import read_wanted
 from turnwise.loop.stages import Stages
+from turnwise.protocols import Learner
 from turnwise.report.console import print_notice
 from turnwise.report.run_dir import RunDirectory
 
@@ -37,7 +38,7 @@ _MAX_RETURNS = 5
 class Cluster(Protocol):
     """Where the parts of a run can be opened."""
 
-    def open_learner(self, model_path: str) -> Host: ...
+    def open_learner(self, model_path: str) -> Learner: ...
 
     def open_buffer(self) -> Host: ...
 
@@ -120,8 +121,9 @@ class ClusterTraining:
             model,
             directory,
             crew=self._crew,
-            learner=cluster.open_learner(model),
+            # It opens while the learner does.
             buffer=cluster.open_buffer(),
+            learner=cluster.open_learner(model),
         )
         return Workers(parts=parts, evaluator=Evaluator(parts, lambda: parts, stages))
 

@@ -353,6 +353,23 @@ def ranks_learn_alike(settings: TurnwiseSettings) -> Iterator[str]:
             f"learn.device: '{learn.device}' given; learn.parallel.ranks = {learn.parallel.ranks} need a device each. "
             "Set it to 'auto', 'cuda' or 'cpu'."
         )
+    yield from _ranks_have_their_gpus(settings)
+
+
+def _ranks_have_their_gpus(settings: TurnwiseSettings) -> Iterator[str]:
+    if not isinstance(settings.cluster, RayCluster):
+        return
+    gpus, device = settings.cluster.learner_gpus, settings.learn.device
+    if gpus == 0 and device.startswith("cuda"):
+        yield (
+            f"learn.device: '{device}' given; on a cluster a rank sees the GPUs that Ray sets aside for it, and "
+            "cluster.learner_gpus is 0. Set it to 1, or learn.device=cpu."
+        )
+    if gpus % 1:
+        yield (
+            f"cluster.learner_gpus: {gpus:g} given; with learn.parallel each rank needs GPUs of its own. Set it to a "
+            "whole number."
+        )
 
 
 RULES: tuple[Rule, ...] = (

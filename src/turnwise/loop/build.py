@@ -37,7 +37,9 @@ from turnwise.envs.selectors import ByDifficulty, FiniteTasks, Selector, Sequent
 from turnwise.envs.tasks import SeedTasks
 from turnwise.errors import ConfigError
 from turnwise.learn.models import cache_folder
+from turnwise.learn.parallel.hosts import StartRanks
 from turnwise.learn.parallel.learner import ParallelLearner
+from turnwise.learn.parallel.processes import start_processes
 from turnwise.learn.reward_model import load_judge
 from turnwise.learn.tiny_reward import tiny_reward_folder
 from turnwise.loop.open_buffer import open_buffer
@@ -249,8 +251,14 @@ def open_endpoint(settings: EndpointSettings, template: ChatTemplate, *, where: 
     return cast(Engine, cast(Any, ENGINES.get_target("openai"))(settings, template, where=where))
 
 
-def open_learner(settings: TurnwiseSettings, model_path: str, *, run_path: Path | None = None) -> Learner:
-    """The learner of this process, or the ranks that learn for it."""
+def open_learner(
+    settings: TurnwiseSettings,
+    model_path: str,
+    *,
+    run_path: Path | None = None,
+    start_ranks: StartRanks = start_processes,
+) -> Learner:
+    """The learner of this process, or the ranks that learn for it, wherever they are started."""
     site = LearnerSite(
         model_path=model_path,
         model=settings.model,
@@ -260,7 +268,7 @@ def open_learner(settings: TurnwiseSettings, model_path: str, *, run_path: Path 
         run_path=run_path,
     )
     if settings.learn.parallel.type != "none":
-        return ParallelLearner.open(settings.learn, site)
+        return ParallelLearner.open(settings.learn, site, start_ranks)
     return cast(Learner, _chosen(LEARNERS, settings.learn).open(settings.learn, site))
 
 

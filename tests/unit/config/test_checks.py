@@ -71,6 +71,14 @@ CONTRADICTIONS = pytest.mark.parametrize(
             ["learn.parallel.type=fsdp", "learn.type=examples.plug_ins:SgdLearner"],
             r"learn.parallel.type: 'fsdp' given; learn.type 'examples.plug_ins:\w+' learns in one process",
         ),
+        (
+            ["cluster.type=ray", "learn.parallel.type=ddp", "learn.device=cuda"],
+            r"learn.device: 'cuda' given; .* cluster.learner_gpus is 0",
+        ),
+        (
+            ["cluster.type=ray", "learn.parallel.type=ddp", "cluster.learner_gpus=0.5"],
+            r"cluster.learner_gpus: 0.5 given; with learn.parallel each rank needs GPUs of its own",
+        ),
         (["engine.type=vllm"], r"engine.start: False and engine.urls: \[\] given; expected one of them"),
         (
             ["engine.type=vllm", "engine.start=true", "engine.urls=[http://a:1]"],
@@ -133,6 +141,8 @@ def test_a_rule_must_say_what_it_needs(tmp_path: Path, monkeypatch: pytest.Monke
         ["env.train={size: 3}"],
         ["learn.parallel={type: ddp, ranks: 1}", "learn.device=cuda:1"],
         ["learn.parallel={type: fsdp, ranks: 4}", "learn.device=cuda"],
+        ["cluster={type: ray, learner_gpus: 1}", "learn.parallel.type=ddp", "learn.device=cuda"],
+        ["cluster={type: ray, learner_gpus: 0.5}"],
     ],
 )
 def test_the_other_side_of_each_border_passes(overrides: list[str]) -> None:

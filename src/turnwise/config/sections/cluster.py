@@ -27,8 +27,8 @@ class RayCluster(Settings):
     explorer_gpus: float = Field(default=0.0, ge=0)
     """GPUs of each explorer, for its engine."""
     learner_cpus: PositiveFloat = 1.0
-    """Cores that Ray sets aside for the learner."""
+    """Cores that Ray sets aside for the learner; with learn.parallel, for each of its ranks."""
     learner_gpus: float = Field(default=0.0, ge=0)
-    """GPUs of the learner."""
+    """GPUs of the learner; with learn.parallel, of each of its ranks. 0: ranks compute on the CPU."""
     start_timeout_s: PositiveFloat = 300.0
     """Longest wait for a place in the cluster, and for an actor there to begin."""

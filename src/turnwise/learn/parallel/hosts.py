@@ -1,8 +1,8 @@
 """Where ranks run: the seam between a learner of several processes and whatever starts them.
 
 A host starts ranks, calls a method on all of them at once, notices when one is gone, and stops them. `processes.py`
-does so with processes of this machine; a cluster's actors can do the same, and neither learner nor rank changes. What
-runs in a rank is `rank.Rank`, made from its `RankPlace`.
+does so with processes of this machine, `loop/cluster/ray_ranks.py` with actors of a cluster, and neither learner nor
+rank changes. What runs in a rank is `rank.Rank`, made from its `RankPlace`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias
 
 from turnwise.config.sections.learn import LearnSettings
 from turnwise.config.sections.model import ModelSettings
+from turnwise.protocols import Weights
 
 Note: TypeAlias = "Callable[..., None]"
 """Hears what the first rank tells while it still works: the steps of a warm start, weights one by one."""
@@ -56,6 +57,10 @@ class RankHosts(Protocol):
         Raises what all ranks raised where it is a `TurnwiseError`, and else a LearnError that names the rank and its
         log. A rank that is gone, or does not answer in time, ends all of them.
         """
+        ...
+
+    def weights(self) -> Weights:
+        """Gathered on the first rank: a copy, which later updates leave alone. Where it lies is the hosts' matter."""
         ...
 
     def stop(self) -> None:

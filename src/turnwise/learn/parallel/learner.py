@@ -11,8 +11,6 @@ from pathlib import Path
 
 from turnwise.config.sections.learn import LearnSettings
 from turnwise.learn.parallel.hosts import RankHosts, RankTask, StartRanks
-from turnwise.learn.parallel.processes import start_processes
-from turnwise.learn.parallel.sent_weights import ReceivedWeights
 from turnwise.protocols import Imitation, Weights
 from turnwise.sites import LearnerSite
 from turnwise.types import Annotations, Batch, Experience, FloatArray, IntArray, StepReport
@@ -22,7 +20,7 @@ class ParallelLearner:
     """`learn.parallel`: the learner of `learn.type` in every rank, and nothing here but their handles."""
 
     @classmethod
-    def open(cls, settings: LearnSettings, site: LearnerSite, start: StartRanks = start_processes) -> ParallelLearner:
+    def open(cls, settings: LearnSettings, site: LearnerSite, start: StartRanks) -> ParallelLearner:
         hosts = start(settings, run_path=site.run_path)
         try:
             return cls(hosts, settings, site)
@@ -59,19 +57,17 @@ class ParallelLearner:
         self._hosts.call("supervise", list(demonstrations))
 
     def weights(self) -> Weights:
-        """Gathered on the first rank and sent here: a copy, which later updates leave alone."""
-        received = ReceivedWeights()
-        self._hosts.call("weights", on_note=received.hear)
-        return received
+        return self._hosts.weights()
 
     def score(self, token_ids: IntArray) -> FloatArray:
         return self._hosts.call("score", token_ids)
 
     def save_state(self, folder: Path) -> None:
-        self._hosts.call("save_state", folder)
+        # Ranks need not work in the folder that this process works in.
+        self._hosts.call("save_state", folder.resolve())
 
     def load_state(self, folder: Path) -> None:
-        self.policy_version = self._hosts.call("load_state", folder)
+        self.policy_version = self._hosts.call("load_state", folder.resolve())
 
     def close(self) -> None:
         """The ranks end."""

@@ -30,6 +30,8 @@ from turnwise.errors import LearnError, TurnwiseError
 from turnwise.learn.parallel.devices import rank_devices, threads_per_rank
 from turnwise.learn.parallel.hosts import Note, RankPlace
 from turnwise.learn.parallel.process import serve
+from turnwise.learn.parallel.sent_weights import ReceivedWeights
+from turnwise.protocols import Weights
 
 _GRACE_S = 10.0
 """After the failure of one rank, the others have this long to say that they failed alike; also to end when asked."""
@@ -113,6 +115,12 @@ class RankProcesses:
                 # Half a call: its answers would be taken for those of the next.
                 self._kill()
                 raise
+
+    def weights(self) -> Weights:
+        """Sent here, tensor by tensor."""
+        received = ReceivedWeights()
+        self.call("weights", on_note=received.hear)
+        return received
 
     def stop(self) -> None:
         self._is_stopped = True

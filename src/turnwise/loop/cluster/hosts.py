@@ -8,20 +8,27 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncGenerator, Iterator, Sequence
+import traceback
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.errors import TurnwiseError
+from turnwise.learn.parallel.hosts import Note
+from turnwise.learn.parallel.rank import Rank
+from turnwise.learn.parallel.sent_weights import ReceivedWeights
 from turnwise.loop.build import build_play, open_learner, open_proxies
 from turnwise.loop.cluster.proxies import pack_weights, unpack_weights
 from turnwise.loop.cluster.shares import Share, Told
 from turnwise.protocols import Imitation
 from turnwise.sync.probe import ScoringEngine, ScoringLearner
 from turnwise.types import Annotations, Batch, Experience, FloatArray, IntArray, StepReport, Trajectory
+
+Result = TypeVar("Result")
 
 
 class LearnerHost:
@@ -45,21 +52,12 @@ class LearnerHost:
 
     def imitate(self, demonstrations: Sequence[Experience], how: Imitation) -> Iterator[tuple[int, int, float]]:
         """How many steps are done, of how many; the last loss comes with the last of them."""
-        told: queue.SimpleQueue[tuple[int, int, float] | BaseException | None] = queue.SimpleQueue()
 
-        def learn() -> None:
-            try:
-                loss = self._learner.imitate(demonstrations, how, lambda done, total: told.put((done, total, 0.0)))
-                told.put((how.steps, how.steps, loss))
-                told.put(None)
-            except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
-                told.put(error)
+        def learn(note: Note) -> float:
+            return self._learner.imitate(demonstrations, how, lambda done, total: note(done, total, 0.0))
 
-        threading.Thread(target=learn, daemon=True).start()
-        while (news := told.get()) is not None:
-            if isinstance(news, BaseException):
-                raise news
-            yield news
+        loss = yield from while_it_works(learn)
+        yield how.steps, how.steps, loss
 
     def supervise(self, demonstrations: Sequence[Experience]) -> None:
         self._learner.supervise(demonstrations)
@@ -77,6 +75,61 @@ class LearnerHost:
     def load_state(self, folder: Path) -> int:
         self._learner.load_state(folder)
         return self._learner.policy_version
+
+
+class RankHost:
+    """One of several ranks: `rank.Rank`, told of as it works."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+
+    def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Notes are not heard."""
+        return self._answer(method, arguments, lambda *_: None)
+
+    def tell(self, method: str, arguments: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+        """Every note as it comes, and the answer last."""
+        answer = yield from while_it_works(
+            lambda note: self._answer(method, arguments, lambda *told: note("note", told))
+        )
+        yield "done", answer
+
+    def weights(self) -> tuple[np.ndarray, None]:
+        """The weights, which can be left here, and that they are there; of the first rank alone there are any."""
+        received = ReceivedWeights()
+        self._answer("weights", (), received.hear)
+        return pack_weights(received), None
+
+    def _answer(self, method: str, arguments: tuple[Any, ...], note: Note) -> Any:
+        try:
+            return self._rank.call(method, arguments, note)
+        except TurnwiseError:
+            raise
+        except Exception:
+            # The caller is told what it was; the log has the whole story.
+            traceback.print_exc()
+            raise
+
+
+def while_it_works(work: Callable[[Note], Result]) -> Generator[tuple[Any, ...], None, Result]:
+    """What `work` notes, as it comes; returns what it returns."""
+    told: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work(lambda *noted: told.put(noted)))
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            errors.append(error)
+        told.put(None)
+
+    threading.Thread(target=run, daemon=True).start()
+    while (noted := told.get()) is not None:
+        yield noted
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 class ExplorerHost:

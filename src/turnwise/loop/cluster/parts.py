@@ -17,15 +17,16 @@ from turnwise.loop.build import (
 from turnwise.loop.cluster.collector import CrewCollector, CrewEngine, ScoringCrewEngine
 from turnwise.loop.cluster.crew import Crew
 from turnwise.loop.cluster.journals import Journals
-from turnwise.loop.cluster.proxies import Host, ReferenceMailbox, RemoteBuffer, RemoteLearner
+from turnwise.loop.cluster.proxies import Host, ReferenceMailbox, RemoteBuffer
 from turnwise.loop.parts import ExploreParts, TrainParts
+from turnwise.protocols import Learner
 from turnwise.report.run_dir import RunDirectory
 from turnwise.rollout.worlds import worlds_of
 from turnwise.sync.memory import MemoryChannel
 
 
 def build_on_cluster(
-    settings: TurnwiseSettings, model_path: str, directory: RunDirectory, *, crew: Crew, learner: Host, buffer: Host
+    settings: TurnwiseSettings, model_path: str, directory: RunDirectory, *, crew: Crew, learner: Learner, buffer: Host
 ) -> TrainParts:
     """As `build_train`: the same protocols, kept by whoever is at the other end."""
     worlds, silence_s = worlds_of(settings), settings.sync.timeout_s
@@ -52,4 +53,4 @@ def build_on_cluster(
         buffer=RemoteBuffer(buffer),
         open_mailbox=ReferenceMailbox,
     )
-    return join(explore, {"credit": open_credit(settings), "learner": RemoteLearner(learner)})
+    return join(explore, {"credit": open_credit(settings), "learner": learner})

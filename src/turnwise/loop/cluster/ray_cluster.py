@@ -1,7 +1,6 @@
-"""The parts of a run on a Ray cluster: places for them, calls to them, and Ray's failures in our words.
+"""The parts of a run on a Ray cluster, and places for them.
 
-In: settings and a run directory. Out: hosts and players as the rest of this room knows them. The only file, beside
-`actors.py`, that knows Ray.
+In: settings and a run directory. Out: learner, hosts and players as the rest of this room knows them.
 """
 
 from __future__ import annotations
@@ -9,37 +8,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from turnwise.config.load import dump_settings
 from turnwise.config.packages import require_package
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.cluster import RayCluster
-from turnwise.errors import ClusterError, LostError, TurnwiseError
+from turnwise.config.sections.learn import LearnSettings
+from turnwise.config.sections.learn_parallel import OneProcess
+from turnwise.errors import ClusterError, LostError
+from turnwise.loop.build import open_learner
 from turnwise.loop.cluster.actor_site import ActorSite
-from turnwise.loop.cluster.actors import ExplorerActor, LearnerActor
+from turnwise.loop.cluster.actors import ExplorerActor, LearnerActor, RankActor
 from turnwise.loop.cluster.buffer_host import BufferActor
-from turnwise.loop.cluster.crew import WeightsLostError
-from turnwise.loop.cluster.proxies import RemoteWeights, pack_weights
-from turnwise.loop.cluster.shares import Share, Told
-from turnwise.protocols import Weights
-from turnwise.types import FloatArray, IntArray
+from turnwise.loop.cluster.proxies import RemoteLearner
+from turnwise.loop.cluster.ray_calls import RayHost, RayPlayer, failures, places, ray
+from turnwise.loop.cluster.ray_ranks import RayRanks
+from turnwise.protocols import Learner
 
-_needed = partial(require_package, extra="ray", asked_by="cluster.type: 'ray'")
-ray: Any = _needed("ray")
-failures: Any = _needed("ray.exceptions")
-places: Any = _needed("ray.util.placement_group")
-strategies: Any = _needed("ray.util.scheduling_strategies")
+strategies: Any = require_package("ray.util.scheduling_strategies", extra="ray", asked_by="cluster.type: 'ray'")
 
-_CLOSE_S = 10.0
-"""Longest time that an explorer may take to let go of its engine."""
 _LOCAL_CPUS = 0.01
 """Of each actor on a local cluster: Ray counts cores to place actors, and there they share those of one machine."""
 _PLACE_S = 1.0
@@ -51,6 +43,7 @@ class OnRay:
 
     def __init__(self, settings: TurnwiseSettings, run_path: Path) -> None:
         assert isinstance(settings.cluster, RayCluster)
+        self._settings = settings
         self._chosen = settings.cluster
         self._timeout_s = settings.sync.timeout_s
         self._is_own = _connect(self._chosen)
@@ -72,18 +65,30 @@ class OnRay:
 
     # --- the parts -----------------------------------------------------------------------------------------------
 
-    def open_learner(self, model_path: str) -> RayHost:
+    def open_learner(self, model_path: str) -> Learner:
         """In a place of its own; LostError from its calls means that it must be opened again."""
+        if self._settings.learn.parallel.type == "none":
+            return RemoteLearner(self.start_learner(model_path))
+        return open_learner(self._settings, model_path, run_path=self._site.run_path, start_ranks=self.start_ranks)
+
+    def start_learner(self, model_path: str) -> RayHost:
         site = replace(self._site, name="learner", model_path=model_path)
-        if self._learner_group is not None:
-            # The one before is lost; what was set aside for it is needed now.
-            places.remove_placement_group(self._learner_group)
-        cpus, gpus = self._cpus(self._chosen.learner_cpus), self._chosen.learner_gpus
-        self._learner_group = group = self._reserve(cpus, gpus)
-        if not group.wait(self._chosen.start_timeout_s):
-            raise ClusterError(f"the learner found no place in {self._chosen.start_timeout_s:g} s. {self._room()}")
-        actor = _actor(LearnerActor, group, cpus=cpus, gpus=gpus).remote(site)
+        (actor,) = self._learner_actors(LearnerActor, [site])
         return RayHost(actor, site, self._timeout_s, start_timeout_s=self._chosen.start_timeout_s)
+
+    def start_ranks(self, settings: LearnSettings, *, run_path: Path | None) -> RayRanks:
+        """As `StartRanks` says; they lie near each other where the cluster allows it."""
+        assert run_path is not None
+        assert not isinstance(settings.parallel, OneProcess)
+        sites = [replace(self._site, name=f"rank-{rank}", run_path=run_path) for rank in range(settings.parallel.ranks)]
+        actors = self._learner_actors(RankActor, sites)
+        ranks = RayRanks(list(zip(actors, sites, strict=True)), timeout_s=settings.parallel.timeout_s)
+        ranks.meet(
+            device=settings.device if self._chosen.learner_gpus else "cpu",
+            num_threads=settings.num_threads or max(1, int(self._chosen.learner_cpus)),
+            start_timeout_s=self._chosen.start_timeout_s,
+        )
+        return ranks
 
     def open_buffer(self) -> RayHost:
         """Beside this process, where the directory of the run is; Ray starts it again wherever it can be."""
@@ -122,8 +127,23 @@ class OnRay:
         is_local = self._is_own and self._chosen.address is None
         return min(asked, _LOCAL_CPUS) if is_local else asked
 
-    def _reserve(self, cpus: float, gpus: float) -> Any:
-        group = places.placement_group([{"CPU": cpus, **({"GPU": gpus} if gpus else {})}], strategy="PACK")
+    def _learner_actors(self, actor_class: type, sites: Sequence[ActorSite]) -> list[Any]:
+        if self._learner_group is not None:
+            # Those before are lost; what was set aside for them is needed now.
+            places.remove_placement_group(self._learner_group)
+        cpus, gpus = self._cpus(self._chosen.learner_cpus), self._chosen.learner_gpus
+        self._learner_group = group = self._reserve(cpus, gpus, num_places=len(sites))
+        if not group.wait(self._chosen.start_timeout_s):
+            who = "the learner" if len(sites) == 1 else f"the learner's {len(sites)} ranks"
+            raise ClusterError(f"{who} found no place in {self._chosen.start_timeout_s:g} s. {self._room()}")
+        return [
+            _actor(actor_class, group, cpus=cpus, gpus=gpus, place=place).remote(site)
+            for place, site in enumerate(sites)
+        ]
+
+    def _reserve(self, cpus: float, gpus: float, num_places: int = 1) -> Any:
+        bundle = {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
+        group = places.placement_group([bundle] * num_places, strategy="PACK")
         self._groups.append(group)
         return group
 
@@ -134,9 +154,9 @@ class OnRay:
         return f"The cluster has {sizes} free. Ask for less, or add machines."
 
 
-def _actor(actor_class: type, group: Any, *, cpus: float, gpus: float) -> Any:
-    place = strategies.PlacementGroupSchedulingStrategy(placement_group=group)
-    return ray.remote(actor_class).options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=place)
+def _actor(actor_class: type, group: Any, *, cpus: float, gpus: float, place: int = 0) -> Any:
+    there = strategies.PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=place)
+    return ray.remote(actor_class).options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=there)
 
 
 def _connect(chosen: RayCluster) -> bool:
@@ -166,119 +186,3 @@ def _connect(chosen: RayCluster) -> bool:
             "'ray start --head', check host and port, or leave cluster.address out for a local one."
         ) from error
     return True
-
-
-# --- calls -----------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _in_our_words(site: ActorSite, *, limit: str = "sync.timeout_s") -> Iterator[None]:
-    """What an actor raised is raised here; an actor that is gone is a LostError. `limit` is the wait's setting."""
-    try:
-        yield
-    except failures.GetTimeoutError as error:
-        raise ClusterError(f"{site.name} has not answered in time; see {site.log}, or raise {limit}.") from error
-    except failures.RayTaskError as error:
-        if isinstance(error.cause, TurnwiseError):
-            raise error.cause from None
-        if isinstance(error.cause, failures.ObjectLostError):
-            raise WeightsLostError(f"weights on their way to {site.name} are gone") from error
-        raise ClusterError(f"{site.name} failed: {error.cause!r}; see {site.log}.") from error
-    except failures.ObjectLostError as error:
-        raise WeightsLostError(f"weights on their way to {site.name} are gone") from error
-    except failures.RayError as error:
-        raise LostError(f"{site.name} is gone ({type(error).__name__}); see {site.log}") from error
-
-
-class RayReference:
-    """A result that lies in Ray's object store, on the machine that made it."""
-
-    def __init__(self, ref: Any, site: ActorSite, timeout_s: float) -> None:
-        self.ref = ref
-        self._site = site
-        self._timeout_s = timeout_s
-
-    def get(self) -> Any:
-        with _in_our_words(self._site):
-            return ray.get(self.ref, timeout=self._timeout_s)
-
-
-class RayHost:
-    """A `Host` that is an actor. It opens while the caller goes on; its first answer waits for that."""
-
-    def __init__(self, actor: Any, site: ActorSite, timeout_s: float, *, start_timeout_s: float) -> None:
-        self.actor = actor
-        self._site = site
-        self._timeout_s = timeout_s
-        self._start_timeout_s = start_timeout_s
-        self._opening: Any = actor.open.remote()
-
-    def call(self, method: str, *args: object) -> Any:
-        return self.refer(method, *args).get()
-
-    def stream(self, method: str, *args: object) -> Iterator[Any]:
-        self._wait_until_open()
-        with _in_our_words(self._site):
-            for ref in getattr(self.actor, method).remote(*args):
-                yield ray.get(ref, timeout=self._timeout_s)
-
-    def refer(self, method: str, *args: object) -> RayReference:
-        self._wait_until_open()
-        with _in_our_words(self._site):
-            return RayReference(getattr(self.actor, method).remote(*args), self._site, self._timeout_s)
-
-    def _wait_until_open(self) -> None:
-        if self._opening is not None:
-            with _in_our_words(self._site, limit="cluster.start_timeout_s"):
-                ray.get(self._opening, timeout=self._start_timeout_s)
-            self._opening = None
-
-
-class RayPlayer:
-    """A `Player` that is an actor."""
-
-    def __init__(self, actor: Any, site: ActorSite, group: Any) -> None:
-        self.name = site.name
-        self.actor = actor
-        self._site = site
-        self._group = group
-
-    async def open(self) -> None:
-        with _in_our_words(self._site):
-            await self.actor.open.remote()
-
-    async def play(self, share: Share) -> AsyncGenerator[Told, None]:
-        is_over = False
-        try:
-            with _in_our_words(self._site):
-                async for ref in self.actor.play.remote(share):
-                    told: Told = await ref
-                    is_over = told.groups is not None
-                    yield told
-        finally:
-            if not is_over:
-                self.actor.stop.remote(share.number)
-
-    async def load(self, weights: Weights, policy_version: int) -> None:
-        with _in_our_words(self._site):
-            await self.actor.load.remote(_reference_to(weights), policy_version)
-
-    async def score(self, token_ids: IntArray) -> Sequence[FloatArray]:
-        with _in_our_words(self._site):
-            return await self.actor.score.remote(token_ids)
-
-    async def leave(self) -> None:
-        with suppress(failures.RayError, TimeoutError):
-            async with asyncio.timeout(_CLOSE_S):
-                await self.actor.close.remote()
-        with suppress(failures.RayError, ValueError):
-            ray.kill(self.actor)
-            places.remove_placement_group(self._group)
-
-
-def _reference_to(weights: Weights) -> Any:
-    """Where they lie already, or a place in the object store for those of this process."""
-    if isinstance(weights, RemoteWeights) and isinstance(weights.reference, RayReference):
-        return weights.reference.ref
-    packed: np.ndarray = pack_weights(weights)
-    return ray.put(packed)

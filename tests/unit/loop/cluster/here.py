@@ -12,7 +12,7 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import LostError
 from turnwise.loop.cluster.buffer_host import BufferHost
 from turnwise.loop.cluster.hosts import ExplorerHost, LearnerHost
-from turnwise.loop.cluster.proxies import pack_weights
+from turnwise.loop.cluster.proxies import RemoteLearner, pack_weights
 from turnwise.loop.cluster.shares import Share, Told
 from turnwise.protocols import Weights
 from turnwise.types import FloatArray, IntArray
@@ -101,11 +101,11 @@ class HereCluster:
     players: list[HerePlayer] = field(default_factory=list)
     is_closed: bool = False
 
-    def open_learner(self, model_path: str) -> HereHost:
+    def open_learner(self, model_path: str) -> RemoteLearner:
         lost_at = self.lose_learner_at.pop(0) if self.lose_learner_at else None
         with _loading:
             self.learners.append(HereHost(LearnerHost(self.settings, model_path), lost_at))
-        return self.learners[-1]
+        return RemoteLearner(self.learners[-1])
 
     def open_buffer(self) -> HereHost:
         return HereHost(BufferHost(self.settings, self.run_path, is_replacement=False))
