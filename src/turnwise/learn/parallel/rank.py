@@ -7,6 +7,7 @@ same calls reach all ranks in the same order, so that they meet in every collect
 from __future__ import annotations
 
 import os
+import socket
 from datetime import timedelta
 from typing import Any
 
@@ -36,7 +37,7 @@ class Rank:
             torch.cuda.set_device(self._device)
         elif place.rendezvous.startswith("file://"):
             # Ranks that meet in a file are on one machine, and nobody else should hear them.
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
         dist.init_process_group(
             # Numbers and files go over gloo where tensors go over NCCL.
             "cpu:gloo,cuda:nccl" if self._device.type == "cuda" else "gloo",
@@ -88,3 +89,8 @@ class Rank:
         from turnwise.learn.parallel.shards import Shards  # noqa: PLC0415 - slow to import, and not always needed
 
         return Shards(self._device, cpu_offload=settings.parallel.cpu_offload)
+
+
+def _loopback() -> str:
+    """`lo` on Linux, `lo0` elsewhere."""
+    return next(name for _, name in socket.if_nameindex() if name.startswith("lo"))

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from turnwise.floor.freed_memory import return_large_blocks_at_once
 from turnwise.learn.parallel.team import Replicas
 from turnwise.learn.policy import ValueHead
 from turnwise.learn.whole import read_whole
@@ -27,6 +28,9 @@ class Shards(Replicas):
         super().__init__(device)
         self._mesh = init_device_mesh(device.type, (self.size,))
         is_on_gpu = device.type != "cpu"
+        if not is_on_gpu:
+            # Layers are put together and let go all the time.
+            return_large_blocks_at_once()
         self._offload = CPUOffloadPolicy(pin_memory=is_on_gpu) if cpu_offload else OffloadPolicy()
 
     @property
