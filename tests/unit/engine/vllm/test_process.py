@@ -54,6 +54,7 @@ def test_arguments_are_passed_through_and_win(python: str) -> None:
     assert words[words.index("--weight-transfer-config") + 1] == '{"backend": "shared_memory"}'
     assert "--tokens-only" in words
     assert "--enforce-eager" not in words
+    assert "--no-enable-chunked-prefill" in words
 
 
 def test_each_server_sees_its_own_devices(python: str, monkeypatch: pytest.MonkeyPatch) -> None:
