@@ -59,8 +59,8 @@ class ServerPlan:
             "weight_transfer_config": json.dumps({"backend": settings.transfer}),
             "disable_uvicorn_access_log": True,
         }
-        # A CPU gains little from compiling, and waits for it at every start. Prompts pass whole: of one that is cut in two,
-        # vLLM 0.32 turns the dice of its request back, which those of a CPU do not know, and the server ends.
+        # A CPU gains little from compiling, and waits for it at every start. Prompts pass whole: where one is cut in
+        # two, vLLM 0.32 turns back the dice of its request, which those of a CPU cannot do, and the server ends.
         for_cpu = {"enforce_eager": True, "block_size": 32, "no_enable_chunked_prefill": True} if is_cpu else {}
         return cls(
             python=find_python(settings.python),
