@@ -44,8 +44,7 @@ class CheckpointMailbox:
         folder.mkdir(parents=True, exist_ok=True)
 
     def post(self, mark: PolicyMark, weights: Weights) -> None:
-        # Cloned: tied weights share memory, which the format refuses.
-        data = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()})
+        data = as_safetensors(weights)
         file = self._folder / f"step-{mark.step:06d}.safetensors"
         write_whole(file, data, error=SyncError)
         about = {
@@ -91,6 +90,12 @@ class CheckpointMailbox:
         by_age = sorted(self._folder.glob("step-*.safetensors"), key=lambda file: file.stat().st_mtime_ns)
         for file in by_age[:-_NUM_KEPT]:
             file.unlink(missing_ok=True)
+
+
+def as_safetensors(weights: Weights) -> bytes:
+    """The bytes of a file with these weights: nothing has to be unpickled."""
+    # Cloned: tied weights share memory, which the format refuses.
+    return save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()})
 
 
 def read_record(file: Path) -> Mapping[str, Any] | None:

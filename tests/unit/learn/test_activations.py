@@ -138,3 +138,15 @@ def long_batch(length: int) -> Any:
     experience = make_experience(np.random.default_rng(0), length=length)
     experience.segment.loss_mask[: length - 16] = False
     return pack_without_credit([experience])
+
+
+def test_a_large_model_gives_memory_back_after_every_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_back: list[None] = []
+    monkeypatch.setattr("turnwise.learn.trainer.return_freed_memory", lambda: given_back.append(None))
+    trainer, batch = make_trainer(micro_batch_tokens=1, epochs=1, minibatches=1), make_batch()
+    trainer.step(batch)
+    assert not given_back
+    trainer._is_large = True
+    trainer.step(batch)
+    # One row passes at a time; before the update and after it once more.
+    assert len(given_back) == batch.num_rows + 2

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
 from turnwise.protocols import Imitation, PolicyMark, Weights
+from turnwise.sync.checkpoint import as_safetensors
 from turnwise.types import Annotations, Batch, Experience, FloatArray, IntArray, StepReport
 
 
@@ -46,10 +47,8 @@ class Host(Protocol):
 
 
 def pack_weights(weights: Weights) -> np.ndarray:
-    """As safetensors: nothing has to be unpickled, and the block travels as it is."""
-    # Cloned: tied weights share memory, which the format refuses.
-    data = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()})
-    return np.frombuffer(data, dtype=np.uint8)
+    """As safetensors, in a block that travels as it is."""
+    return np.frombuffer(as_safetensors(weights), dtype=np.uint8)
 
 
 def unpack_weights(packed: np.ndarray) -> Weights:
