@@ -93,6 +93,8 @@ def test_the_most_memory_is_the_sum_of_its_parts_and_each_choice_moves_its_own()
     assert "reference weights" in parts("learn.kl.type=loss").keys() - plain.keys()
     assert "keys and values" not in plain
     both = parts("loop.type=pipelined")
+    assert both["published weights"] == both["engine weights"]
+    assert "published weights" not in plain
     assert parts("loop.type=pipelined", "context.max_tokens=256")["keys and values"] == both["keys and values"] / 2
     assert parts("learn.micro_batch_tokens=600")["activations"] < plain["activations"]
 
