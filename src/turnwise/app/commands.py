@@ -32,6 +32,8 @@ from turnwise.floor.files import write_whole
 
 _MAX_ACTIONS = 6
 """Of an environment, in a list of environments."""
+_PASSED = {True: "yes", False: "NO", None: "not made"}
+"""What a check of an environment found, in a word."""
 
 
 def run(options: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -165,7 +167,7 @@ def _check(options: argparse.Namespace, overrides: list[str], console: Console) 
     if options.target in ENVS or (":" in options.target and not Path(options.target).exists()):
         report = check_env(lambda: make_env(options.target, **parse_params(overrides)))
         rows: list[dict[str, Any]] = [
-            {"check": check.name, "passed": "yes" if check.passed else "NO", "detail": check.detail}
+            {"check": check.name, "passed": _PASSED[check.passed], "detail": check.detail}
             for check in report.checks
         ]
         _show(console, rows, as_json=options.json)

@@ -22,7 +22,8 @@ def examine_world(path: str, world: World) -> list[Finding]:
     env.close()
     report = check_env(lambda: plain.make("train"), num_episodes=1 if is_slow else _NUM_EPISODES)
     if report.ok:
-        words = f"'{world.env.type}' keeps all {len(report.checks)} parts of its contract"
+        num_made = len(report.checks) - len(report.not_made)
+        words = f"'{world.env.type}' keeps all {num_made} parts of its contract that it can be held to"
         return [fine(path, f"{words}; {data}" if data else words)]
     advice = f"See: turnwise check {world.env.type}"
     return [
