@@ -23,7 +23,7 @@ from turnwise.envs.other_python import OtherProcess, check_under, find_python
 from turnwise.envs.served import serve
 from turnwise.errors import ConfigError, EnvError, TaskError
 
-_START_LIMIT_S = 60.0
+_START_LIMIT_S = 180.0
 """A process may import a large package before its first answer."""
 _DEATH_LIMIT_S = 10.0
 """A process that has hung up may take a moment to be gone."""

@@ -23,7 +23,7 @@ from typing import Any
 from turnwise.errors import ConfigError, EnvError, TaskError
 
 SETTING = "rollout.isolation.python"
-_START_LIMIT_S = 60.0
+_START_LIMIT_S = 180.0
 _ANSWER_LIMIT_S = 10.0
 """For what the server does itself, which is little."""
 _POLL_S = 0.01
