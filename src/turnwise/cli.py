@@ -134,6 +134,7 @@ def _add_look_before(commands: argparse._SubParsersAction) -> None:  # type: ign
     envs.add_argument("--json", action="store_true", help="print JSON")
     check = _add(commands, "check", "check a config file, or an environment against its contract", _OVERRIDES)
     check.add_argument("target", metavar="FILE|ENV", help="a recipe, a YAML file, or an environment")
+    check.add_argument("--python", metavar="PROGRAM", help="the Python that an environment runs under (default: this)")
     check.add_argument("--json", action="store_true", help="print JSON")
     convert = _add(commands, "convert", "write a config file of another project in the words of this one")
     convert.add_argument("file", metavar="FILE", help="a YAML file of RAGEN, align-anything, verl or Trinity-RFT")

@@ -411,6 +411,19 @@ def test_check(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "check", "bandit", "--json")
     assert code == 0
     assert all(row["passed"] == "yes" for row in json.loads(out))
+    code, out, _ = call(capsys, "check", "prompts", "--json")
+    assert code == 0
+    assert [row["passed"] for row in json.loads(out) if row["check"] == "actions"] == ["not made"]
+
+
+@pytest.mark.slow
+def test_check_under_another_python(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "check", "bandit", "--python", sys.executable, "--json")
+    assert code == 0
+    assert all(row["passed"] == "yes" for row in json.loads(out))
+    code, _, err = call(capsys, "check", "frozenlake", "--python", sys.executable)
+    assert code == 2
+    assert "rollout.isolation.python" in err
 
 
 def test_check_of_an_environment_that_breaks_the_contract(

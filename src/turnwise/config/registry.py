@@ -183,10 +183,12 @@ ENVS = Registry(
     },
     adapters={
         "function": "turnwise.envs.adapters.function_task:adapt_function",
+        "gem": "turnwise.envs.adapters.gem_world:adapt_gem",
         "gymnasium": "turnwise.envs.adapters.gymnasium_world:adapt_gymnasium",
         "openenv": "turnwise.envs.adapters.openenv_world:adapt_openenv",
         "reasoning_gym": "turnwise.envs.adapters.reasoning_gym_task:adapt_reasoning_gym",
         "textarena": "turnwise.envs.adapters.textarena_game:adapt_textarena",
+        "verifiers": "turnwise.envs.adapters.verifiers_world:adapt_verifiers",
     },
     aliases={
         "FrozenLake": Alias("frozen_lake"),
