@@ -69,11 +69,7 @@ class Training:
             await self._run(loop if self._stages is STAGES else partial(loop, stages=self._stages))
             return
         shared = Shared.open(self._settings, self._directory)
-        shared.trainer.claim()
-        try:
-            await self._run(partial(train_from_buffer, shared=shared))
-        finally:
-            shared.trainer.leave()
+        await self._run(partial(train_from_buffer, shared=shared))
 
     async def _run(self, loop: Callable[..., Awaitable[None]]) -> None:
         workers = self._workers or open_workers(

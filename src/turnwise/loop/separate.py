@@ -26,7 +26,7 @@ from turnwise.protocols import Buffer, Mailbox, PolicyMark
 from turnwise.report.journal import TrajectoryJournal
 from turnwise.report.metrics import Stopwatch
 from turnwise.report.run_dir import RunDirectory
-from turnwise.sync.presence import RolePlace, RoleRecord
+from turnwise.sync.presence import RolePlace, RoleRecord, place_of
 from turnwise.sync.styles import rules_of
 from turnwise.sync.synchronizer import ExplorerEnd, TrainerEnd
 from turnwise.sync.waiting import Bell
@@ -48,12 +48,12 @@ class Shared:
 
     @classmethod
     def open(cls, settings: TurnwiseSettings, directory: RunDirectory) -> Shared:
-        bell, roles = Bell(), directory.path / "roles"
+        bell = Bell()
         return cls(
             bell=bell,
             mailbox=open_mailbox(settings, directory.path, bell.ring),
-            explorer=RolePlace(roles, "explorer"),
-            trainer=RolePlace(roles, "trainer"),
+            explorer=place_of(directory.path, "explorer"),
+            trainer=place_of(directory.path, "trainer"),
             unfinished=directory.unfinished,
         )
 
@@ -77,8 +77,8 @@ async def train_from_buffer(
         parts.buffer.add(read_experiences(Path(parts.settings.buffer.offline)))
     settings, start = parts.settings, PolicyMark(start_step, parts.learner.policy_version)
     end = TrainerEnd(rules_of(settings.sync), shared.mailbox, parts.learner.weights, start=start)
-    newest = shared.mailbox.newest()
-    if newest is None or newest.step < start.step:
+    if shared.mailbox.newest() != start:
+        # Also where newer ones lie there: they were left by a process that was cut short, and are made again.
         shared.mailbox.post(start, parts.learner.weights())
     shared.trainer.write(RoleRecord(step=start_step))
     done = start
