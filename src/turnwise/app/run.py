@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
 
+from turnwise.app.checkpointer import sound_checkpoint
 from turnwise.app.clustering import ClusterTraining
 from turnwise.app.exploring import Exploring, evaluate_alone
 from turnwise.app.length import settle_length
@@ -130,7 +132,7 @@ def _run_part(settings: TurnwiseSettings, directory: RunDirectory, console: Cons
 
 def _find_start(directory: RunDirectory, console: Console, *, has_played: bool = True) -> Path | None:
     """The checkpoint that a run goes on from; None where it was killed before its first, and begins once more."""
-    checkpoint = directory.latest_checkpoint()
+    checkpoint = sound_checkpoint(directory, partial(print_notice, console))
     if checkpoint is None and directory.read_metrics():
         print_notice(console, f"{directory.path} has no checkpoint yet: it begins once more, as it began before")
         RunDirectory.reopen(directory.path, step=-1, has_played=has_played)

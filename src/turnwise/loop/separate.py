@@ -17,6 +17,7 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.reward import NoFilter
 from turnwise.experience.build import build_experiences
 from turnwise.experience.files import read_experiences
+from turnwise.floor.async_calls import unbroken
 from turnwise.loop.build import open_mailbox
 from turnwise.loop.explore import Explored, explore
 from turnwise.loop.parts import ExploreParts, LearnParts
@@ -96,7 +97,7 @@ async def train_from_buffer(
             end.finish_update(done)
         described = describe_step(parts.buffer, step, Explored(played=[], kept=[]), learnt, tasks={})
         waited_s = {"sync/trainer_wait_s": watch.seconds("rollout") - waited_until_s}
-        await on_step(replace(described, metrics={**described.metrics, **waited_s}))
+        await unbroken(on_step(replace(described, metrics={**described.metrics, **waited_s})))
         shared.trainer.write(RoleRecord(step=step))
     shared.mailbox.post(done, parts.learner.weights())
     shared.trainer.write(RoleRecord(step=done.step, has_ended=done.step >= settings.learn.steps))

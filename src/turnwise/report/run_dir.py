@@ -176,6 +176,12 @@ class RunDirectory:
     def remove_checkpoint(self, step: int) -> None:
         remove_folder(self.step_checkpoint(step))
 
+    def put_checkpoint_aside(self, step: int) -> Path:
+        """Under a name that is no checkpoint's, for whoever wants to look at it."""
+        numbered = (self.checkpoints / f"{step_name(step)}.damaged{number or ''}" for number in count())
+        aside = next(path for path in numbered if not path.exists())
+        return self.step_checkpoint(step).rename(aside)
+
     def write_summary(self, summary: Summary) -> None:
         write_whole(self.summary, summary.to_json())
 
