@@ -1,6 +1,7 @@
 """The command line: parses words and calls the rooms. No logic of its own.
 
-Exit codes: 0 done; 2 a user's mistake, said in one message without a traceback; 1 a run that failed; 130 interrupted.
+Exit codes: 0 done; 2 a user's mistake, said in one message without a traceback; 1 a run that failed; 130 interrupted;
+143 ended by SIGTERM, with everything saved as after an interruption.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 
 from turnwise import __version__
 from turnwise.errors import ClusterError, LearnError, SyncError, TurnwiseError, did_you_mean
+from turnwise.floor.async_calls import Terminated
 
 _OVERRIDES = """
 settings can be changed with key.path=value or --key.path value, for example
@@ -256,6 +258,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TurnwiseError as error:
         _tell(str(error))
         return 2
+    except Terminated:
+        _tell("ended by SIGTERM; go on with 'turnwise train --resume RUN'")
+        return 143
     except KeyboardInterrupt:
         _tell("interrupted; go on with 'turnwise train --resume RUN'")
         return 130

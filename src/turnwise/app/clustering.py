@@ -15,6 +15,7 @@ from typing import Protocol
 
 from rich.console import Console
 
+from turnwise.app.checkpointer import sound_checkpoint
 from turnwise.app.set_up import Evaluator, Workers, open_workers
 from turnwise.app.training import Training
 from turnwise.config.schema import TurnwiseSettings
@@ -85,7 +86,7 @@ class ClusterTraining:
                 Journals(self._directory).forget_covered()
                 return
             except LostError as lost:
-                newest = self._directory.latest_checkpoint()
+                newest = sound_checkpoint(self._directory, partial(print_notice, self._console))
                 num_returns = 1 if newest != checkpoint else num_returns + 1
                 if num_returns > _MAX_RETURNS:
                     raise

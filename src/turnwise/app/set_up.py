@@ -124,13 +124,14 @@ def open_workers(
 
 async def set_up(workers: Workers, directory: RunDirectory, console: Console, checkpoint: Path | None) -> Start:
     """From the model as it is, or from a checkpoint, to a policy that is trained from here on."""
-    parts = workers.parts
+    parts, is_whole = workers.parts, isinstance(workers.parts, TrainParts)
     if checkpoint is None:
         progress = await _start_anew(parts, parts.settings, console)
     else:
         progress = load_checkpoint(checkpoint, parts.learner)
-        parts.buffer.rewind(progress.step, plays_again=isinstance(parts, TrainParts))
-        directory = RunDirectory.reopen(directory.path, step=progress.step)
+        directory = RunDirectory.reopen(directory.path, step=progress.step, has_played=is_whole)
+    # Without a checkpoint too: a process before this one may have been killed before it saved its first.
+    parts.buffer.rewind(progress.step, plays_again=is_whole)
     await mix_in_demonstrations(parts)
     if isinstance(parts, TrainParts):
         if checkpoint is not None:
