@@ -227,13 +227,19 @@ def _add_serve(commands: argparse._SubParsersAction) -> None:  # type: ignore[ty
     parser = _add(
         commands,
         "serve",
-        "serve a policy to OpenAI clients on this machine, and record what they do as experience",
+        "serve a policy to agents that speak OpenAI's or Anthropic's API, and record what they do as experience",
         "the token is made at start, or given as TURNWISE_SERVE_TOKEN in the environment\n" + _OVERRIDES,
     )
     parser.add_argument("target", metavar="TARGET", help="a run directory, a model or a recipe")
     parser.add_argument("--port", type=int, default=0, metavar="N", help="where to listen (default: a free port)")
     parser.add_argument(
-        "--recipe", metavar="RECIPE", help="the recipe in whose setting a model is served (default: frozenlake)"
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="the interface to listen on, such as 0.0.0.0 for agents in containers (default: this machine alone)",
+    )
+    parser.add_argument(
+        "--recipe", metavar="RECIPE", help="the recipe in whose setting a model is served (default: as it is)"
     )
 
 

@@ -329,7 +329,14 @@ def _lab(options: argparse.Namespace, overrides: list[str], console: Console) ->
 def _serve(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
     from turnwise.app.serving import serve
 
-    serve(options.target, console, port=options.port, recipe=options.recipe, overrides=overrides)
+    serve(
+        options.target,
+        console,
+        port=options.port,
+        host=options.host,
+        recipe=options.recipe,
+        overrides=overrides,
+    )
     return 0
 
 

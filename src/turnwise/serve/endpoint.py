@@ -18,9 +18,11 @@ from turnwise.context.recorder import Response
 from turnwise.errors import ContextOverflow, EngineError, RewardError, ServeError, TurnwiseError
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.serve.chat_api import ChatCall, ChatReply, read_chat, read_object
-from turnwise.serve.http import HttpLimits, HttpReply, HttpRequest, HttpServer, json_reply
+from turnwise.serve.guarded import HttpLimits
+from turnwise.serve.http import LOOPBACK, HttpReply, HttpRequest, HttpServer, json_reply
 from turnwise.types import StopReason
 
+_HOST = re.compile(r"[A-Za-z0-9.:\[\]-]+")
 _PATH = re.compile(r"(?:/episodes/(?P<episode>[^/]+))?(?P<rest>/.*)")
 
 
@@ -125,7 +127,7 @@ class EpisodeHost(Protocol):
 
 
 class ChatEndpoint:
-    """Serves the episodes of a host on the loopback interface, from `start` to `close`."""
+    """Serves the episodes of a host from `start` to `close`, to programs of this machine unless told otherwise."""
 
     def __init__(
         self,
@@ -140,17 +142,20 @@ class ChatEndpoint:
         self._model_name = model_name
         self._server = HttpServer(self._answer, limits)
         self.address = ""
-        """`http://127.0.0.1:PORT`, once started."""
+        """`http://HOST:PORT`, once started."""
 
-    async def start(self, port: int = 0) -> None:
-        self.address = f"http://127.0.0.1:{await self._server.start(port)}"
+    async def start(self, port: int = 0, host: str = LOOPBACK) -> None:
+        """`host` is the interface to listen on; one that is not loopback lets other machines in."""
+        number = await self._server.start(port, host)
+        self.address = f"http://{f'[{host}]' if ':' in host else host}:{number}"
 
     async def close(self) -> None:
         await self._server.close()
 
-    def base_url(self, episode: str | None = None) -> str:
-        """What a client is given as its base URL."""
-        return f"{self.address}/v1" if episode is None else f"{self.address}/episodes/{episode}/v1"
+    def base_url(self, episode: str | None = None, *, host: str = "") -> str:
+        """What a client is given as its base URL; `host` is what it calls this machine, where that is known."""
+        address = f"http://{host}" if _HOST.fullmatch(host) else self.address
+        return f"{address}/v1" if episode is None else f"{address}/episodes/{episode}/v1"
 
     # --- one request ---------------------------------------------------------------------------------------------
 
@@ -171,11 +176,13 @@ class ChatEndpoint:
                 return json_reply({"object": "list", "data": [model]})
             case "/v1/episodes" if episode is None:
                 _expect(request, "POST")
-                begun = self._host.begin(read_object(request.body))
-                return json_reply({**begun, "base_url": self.base_url(begun["id"])})
+                begun = self._host.begin(read_object(await request.read_body()))
+                return json_reply(
+                    {**begun, "base_url": self.base_url(begun["id"], host=request.headers.get("host", ""))}
+                )
             case "/reward" if episode is not None:
                 _expect(request, "POST")
-                return json_reply(self._host.end(episode, read_object(request.body)))
+                return json_reply(self._host.end(episode, read_object(await request.read_body())))
         raise ServeError(f"there is nothing at {request.path}.", status=HTTPStatus.NOT_FOUND, code="not_found")
 
     def _check_token(self, request: HttpRequest) -> None:
@@ -189,7 +196,7 @@ class ChatEndpoint:
             )
 
     async def _chat(self, episode: Episode, request: HttpRequest) -> HttpReply:
-        call = read_chat(request.body)
+        call = read_chat(await request.read_body())
         responses = await episode.ask(call)
         reply = ChatReply(
             id=f"chatcmpl-{episode.name}-{responses[0].step}",
