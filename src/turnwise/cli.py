@@ -64,6 +64,7 @@ def _build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_train(commands)
     _add_eval(commands)
+    _add_compare(commands)
     _add_play(commands)
     _add_look_before(commands)
     _add_explorers(commands)
@@ -102,22 +103,56 @@ def _add_train(commands: argparse._SubParsersAction) -> None:  # type: ignore[ty
 
 def _add_eval(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
     parser = _add(
-        commands, "eval", "evaluate a run, a model, an endpoint, 'oracle' or 'random' on held-out episodes", _OVERRIDES
+        commands,
+        "eval",
+        "evaluate a run, a model, an endpoint, 'oracle', 'random' or a rule on held-out episodes",
+        _OVERRIDES,
     )
     parser.add_argument(
         "target",
+        nargs="?",
         metavar="TARGET",
-        help="a run directory, a model (a folder, a GGUF file, 'smollm2', a hub name), the URL of an OpenAI-compatible "
-        "endpoint, 'oracle' or 'random'",
+        help="a run directory or a checkpoint in it, a model (a folder, a GGUF file, 'smollm2', a hub name), the URL "
+        "of an OpenAI-compatible endpoint, 'oracle', 'random', another rule of the environment, or a rule of your own "
+        "as package.module:function",
     )
-    parser.add_argument("--env", metavar="ENV", help="an environment, for oracle, random and endpoints")
+    parser.add_argument("--env", metavar="ENV", help="an environment, for rules and endpoints")
     parser.add_argument(
         "--recipe",
         metavar="RECIPE",
-        help="the recipe in whose setting a model, an endpoint, oracle or random plays (default: frozenlake)",
+        help="the recipe in whose setting a model, an endpoint or a rule plays (default: frozenlake)",
     )
-    parser.add_argument("--episodes", type=int, metavar="N", help="how many episodes (default: as the recipe says)")
+    parser.add_argument(
+        "--suite", metavar="NAME", help="play in every setting of a suite; mission: all shipped environments"
+    )
+    parser.add_argument("--episodes", type=int, metavar="N", help="how many tasks (default: as the recipe says)")
+    parser.add_argument(
+        "--samples",
+        type=int,
+        metavar="K",
+        help="plays of each task, sampled at eval.temperature, or at rollout.temperature where that is 0 (default: 1, "
+        "greedy)",
+    )
     parser.add_argument("--split", default="eval", metavar="S", help="which tasks (default: eval)")
+    parser.add_argument(
+        "--out", metavar="DIR", help="where to save results and episodes (default: in the run, or runs/)"
+    )
+    parser.add_argument("--markdown", metavar="FILE", help="also write the report there as Markdown")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_compare(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
+    parser = _add(
+        commands,
+        "compare",
+        "compare evaluations task by task: the first with each of the others",
+        "several seeds of one side are joined by commas, or are the runs in one folder, for example\n"
+        "  turnwise compare runs/grpo-1,runs/grpo-2 runs/ppo-1,runs/ppo-2",
+    )
+    parser.add_argument(
+        "sides", nargs="+", metavar="SIDE", help="a run, a folder or file that 'turnwise eval' wrote, or several"
+    )
+    parser.add_argument("--markdown", metavar="FILE", help="also write the comparison there as Markdown")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -244,8 +279,8 @@ def _add_serve(commands: argparse._SubParsersAction) -> None:  # type: ignore[ty
 
 
 COMMANDS = (
-    "train", "eval", "play", "envs", "check", "convert", "plan", "doctor", "explorers", "export", "export-model", "lab",
-    "serve",
+    "train", "eval", "compare", "play", "envs", "check", "convert", "plan", "doctor", "explorers", "export",
+    "export-model", "lab", "serve",
 )  # fmt: skip
 
 

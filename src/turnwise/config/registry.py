@@ -150,9 +150,16 @@ def import_shaping(target: str) -> Callable[[Any], Any]:
     return _import_function(target, "reward.shaping", ("turn",))
 
 
-def _import_function(target: str, where: str, parameters: tuple[str, ...]) -> Callable[..., Any]:
+def import_rule(target: str) -> Callable[[Any, str], str]:
+    """The user's function that plays an environment, for `turnwise eval package.module:function`."""
+    return _import_function(target, "TARGET", ("env", "observation"), returns="an action")
+
+
+def _import_function(
+    target: str, where: str, parameters: tuple[str, ...], *, returns: str = "a number"
+) -> Callable[..., Any]:
     taken = ", ".join(parameters)
-    expected = f"expected 'package.module:function', a function that takes ({taken}) and returns a number."
+    expected = f"expected 'package.module:function', a function that takes ({taken}) and returns {returns}."
     module, _, name = target.partition(":")
     if not module or not name:
         raise ConfigError(f"{where}: '{target}' given; {expected}")

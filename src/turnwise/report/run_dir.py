@@ -155,6 +155,11 @@ class RunDirectory:
         return self.path / "plots"
 
     @property
+    def evals(self) -> Path:
+        """One folder for each evaluation of this run, with how every task came out."""
+        return self.path / "evals"
+
+    @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 
