@@ -69,6 +69,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_export_model(commands)
     _add_lab(commands)
     _add_serve(commands)
+    _add_look_after(commands)
     return parser
 
 
@@ -234,9 +235,19 @@ def _add_serve(commands: argparse._SubParsersAction) -> None:  # type: ignore[ty
     )
 
 
+def _add_look_after(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
+    show = _add(commands, "show", "show an episode of a run turn by turn, with what was learnt from each token")
+    show.add_argument("run", metavar="RUN", help="a run directory")
+    show.add_argument("episode", metavar="EPISODE", help="its id, also as STEP:ID")
+    show.add_argument("--json", action="store_true", help="print JSON")
+    status = _add(commands, "status", "say how a run stands: state, progress, who waits for whom, failures, findings")
+    status.add_argument("run", metavar="RUN", help="a run directory")
+    status.add_argument("--json", action="store_true", help="print JSON")
+
+
 COMMANDS = (
     "train", "eval", "play", "envs", "check", "convert", "plan", "doctor", "explorers", "export", "export-model", "lab",
-    "serve",
+    "serve", "show", "status",
 )  # fmt: skip
 
 
