@@ -243,11 +243,23 @@ def _add_look_after(commands: argparse._SubParsersAction) -> None:  # type: igno
     status = _add(commands, "status", "say how a run stands: state, progress, who waits for whom, failures, findings")
     status.add_argument("run", metavar="RUN", help="a run directory")
     status.add_argument("--json", action="store_true", help="print JSON")
+    view = _add(
+        commands,
+        "view",
+        "open a page that shows runs live: curves, episodes, every token with its numbers",
+        "the page is for this machine alone; its address holds a random token. Ctrl-C ends it",
+    )
+    view.add_argument("runs", nargs="*", metavar="RUN", help="run directories, or folders of them (default: runs)")
+    view.add_argument("--port", type=int, default=0, metavar="N", help="where to listen (default: a free port)")
+    report = _add(commands, "report", "write one HTML file that shows a run, to be sent to a colleague")
+    report.add_argument("run", metavar="RUN", help="a run directory")
+    report.add_argument("--out", metavar="FILE", help="where to write it (default: report.html in the run)")
+    report.add_argument("--episodes", type=int, default=40, metavar="N", help="how many episodes, about (default: 40)")
 
 
 COMMANDS = (
     "train", "eval", "play", "envs", "check", "convert", "plan", "doctor", "explorers", "export", "export-model", "lab",
-    "serve", "show", "status",
+    "serve", "show", "status", "view", "report",
 )  # fmt: skip
 
 

@@ -367,4 +367,6 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, list[str], Console], int]] = 
     "serve": _serve,
     "show": _look_after,
     "status": _look_after,
+    "view": _look_after,
+    "report": _look_after,
 }

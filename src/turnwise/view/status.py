@@ -30,7 +30,8 @@ _SHOWN = (
 
 def describe_status(run: RunFiles) -> dict[str, Any]:
     """Everything about how a run stands, as plain data for JSON."""
-    rows, summary = run.metrics, run.summary
+    summary = run.summary
+    rows = with_last_evaluation(run.metrics, summary)
     progress = _progress(run.directory.latest_checkpoint())
     last = rows[-1] if rows else {}
     return {
@@ -59,6 +60,14 @@ def describe_status(run: RunFiles) -> dict[str, Any]:
         "queues": {name: value for name, value in last.items() if name.startswith("buffer/")},
         "manifest": run.manifest,
     }
+
+
+def with_last_evaluation(rows: list[dict[str, Any]], summary: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """The evaluation at the end of a run is in its summary alone; on a curve it is the last point."""
+    if not rows or summary is None or summary.get("steps") != rows[-1].get("step"):
+        return rows
+    told = {f"eval/{name}": summary.get(f"{name}_after") for name in ("success", "return")}
+    return [*rows[:-1], {**{name: value for name, value in told.items() if value is not None}, **rows[-1]}]
 
 
 def _progress(checkpoint: Path | None) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from turnwise.view.run_files import RunFiles, setting
 
-TOKENIZER = "tokenizer.json"
+_TOKENIZER = "tokenizer.json"
 
 
 class TokenTexts:
@@ -44,10 +44,10 @@ class TokenTexts:
 
 def _places(run: RunFiles) -> Iterable[Path]:
     """The run's own, those of its checkpoints, and that of a model which was given as a folder."""
-    yield run.path / TOKENIZER
+    yield run.directory.tokenizer
     for step in reversed(run.directory.checkpoint_steps()):
-        yield run.directory.step_checkpoint(step) / "policy" / TOKENIZER
-    yield Path(str(setting(run.settings, "model.path", ""))) / TOKENIZER
+        yield run.directory.step_checkpoint(step) / "policy" / _TOKENIZER
+    yield Path(str(setting(run.settings, "model.path", ""))) / _TOKENIZER
 
 
 def _load(file: Path) -> Tokenizer | None:

@@ -54,20 +54,26 @@ def make_run(
     siblings: int = 2,
     replies: Sequence[str] = REPLIES,
     has_ended: bool = True,
-    config: str = CONFIG,
+    has_trace: bool = True,
 ) -> Path:
     """Every step has `groups` of `siblings`; the later the step, the more of them succeed."""
     manifest = collect_manifest("made", 3, command=["turnwise", "train"])
-    directory = RunDirectory.create(path, config_yaml=config, manifest=manifest)
+    directory = RunDirectory.create(path, config_yaml=CONFIG, manifest=manifest)
     for step in range(1, steps + 1):
-        add_step(directory, step, groups=groups, siblings=siblings, replies=replies)
+        add_step(directory, step, groups=groups, siblings=siblings, replies=replies, has_trace=has_trace)
     if has_ended:
         directory.summary.write_text(json.dumps(_summary(steps)))
     return path
 
 
 def add_step(
-    directory: RunDirectory, step: int, *, groups: int = 2, siblings: int = 2, replies: Sequence[str] = REPLIES
+    directory: RunDirectory,
+    step: int,
+    *,
+    groups: int = 2,
+    siblings: int = 2,
+    replies: Sequence[str] = REPLIES,
+    has_trace: bool = True,
 ) -> None:
     """What one more step of a run writes."""
     rng = np.random.default_rng(step)
@@ -77,7 +83,7 @@ def add_step(
         for sibling in range(siblings)
     ]
     TrajectoryWriter(directory.trajectories, max_per_step=len(episodes)).write(step, episodes)
-    LearningRecorder(directory.learning_record, "all").write(step, _learn(rng, step, episodes))
+    LearningRecorder(directory.learning_record, "all").write(step, _learn(rng, step, episodes, has_trace=has_trace))
     success = float(np.mean([episode.is_success for episode in episodes]))
     row = {"step": step, "time_s": 2.0 * step, "rollout/success": success, "rollout/return": success}
     row |= {"learn/entropy": 1 / step, "time/rollout_s": 1.5, "time/learn_s": 0.5, "rollout/tokens_per_s": 99.0}
@@ -121,7 +127,7 @@ def _episode(rng: np.random.Generator, name: TrajectoryId, replies: Sequence[str
     )
 
 
-def _learn(rng: np.random.Generator, step: int, episodes: Sequence[Trajectory]) -> LearntBatch:
+def _learn(rng: np.random.Generator, step: int, episodes: Sequence[Trajectory], *, has_trace: bool) -> LearntBatch:
     samples = []
     for episode in episodes:
         (segment,) = episode.segments
@@ -154,7 +160,7 @@ def _learn(rng: np.random.Generator, step: int, episodes: Sequence[Trajectory]) 
         reference_logprobs=tuple(sample.reference_logprobs for sample in samples),
         token_penalties=None,
     )
-    report = StepReport(policy_version=step, metrics={}, trace=trace)
+    report = StepReport(policy_version=step, metrics={}, trace=trace if has_trace else None)
     return LearntBatch.of(samples, batch, report, annotated=experiences, annotations=annotations)
 
 
