@@ -20,6 +20,12 @@ _NUM_KEPT = 8
 """Versions that may be on their way at once."""
 _LARGEST = {"float32": 0.02, "bfloat16": 0.2}
 """Rounding stays far below: measured on CPUs are 1e-5 in float32, and 0.05 in bfloat16."""
+_LEAST_ROUNDING = 1e-5
+_FAR_BEYOND_ROUNDING = 20.0
+_OLD_SHARE = 0.2
+"""A step of a small learning rate moves little, and a tensor that it left behind less than any fixed number notices.
+So a gap is also too large where it is far beyond the first one, which is rounding alone, and so large a share of what
+the learner itself has changed since the version before."""
 
 
 def largest_gap(given: float | Literal["auto"], dtype: str) -> float:
@@ -56,6 +62,10 @@ class Probe:
         self._max_gap = max_gap
         self._expected: dict[int, FloatArray] = {}
         self._newest_gap: float | None = None
+        self._rounding: float | None = None
+        """The first gap: nothing had been learnt, so that nothing could be left old."""
+        self._checked: FloatArray | None = None
+        """What the learner said of the version that was checked before."""
 
     def take_weights(self) -> Weights:
         """The learner's weights; what it makes of the text under them is kept for the check."""
@@ -76,19 +86,34 @@ class Probe:
             # Nobody holds a copy yet; whoever comes is sent this version.
             return
         self._newest_gap = max(gaps)
+        allowed = self._allowed_gap(expected)
         # Not `>`: what is no number must not pass.
-        if not self._newest_gap <= self._max_gap:
-            raise SyncError(self._describe(policy_version, gaps))
+        if not self._newest_gap <= allowed:
+            raise SyncError(self._describe(policy_version, gaps, allowed))
+        self._checked = expected
+        if self._rounding is None:
+            self._rounding = max(self._newest_gap, _LEAST_ROUNDING)
 
     def metrics(self) -> Metrics:
         return {} if self._newest_gap is None else {"sync/probe_gap": self._newest_gap}
 
-    def _describe(self, policy_version: int, gaps: Sequence[float]) -> str:
+    def _allowed_gap(self, expected: FloatArray) -> float:
+        if self._rounding is None or self._checked is None:
+            return self._max_gap
+        moved = float(np.abs(expected - self._checked).mean())
+        return min(self._max_gap, max(_FAR_BEYOND_ROUNDING * self._rounding, _OLD_SHARE * moved))
+
+    def _describe(self, policy_version: int, gaps: Sequence[float], allowed: float) -> str:
         shown = ", ".join(f"{gap:.3g}" for gap in gaps)
+        limit = (
+            f"sync.max_probe_gap = {self._max_gap:g}"
+            if allowed == self._max_gap
+            else f"{allowed:.3g}, by the first gap of {self._rounding:.3g} and by how little was learnt since"
+        )
         return (
             f"after the sync of policy version {policy_version}, engine and learner differ by {shown} nats per token "
             f"(one number for each copy of the weights) about the same text of {len(self._ids)} tokens; expected at "
-            f"most sync.max_probe_gap = {self._max_gap:g}. The engine does not serve the weights that were sent: some "
+            f"most {limit}. The engine does not serve the weights that were sent: some "
             "tensor was left old, or engine and learner hold them in other number types (model.dtype)."
         )
 
