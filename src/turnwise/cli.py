@@ -72,6 +72,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_export_model(commands)
     _add_lab(commands)
     _add_serve(commands)
+    _add_look_after(commands)
     return parser
 
 
@@ -278,9 +279,31 @@ def _add_serve(commands: argparse._SubParsersAction) -> None:  # type: ignore[ty
     )
 
 
+def _add_look_after(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
+    show = _add(commands, "show", "show an episode of a run turn by turn, with what was learnt from each token")
+    show.add_argument("run", metavar="RUN", help="a run directory")
+    show.add_argument("episode", metavar="EPISODE", help="its id, also as STEP:ID")
+    show.add_argument("--json", action="store_true", help="print JSON")
+    status = _add(commands, "status", "say how a run stands: state, progress, who waits for whom, failures, findings")
+    status.add_argument("run", metavar="RUN", help="a run directory")
+    status.add_argument("--json", action="store_true", help="print JSON")
+    view = _add(
+        commands,
+        "view",
+        "open a page that shows runs live: curves, episodes, every token with its numbers",
+        "the page is for this machine alone; its address holds a random token. Ctrl-C ends it",
+    )
+    view.add_argument("runs", nargs="*", metavar="RUN", help="run directories, or folders of them (default: runs)")
+    view.add_argument("--port", type=int, default=0, metavar="N", help="where to listen (default: a free port)")
+    report = _add(commands, "report", "write one HTML file that shows a run, to be sent to a colleague")
+    report.add_argument("run", metavar="RUN", help="a run directory")
+    report.add_argument("--out", metavar="FILE", help="where to write it (default: report.html in the run)")
+    report.add_argument("--episodes", type=int, default=40, metavar="N", help="how many episodes, about (default: 40)")
+
+
 COMMANDS = (
     "train", "eval", "compare", "play", "envs", "check", "convert", "plan", "doctor", "explorers", "export",
-    "export-model", "lab", "serve",
+    "export-model", "lab", "serve", "show", "status", "view", "report",
 )  # fmt: skip
 
 

@@ -137,6 +137,10 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         "export-model",
         "lab",
         "serve",
+        "show",
+        "status",
+        "view",
+        "report",
     }
     assert all(re.search(rf"^    {command}\s", out, re.MULTILINE) for command in COMMANDS)
     assert call(capsys, "--version")[1].startswith("turnwise ")

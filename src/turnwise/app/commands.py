@@ -318,6 +318,13 @@ def _serve(options: argparse.Namespace, overrides: list[str], console: Console) 
     return 0
 
 
+def _look_after(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    _refuse(overrides)
+    from turnwise.app.looking import LOOKS
+
+    return LOOKS[options.command](options, console)
+
+
 def _refuse(overrides: Sequence[str]) -> None:
     if overrides:
         raise ConfigError(f"'{overrides[0]}' is not understood here.")
@@ -351,4 +358,8 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, list[str], Console], int]] = 
     "export-model": _export_model,
     "lab": _lab,
     "serve": _serve,
+    "show": _look_after,
+    "status": _look_after,
+    "view": _look_after,
+    "report": _look_after,
 }

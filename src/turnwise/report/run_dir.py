@@ -132,6 +132,11 @@ class RunDirectory:
         return self.path / "learning_record.bin"
 
     @property
+    def tokenizer(self) -> Path:
+        """What its token ids stand for, for whoever looks at the run before its first checkpoint."""
+        return self.path / "tokenizer.json"
+
+    @property
     def unfinished(self) -> Path:
         """Episodes of rollouts that an explorer has not stored yet."""
         return self.path / "unfinished"
