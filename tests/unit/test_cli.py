@@ -314,7 +314,9 @@ def test_eval_of_a_run(capsys: pytest.CaptureFixture[str], run: Run) -> None:
     assert (row["target"], row["env"], row["split"], row["episodes"]) == (str(run.path), "frozen_lake", "eval", 4)
     assert 0 <= row["success"] <= 1
     assert "success" in call(capsys, "eval", str(run.path), "--episodes", "4")[1]
-    assert "--env goes with oracle, random and endpoints" in refused(capsys, "eval", str(run.path), "--env", "bandit")
+    assert "--env goes with oracle, random, other rules and endpoints" in refused(
+        capsys, "eval", str(run.path), "--env", "bandit"
+    )
     assert json.loads(call(capsys, "eval", str(run.path), "--json")[1])[0]["episodes"] == 5
 
 

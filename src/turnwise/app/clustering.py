@@ -22,11 +22,11 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.cluster import RayCluster
 from turnwise.errors import LostError
 from turnwise.loop.cluster.crew import Crew, Hiring
-from turnwise.loop.cluster.journals import Journals
 from turnwise.loop.cluster.parts import build_on_cluster
 from turnwise.loop.cluster.proxies import Host
 from turnwise.loop.cluster.shares import Player
 from turnwise.loop.cluster.wanted import read_wanted
+from turnwise.loop.journals import Journals
 from turnwise.loop.stages import Stages
 from turnwise.protocols import Learner
 from turnwise.report.console import print_notice

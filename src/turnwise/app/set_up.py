@@ -25,6 +25,7 @@ from turnwise.learn.checkpoint import resumed_model
 from turnwise.learn.memory import describe_in_one_line, read_config, report_memory
 from turnwise.loop.build import build_learn, build_play, build_train, samples_in_place
 from turnwise.loop.evaluate import Evaluation
+from turnwise.loop.journals import Journals
 from turnwise.loop.parts import LearnParts, PlayParts, TrainParts
 from turnwise.loop.stages import STAGES, Stages
 from turnwise.loop.warm_start import mix_in_demonstrations, warm_start
@@ -168,7 +169,7 @@ def _build(settings: TurnwiseSettings, directory: RunDirectory, model: str, stag
         learn = build_learn(settings, model, run_path=directory.path)
         evaluator = Evaluator(learn, lambda: build_play(settings, model, run_path=directory.path), stages)
         return Workers(parts=learn, evaluator=evaluator)
-    whole = build_train(settings, model, run_path=directory.path)
+    whole = replace(build_train(settings, model, run_path=directory.path), journals=Journals(directory))
     return Workers(parts=whole, evaluator=Evaluator(whole, lambda: whole, stages))
 
 

@@ -207,6 +207,8 @@ class Training:
                 self._go_back(checkpointer, collapsed.finding)
         if not checkpointer.has_saved(self._progress.step):
             checkpointer.save(self._now())
+        if isinstance(start.parts, TrainParts) and start.parts.journals is not None:
+            start.parts.journals.forget_covered()
 
     def _now(self) -> Progress:
         return replace(self._progress, wall_s=time.perf_counter() - self._started_s)

@@ -15,7 +15,7 @@ from typing import Any
 
 from turnwise.experience.build import build_experiences
 from turnwise.floor.async_calls import unbroken
-from turnwise.loop.explore import Explored, explore
+from turnwise.loop.explore import Explored, explore, explore_on_record
 from turnwise.loop.parts import ExploreParts, TrainParts
 from turnwise.loop.serial import LoopStep, describe_step, env_seconds, learn_from
 from turnwise.loop.stages import STAGES, Stages
@@ -48,7 +48,7 @@ async def train_pipelined(
         ExplorerEnd(rules, mailbox, parts.channel, bell, start=start, timeout_s=settings.sync.timeout_s),
         bell,
         max_running=(rules.max_staleness or 0) + 1,
-        play=partial(explore, stages=stages),
+        play=partial(explore_on_record, stages=stages),
     )
     trainer_end = TrainerEnd(rules, mailbox, parts.take_weights, start=start)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from turnwise.experience.build import build_experiences
 from turnwise.floor.async_calls import unbroken
-from turnwise.loop.explore import Explored, explore
+from turnwise.loop.explore import Explored, explore_on_record
 from turnwise.loop.parts import ExploreParts, LearnParts, TrainParts
 from turnwise.loop.stages import STAGES, Stages
 from turnwise.loop.starving import refuse_to_starve
@@ -45,7 +45,7 @@ async def train_serial(
     for step in range(start_step + 1, settings.learn.steps + 1):
         env_s = env_seconds(parts)
         with watch.section("rollout"):
-            explored = await explore(parts, step, stages=stages)
+            explored = await explore_on_record(parts, step, stages=stages)
             parts.buffer.add(build_experiences(explored.kept))
         watch.move("rollout", "env", env_seconds(parts) - env_s)
         with watch.section("learn"):

@@ -138,7 +138,7 @@ class RunDirectory:
 
     @property
     def unfinished(self) -> Path:
-        """Episodes of rollouts that an explorer has not stored yet."""
+        """Episodes of rollouts that an explorer has not stored yet, or that no checkpoint covers."""
         return self.path / "unfinished"
 
     @property

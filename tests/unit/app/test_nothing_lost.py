@@ -26,8 +26,10 @@ from turnwise.app.run import Run, resume, train
 from turnwise.cli import main
 from turnwise.errors import RunError
 from turnwise.loop.stages import Stages
+from turnwise.report.journal import TrajectoryJournal
 from turnwise.report.run_dir import RunDirectory
 from turnwise.sync.presence import place_of
+from turnwise.types import Trajectory
 
 pytestmark = pytest.mark.slow
 
@@ -300,4 +302,62 @@ def test_sigterm_saves_as_an_interruption_does_and_the_run_goes_on(
     assert RunDirectory.open(tmp_path / "run").checkpoint_steps() == [1]
     resume(tmp_path / "run")
     assert [row["step"] for row in Run(tmp_path / "run").metrics()] == [0, 1, 2, 3]
+    assert same_weights(tmp_path / "run", saved)
+
+
+# --- what was played is not played again -----------------------------------------------------------------------------
+
+
+def count_played(patch: pytest.MonkeyPatch) -> list[str]:
+    played: list[str] = []
+    append = TrajectoryJournal.append
+
+    def append_and_count(journal: TrajectoryJournal, trajectory: Trajectory) -> None:
+        append(journal, trajectory)
+        played.append(str(trajectory.id))
+
+    patch.setattr(TrajectoryJournal, "append", append_and_count)
+    return played
+
+
+@pytest.mark.parametrize("loop", ["serial", "pipelined"])
+def test_rollouts_that_were_played_are_read_from_the_journal_in_one_process_too(
+    tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch, loop: str
+) -> None:
+    """No checkpoint covers the two that were played, and the updates that they led to are made again."""
+    more = ["sync.max_staleness=0"] if loop == "pipelined" else []
+    settings = [*SMALL_LAKE, "learn.steps=3", f"loop.type={loop}", *more]
+    with monkeypatch.context() as patch:
+        kill_after(patch, 2)
+        with pytest.raises(Killed):
+            train("frozenlake", settings, run_dir=tmp_path / "run")
+    with monkeypatch.context() as patch:
+        played = count_played(patch)
+        resume(tmp_path / "run")
+    assert {name.split("/")[0] for name in played} == {"3"}
+    assert same_weights(tmp_path / "run", saved)
+    assert list((tmp_path / "run" / "unfinished").iterdir()) == []
+
+
+@pytest.mark.parametrize("is_damaged", [False, True], ids=["cut short", "damaged"])
+def test_a_rollout_that_was_cut_short_or_damaged_is_played_anew_bit_for_bit(
+    tmp_path: Path,
+    saved: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_damaged: bool,
+) -> None:
+    with monkeypatch.context() as patch:
+        kill_after(patch, 1)
+        with pytest.raises(Killed):
+            train("frozenlake", [*SMALL_LAKE, "learn.steps=3"], run_dir=tmp_path / "run")
+    journal = tmp_path / "run" / "unfinished" / "step-000001.jsonl"
+    if is_damaged:
+        flip_a_byte(journal)
+    else:
+        journal.write_bytes(journal.read_bytes()[:-200])
+    played = count_played(monkeypatch)
+    resume(tmp_path / "run")
+    assert len(played) == len(set(played)) == 3 * 6
+    assert ("an episode is damaged" in caplog.text) == is_damaged
     assert same_weights(tmp_path / "run", saved)
