@@ -42,8 +42,11 @@ class HttpLimits:
 
 
 def error_content(error: ServeError) -> dict[str, Any]:
+    """In the shape that clients of OpenAI's APIs read, and of Anthropic's."""
     kind = "server_error" if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-    return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
+    told = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
+    # The outer type is where clients of Anthropic's API look.
+    return {"type": "error", "error": told}
 
 
 def too_long_head(limits: HttpLimits) -> ServeError:

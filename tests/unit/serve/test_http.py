@@ -98,7 +98,7 @@ def test_a_request_that_cannot_be_read_is_told_why_and_the_connection_ends(
     heard = send(request_bytes)
     assert heard.startswith(f"HTTP/1.1 {status} ".encode())
     assert why in heard
-    assert b'{"error": {"message": ' in heard
+    assert b'"error": {"message": ' in heard
     assert b"connection: close" in heard
 
 
