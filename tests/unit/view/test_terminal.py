@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
 import time
 from pathlib import Path
 
@@ -113,15 +114,27 @@ def test_a_run_without_a_summary_runs_while_it_writes_and_was_killed_when_it_is_
     assert RunFiles(run).state is RunState.KILLED
 
 
-def test_a_lock_that_is_held_says_that_a_silent_run_goes_on(tmp_path: Path) -> None:
+def test_a_lock_that_is_held_says_that_a_silent_run_goes_on(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
     run = make_run(tmp_path / "run", has_ended=False)
-    lock = run / "run.lock"
-    lock.touch()
+    lock = run / "roles" / "trainer.lock"
+    lock.parent.mkdir()
+    lock.write_text(json.dumps({"pid": 12, "host": socket.gethostname(), "since": "noon"}))
     age(run, 3600)
     with lock.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert RunFiles(run).state is RunState.RUNNING
+        _, out, _ = call(capsys, "status", str(run))
+        assert "trainer: process 12 on" in out
     assert RunFiles(run).state is RunState.KILLED
+
+
+def test_a_lock_that_nobody_holds_says_that_a_run_was_killed_a_moment_ago(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", has_ended=False)
+    assert RunFiles(run).state is RunState.RUNNING
+    (run / "run.lock").touch()
+    assert RunFiles(run).state is RunState.KILLED
+    (run / "run.lock").write_text('{"host": "another machine"}')
+    assert RunFiles(run).state is RunState.RUNNING
 
 
 def test_an_end_by_the_watch_is_a_collapse_and_a_resumed_run_runs_again(tmp_path: Path) -> None:
