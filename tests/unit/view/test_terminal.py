@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -163,3 +164,41 @@ def test_metrics_are_read_as_they_grow_and_anew_after_a_resume(tmp_path: Path) -
     add_step(files.directory, 2, siblings=3)
     assert [row["step"] for row in files.metrics] == [1, 2]
     assert files.tokens(2).of(NAME) != first
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("package", ["uvicorn", "starlette.applications"])
+def test_the_page_says_which_package_it_lacks(tmp_path: Path, capsys, monkeypatch, package: str) -> None:  # type: ignore[no-untyped-def]
+    run = make_run(tmp_path / "run")
+    monkeypatch.setitem(sys.modules, package, None)
+    code, _, err = call(capsys, "view", str(run))
+    assert code == 2
+    assert f"`turnwise view` needs the package '{package}'" in err
+    assert "pip install 'turnwise[serve]'" in err
+
+
+def test_the_page_refuses_what_is_no_run_and_a_port_that_is_none(tmp_path: Path, capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.chdir(tmp_path)
+    assert "there is no folder 'runs' here" in call(capsys, "view")[2]
+    assert "is no run and has none in it" in call(capsys, "view", str(tmp_path))[2]
+    pytest.importorskip("uvicorn", reason="needs the extra serve: pip install 'turnwise[serve]'")
+    run = make_run(tmp_path / "run")
+    code, _, err = call(capsys, "view", str(run), "--port", "70000")
+    assert code == 2
+    assert "--port: 70000 given" in err
+
+
+def test_a_report_is_one_file_whose_data_cannot_end_its_element(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    run = make_run(tmp_path / "run", replies=("</script><script>alert(1)</script>",))
+    code, out, _ = call(capsys, "report", str(run), "--episodes", "5")
+    text = (run / "report.html").read_text()
+    assert code == 0
+    assert str(run / "report.html") in out
+    assert text.count("</script>") == 3
+    assert "src=" not in text.split("<script")[0]
+    embedded = text.split('id="embedded">')[1].split("</script>")[0]
+    answers = json.loads(embedded)
+    assert any(key.startswith('["credit"') for key in answers)
+    assert call(capsys, "report", str(run), "--episodes", "-1")[0] == 2
