@@ -20,7 +20,7 @@ from turnwise.view.run_files import RunFiles
 from turnwise.view.server import ViewServer
 from turnwise.view.shelf import Shelf
 
-pytestmark = [pytest.mark.ui, pytest.mark.slow]
+pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.xdist_group("ui")]
 Open = Callable[..., Any]
 Serve = Callable[..., ViewServer]
 

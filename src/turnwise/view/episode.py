@@ -21,7 +21,7 @@ def describe_episode(
     """`record` is the episode as it was written down; where it is None, `name` is looked for in the learning record."""
     learnt = None if is_eval else _open_step(run, step)
     trajectory = str(record["id"]) if record is not None else name
-    tokens = describe_learnt(learnt, trajectory, texts) if learnt is not None else None
+    tokens = describe_learnt(learnt, run.arrays(step), trajectory, texts) if learnt is not None else None
     if record is None and tokens is None:
         raise RunError(f"step {step} has no episode '{name}', neither as text nor in its learning record.")
     if tokens is None and record is not None:

@@ -16,6 +16,7 @@ from threading import Lock
 from typing import Any
 
 import yaml
+from numpy.typing import NDArray
 
 from turnwise.errors import RunError
 from turnwise.report.learning_record.file import LearningRecord
@@ -37,6 +38,7 @@ class RunFiles:
         self._explorer = GrowingRows(self.directory.explorer_metrics)
         self._findings = GrowingRows(self.directory.findings)
         self._steps: dict[int, StepTokens] = {}
+        self._arrays: dict[int, dict[str, NDArray[Any]]] = {}
         self._record_size = 0
         self._lock = Lock()
 
@@ -106,8 +108,18 @@ class RunFiles:
             if step not in self._steps:
                 self._steps[step] = LearningRecord(self.directory.learning_record).read(step)
             while len(self._steps) > _KEPT_STEPS:
-                self._steps.pop(next(iter(self._steps)))
+                oldest = next(iter(self._steps))
+                self._steps.pop(oldest)
+                self._arrays.pop(oldest, None)
             return self._steps[step]
+
+    def arrays(self, step: int) -> dict[str, NDArray[Any]]:
+        """The same as flat arrays by name."""
+        tokens = self.tokens(step)
+        with self._lock:
+            if step not in self._arrays:
+                self._arrays[step] = tokens.to_arrays()
+            return self._arrays[step]
 
     def _forget_what_was_cut(self) -> None:
         """A resumed run cuts the record and makes its last steps again."""
@@ -115,6 +127,7 @@ class RunFiles:
         size = record.stat().st_size if record.exists() else 0
         if size < self._record_size:
             self._steps.clear()
+            self._arrays.clear()
         self._record_size = size
 
     def worlds(self) -> dict[str, dict[str, Any]]:

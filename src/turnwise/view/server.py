@@ -43,12 +43,13 @@ class ViewServer:
     """One page over a shelf of runs. Make it, tell its `address`, and `run` it until it is interrupted."""
 
     def __init__(self, shelf: Shelf, *, port: int = 0) -> None:
-        self._shelf = shelf
         self._token = secrets.token_urlsafe(24)
-        self._uvicorn = _require("uvicorn")
+        uvicorn = _require("uvicorn")
+        _require("starlette.applications")
         self._socket = _listen(port)
         self.port: int = self._socket.getsockname()[1]
-        self._server: Any = None
+        app = make_app(shelf, token=self._token, port=self.port)
+        self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
 
     @property
     def address(self) -> str:
@@ -56,14 +57,10 @@ class ViewServer:
 
     def run(self) -> None:
         """Answer until the process is interrupted or `stop` is called."""
-        app = make_app(self._shelf, token=self._token, port=self.port)
-        config = self._uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
-        self._server = self._uvicorn.Server(config)
         self._server.run(sockets=[self._socket])
 
     def stop(self) -> None:
-        if self._server is not None:
-            self._server.should_exit = True
+        self._server.should_exit = True
 
 
 def make_app(shelf: Shelf, *, token: str, port: int) -> Any:

@@ -6,12 +6,13 @@ The page, the report and `turnwise status` show the same object.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from turnwise.report.summary import TIME_SECTIONS
 from turnwise.view.run_files import RunFiles, read_json, setting
-from turnwise.view.state import silent_s
+from turnwise.view.state import find_workers, silent_s
 
 _SHOWN = (
     "rollout/success",
@@ -51,6 +52,7 @@ def describe_status(run: RunFiles) -> dict[str, Any]:
         "checkpoints": run.directory.checkpoint_steps(),
         "recorded_steps": _ends(run.recorded_steps),
         "explored": run.explorer_metrics[-1].get("step") if run.explorer_metrics else None,
+        "workers": [asdict(worker) for worker in find_workers(run.path)],
         "waits": run.waits,
         "failures": dict((summary or progress).get("failures") or {}),
         "findings": run.findings,

@@ -41,6 +41,7 @@ def _facts(status: Mapping[str, Any]) -> list[tuple[str, Text]]:
         *[(name, Text(f"{value:.4g}")) for name, value in status["latest"].items()],
         ("checkpoints", Text(", ".join(map(str, status["checkpoints"][-5:])) or "none yet")),
     ]
+    facts += [("works", Text(printable(describe_worker(one)))) for one in status["workers"] if one["is_there"]]
     facts += [("waits", Text(describe_wait(wait), style="yellow")) for wait in status["waits"]]
     facts += [("failed", Text(printable(f"{n} episodes: {why}"))) for why, n in status["failures"].items()]
     facts += [
@@ -58,6 +59,13 @@ def _silence(status: Mapping[str, Any]) -> str:
 
 def _taken(status: Mapping[str, Any]) -> str:
     return "" if status["time_s"] is None else f", after {format_duration(status['time_s'])}"
+
+
+def describe_worker(worker: Mapping[str, Any]) -> str:
+    """`trainer: process 12 on host, since …`."""
+    known = [f"process {worker['pid']}" if worker["pid"] else "", f"on {worker['host']}" if worker["host"] else ""]
+    since = f", since {worker['since']}" if worker["since"] else ""
+    return f"{worker['role']}: {' '.join(filter(None, known)) or 'a process'}{since}"
 
 
 def describe_wait(wait: Mapping[str, Any]) -> str:

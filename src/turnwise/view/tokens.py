@@ -20,12 +20,13 @@ COLUMNS = RecordedToken._fields[2:]
 """Everything about a token but its step and its trajectory, which all of them share."""
 
 
-def describe_learnt(tokens: StepTokens, trajectory: str, texts: TokenTexts) -> dict[str, Any] | None:
-    """The tokens of a trajectory in an update; None where they are not on record."""
+def describe_learnt(
+    tokens: StepTokens, arrays: Mapping[str, NDArray[Any]], trajectory: str, texts: TokenTexts
+) -> dict[str, Any] | None:
+    """The tokens of a trajectory in an update, `arrays` being all of them; None where they are not on record."""
     where = tokens_of(tokens, trajectory)
     if where is None:
         return None
-    arrays = tokens.to_arrays()
     return {
         "source": "learning record",
         "has_values": tokens.has_values,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
+import sys
 import time
 from pathlib import Path
 
@@ -113,15 +115,27 @@ def test_a_run_without_a_summary_runs_while_it_writes_and_was_killed_when_it_is_
     assert RunFiles(run).state is RunState.KILLED
 
 
-def test_a_lock_that_is_held_says_that_a_silent_run_goes_on(tmp_path: Path) -> None:
+def test_a_lock_that_is_held_says_that_a_silent_run_goes_on(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
     run = make_run(tmp_path / "run", has_ended=False)
-    lock = run / "run.lock"
-    lock.touch()
+    lock = run / "roles" / "trainer.lock"
+    lock.parent.mkdir()
+    lock.write_text(json.dumps({"pid": 12, "host": socket.gethostname(), "since": "noon"}))
     age(run, 3600)
     with lock.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert RunFiles(run).state is RunState.RUNNING
+        _, out, _ = call(capsys, "status", str(run))
+        assert "trainer: process 12 on" in out
     assert RunFiles(run).state is RunState.KILLED
+
+
+def test_a_lock_that_nobody_holds_says_that_a_run_was_killed_a_moment_ago(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", has_ended=False)
+    assert RunFiles(run).state is RunState.RUNNING
+    (run / "run.lock").touch()
+    assert RunFiles(run).state is RunState.KILLED
+    (run / "run.lock").write_text('{"host": "another machine"}')
+    assert RunFiles(run).state is RunState.RUNNING
 
 
 def test_an_end_by_the_watch_is_a_collapse_and_a_resumed_run_runs_again(tmp_path: Path) -> None:
@@ -150,3 +164,41 @@ def test_metrics_are_read_as_they_grow_and_anew_after_a_resume(tmp_path: Path) -
     add_step(files.directory, 2, siblings=3)
     assert [row["step"] for row in files.metrics] == [1, 2]
     assert files.tokens(2).of(NAME) != first
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("package", ["uvicorn", "starlette.applications"])
+def test_the_page_says_which_package_it_lacks(tmp_path: Path, capsys, monkeypatch, package: str) -> None:  # type: ignore[no-untyped-def]
+    run = make_run(tmp_path / "run")
+    monkeypatch.setitem(sys.modules, package, None)
+    code, _, err = call(capsys, "view", str(run))
+    assert code == 2
+    assert f"`turnwise view` needs the package '{package}'" in err
+    assert "pip install 'turnwise[serve]'" in err
+
+
+def test_the_page_refuses_what_is_no_run_and_a_port_that_is_none(tmp_path: Path, capsys, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.chdir(tmp_path)
+    assert "there is no folder 'runs' here" in call(capsys, "view")[2]
+    assert "is no run and has none in it" in call(capsys, "view", str(tmp_path))[2]
+    pytest.importorskip("uvicorn", reason="needs the extra serve: pip install 'turnwise[serve]'")
+    run = make_run(tmp_path / "run")
+    code, _, err = call(capsys, "view", str(run), "--port", "70000")
+    assert code == 2
+    assert "--port: 70000 given" in err
+
+
+def test_a_report_is_one_file_whose_data_cannot_end_its_element(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    run = make_run(tmp_path / "run", replies=("</script><script>alert(1)</script>",))
+    code, out, _ = call(capsys, "report", str(run), "--episodes", "5")
+    text = (run / "report.html").read_text()
+    assert code == 0
+    assert str(run / "report.html") in out
+    assert text.count("</script>") == 3
+    assert "src=" not in text.split("<script")[0]
+    embedded = text.split('id="embedded">')[1].split("</script>")[0]
+    answers = json.loads(embedded)
+    assert any(key.startswith('["credit"') for key in answers)
+    assert call(capsys, "report", str(run), "--episodes", "-1")[0] == 2

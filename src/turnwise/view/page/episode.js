@@ -46,7 +46,7 @@ export async function showEpisode(root, words, page) {
   swap(root,
     el("div", { class: "bar" }, el("a", { class: "back", href: page.link("episodes", page.memory.episodes ?? { run: words.run }) }, "← episodes"), el("h1", { class: "id" }, told.id), outcome(told)),
     el("div", { class: "bar sub" }, el("span", { class: "quiet" }, `${words.run} · step ${told.step}${told.is_eval ? " · evaluation" : ""}${told.is_text_kept ? "" : " · put together from its tokens"}`), tools),
-    beside, el("div", { class: "columns" }, el("div", { class: "turns" }, cards, ending), aside));
+    beside, el("div", { class: "columns" }, el("div", { class: `turns ${isShort(told, world) ? "dense" : ""}` }, cards, ending), aside));
 
   if (text) {
     drawInspector(inspector, told.tokens, null, null);
@@ -85,6 +85,10 @@ export async function showEpisode(root, words, page) {
     if (names.length) choose("advantage", names[(names.indexOf(state.rule) + 1) % names.length]);
   };
   return { keys: { ArrowRight: () => text?.step(1), ArrowLeft: () => text?.step(-1), c: cycle(1), C: cycle(-1), r: nextRule, Escape: () => { location.hash = page.link("episodes", page.memory.episodes ?? { run: words.run }); } } };
+}
+
+function isShort(told, world) {
+  return Boolean(world?.symbols) && told.turns.every((turn) => turn.response_text.length < 300);
 }
 
 function outcome(told) {
@@ -140,6 +144,6 @@ function sideBySide(one, other, world) {
 
 function half(told, index, world) {
   const turn = told.turns[index];
-  if (!turn) return el("div", { class: "half none" }, "had ended");
+  if (!turn) return el("div", { class: "half none" }, index === told.turns.length ? "had ended" : "");
   return el("div", { class: "half" }, el("small", {}, `turn ${index + 1} · reward ${number(turn.reward)}`), told.is_text_kept ? drawWorld(turn.observation, world) : null, el("pre", { class: "said" }, turn.response_text));
 }

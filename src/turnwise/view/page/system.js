@@ -65,7 +65,8 @@ function timeCard(told) {
 
 function waitsCard(told) {
   const lines = told.waits.map((wait) => el("p", { class: "finding" }, chip("waits", "warn"), el("b", {}, wait.who), el("span", {}, `for ${wait.for}${isNumber(wait.waited_s) ? `, since ${duration(wait.waited_s)}` : ""}${isNumber(wait.deadline_s) ? ` of at most ${duration(wait.deadline_s)}` : ""}`)));
-  return panel("Who waits for whom", lines.length ? lines : el("p", { class: "empty" }, "Nobody waits."));
+  const workers = (told.workers ?? []).filter((worker) => worker.is_there !== false).map((worker) => el("p", { class: "finding" }, chip(worker.is_there ? "works" : "elsewhere", worker.is_there ? "live" : ""), el("b", {}, worker.role), el("span", {}, [worker.pid ? `process ${worker.pid}` : "", worker.host ? `on ${worker.host}` : "", worker.since ? `since ${worker.since}` : ""].filter(Boolean).join(", "))));
+  return panel("Who works, and who waits for whom", workers, lines.length ? lines : el("p", { class: "empty" }, "Nobody waits."));
 }
 
 function failuresCard(told) {

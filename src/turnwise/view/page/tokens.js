@@ -133,8 +133,8 @@ export function drawCredit(node, turns, credit, chosen, onChoose) {
     const means = numbers.map((turn) => mean(turns.get(turn).sampled.map((place) => values[place])));
     const most = Math.max(...means.map((value) => Math.abs(value ?? 0)));
     const bars = numbers.map((turn, place) => el("td", { title: `turn ${turn + 1}: ${signed(means[place], 4)}` }, turnBar(means[place], most)));
-    const label = el("button", { class: "rule", "aria-pressed": String(rule === chosen), on: { click: () => onChoose(rule) } }, rule, rule === credit.trained_with ? el("small", {}, " trained with") : null);
-    return el("tr", { class: rule === chosen ? "chosen" : "", data: { rule } }, el("th", {}, label), bars, el("td", { class: "num quiet" }, most ? `±${number(most, 2)}` : "0"));
+    const label = el("button", { class: "rule", "aria-pressed": String(rule === chosen), on: { click: () => onChoose(rule) } }, rule, rule === credit.trained_with ? el("small", {}, " trained") : null);
+    return el("tr", { class: rule === chosen ? "chosen" : "", data: { rule } }, el("th", {}, label), bars, el("td", { class: "num quiet most" }, most ? `±${number(most, 2)}` : "0"));
   });
   const left = Object.entries(credit.left_out);
   swap(node, el("h2", {}, "Credit by turn, under every rule"), el("div", { class: "scroll" }, el("table", { class: "credit" }, el("thead", {}, el("tr", {}, el("th", {}, "rule"), numbers.map((turn) => el("th", { class: "turn" }, turn + 1)), el("th", {}))), el("tbody", {}, rows))),
