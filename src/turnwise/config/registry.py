@@ -150,6 +150,11 @@ def import_shaping(target: str) -> Callable[[Any], Any]:
     return _import_function(target, "reward.shaping", ("turn",))
 
 
+def import_row_reward(target: str) -> Callable[[str, Mapping[str, object]], Any]:
+    """The user's function behind `env.reward` of the environment `dataset`."""
+    return _import_function(target, "env.reward", ("reply", "row"))
+
+
 def _import_function(target: str, where: str, parameters: tuple[str, ...]) -> Callable[..., Any]:
     taken = ", ".join(parameters)
     expected = f"expected 'package.module:function', a function that takes ({taken}) and returns a number."
@@ -177,6 +182,7 @@ ENVS = Registry(
         "sokoban": "turnwise.envs.sokoban:Sokoban",
         "countdown": "turnwise.envs.countdown:Countdown",
         "prompts": "turnwise.envs.prompts:Prompts",
+        "dataset": "turnwise.envs.prompts:Dataset",
         "webshop": "turnwise.envs.webshop:WebShop",
         "alfworld": "turnwise.envs.alfworld:AlfWorld",
         "metamathqa": "turnwise.envs.metamathqa:MetaMathQA",
