@@ -150,6 +150,7 @@ def import_shaping(target: str) -> Callable[[Any], Any]:
     return _import_function(target, "reward.shaping", ("turn",))
 
 
+<<<<<<< HEAD
 def import_rule(target: str) -> Callable[[Any, str], str]:
     """The user's function that plays an environment, for `turnwise eval package.module:function`."""
     return _import_function(target, "TARGET", ("env", "observation"), returns="an action")
@@ -158,6 +159,14 @@ def import_rule(target: str) -> Callable[[Any, str], str]:
 def _import_function(
     target: str, where: str, parameters: tuple[str, ...], *, returns: str = "a number"
 ) -> Callable[..., Any]:
+=======
+def import_row_reward(target: str) -> Callable[[str, Mapping[str, object]], Any]:
+    """The user's function behind `env.reward` of the environment `dataset`."""
+    return _import_function(target, "env.reward", ("reply", "row"))
+
+
+def _import_function(target: str, where: str, parameters: tuple[str, ...]) -> Callable[..., Any]:
+>>>>>>> hubs
     taken = ", ".join(parameters)
     expected = f"expected 'package.module:function', a function that takes ({taken}) and returns {returns}."
     module, _, name = target.partition(":")
@@ -184,6 +193,7 @@ ENVS = Registry(
         "sokoban": "turnwise.envs.sokoban:Sokoban",
         "countdown": "turnwise.envs.countdown:Countdown",
         "prompts": "turnwise.envs.prompts:Prompts",
+        "dataset": "turnwise.envs.prompts:Dataset",
         "webshop": "turnwise.envs.webshop:WebShop",
         "alfworld": "turnwise.envs.alfworld:AlfWorld",
         "metamathqa": "turnwise.envs.metamathqa:MetaMathQA",
