@@ -150,23 +150,19 @@ def import_shaping(target: str) -> Callable[[Any], Any]:
     return _import_function(target, "reward.shaping", ("turn",))
 
 
-<<<<<<< HEAD
 def import_rule(target: str) -> Callable[[Any, str], str]:
     """The user's function that plays an environment, for `turnwise eval package.module:function`."""
     return _import_function(target, "TARGET", ("env", "observation"), returns="an action")
 
 
-def _import_function(
-    target: str, where: str, parameters: tuple[str, ...], *, returns: str = "a number"
-) -> Callable[..., Any]:
-=======
 def import_row_reward(target: str) -> Callable[[str, Mapping[str, object]], Any]:
     """The user's function behind `env.reward` of the environment `dataset`."""
     return _import_function(target, "env.reward", ("reply", "row"))
 
 
-def _import_function(target: str, where: str, parameters: tuple[str, ...]) -> Callable[..., Any]:
->>>>>>> hubs
+def _import_function(
+    target: str, where: str, parameters: tuple[str, ...], *, returns: str = "a number"
+) -> Callable[..., Any]:
     taken = ", ".join(parameters)
     expected = f"expected 'package.module:function', a function that takes ({taken}) and returns {returns}."
     module, _, name = target.partition(":")
