@@ -126,6 +126,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(COMMANDS) == {
         "train",
         "eval",
+        "compare",
         "play",
         "envs",
         "check",
