@@ -35,8 +35,8 @@ def test_the_learner_computes_in_bfloat16_over_float32_weights() -> None:
     assert (scores.logprobs - exact.logprobs).abs().max() < TOLERANCE
     assert not torch.equal(scores.logprobs, exact.logprobs)
     assert (scores.logprobs.dtype, scores.entropies.dtype) == (torch.float32, torch.float32)
-    for step in range(2):
-        metrics = trainer.step(make_batch(step)).metrics
+    trainer.step(make_batch(0))
+    metrics = trainer.step(make_batch(1)).metrics
     assert metrics["learn/behavior_gap"] > 0
     assert trainer.critic is not None
     assert trainer.critic(micro, scores.hidden).dtype == torch.float32
