@@ -25,6 +25,7 @@ from turnwise.learn.checkpoint import resumed_model
 from turnwise.learn.memory import describe_in_one_line, read_config, report_memory
 from turnwise.loop.build import build_learn, build_play, build_train, samples_in_place
 from turnwise.loop.evaluate import Evaluation
+from turnwise.loop.journals import Journals
 from turnwise.loop.parts import LearnParts, PlayParts, TrainParts
 from turnwise.loop.stages import STAGES, Stages
 from turnwise.loop.warm_start import mix_in_demonstrations, warm_start
@@ -126,13 +127,14 @@ def open_workers(
 
 async def set_up(workers: Workers, directory: RunDirectory, console: Console, checkpoint: Path | None) -> Start:
     """From the model as it is, or from a checkpoint, to a policy that is trained from here on."""
-    parts = workers.parts
+    parts, is_whole = workers.parts, isinstance(workers.parts, TrainParts)
     if checkpoint is None:
         progress = await _start_anew(parts, parts.settings, console)
     else:
         progress = load_checkpoint(checkpoint, parts.learner)
-        parts.buffer.rewind(progress.step, plays_again=isinstance(parts, TrainParts))
-        directory = RunDirectory.reopen(directory.path, step=progress.step)
+        directory = RunDirectory.reopen(directory.path, step=progress.step, has_played=is_whole)
+    # Without a checkpoint too: a process before this one may have been killed before it saved its first.
+    parts.buffer.rewind(progress.step, plays_again=is_whole)
     await mix_in_demonstrations(parts)
     if isinstance(parts, TrainParts):
         if checkpoint is not None:
@@ -167,7 +169,7 @@ def _build(settings: TurnwiseSettings, directory: RunDirectory, model: str, stag
         learn = build_learn(settings, model, run_path=directory.path)
         evaluator = Evaluator(learn, lambda: build_play(settings, model, run_path=directory.path), stages)
         return Workers(parts=learn, evaluator=evaluator)
-    whole = build_train(settings, model, run_path=directory.path)
+    whole = replace(build_train(settings, model, run_path=directory.path), journals=Journals(directory))
     return Workers(parts=whole, evaluator=Evaluator(whole, lambda: whole, stages))
 
 
