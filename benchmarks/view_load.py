@@ -2,14 +2,15 @@
 
 A run directory is made by the library's own writers: metrics, trajectories and a learning record. `turnwise view` runs
 in a process of its own and is asked over HTTP, first at once, while it knows nothing, then after it has looked into all
-files; where Chromium and playwright are installed, a real browser opens it too. Times are wall times: on a machine that
-is busy with other things they are too long.
+files; where Chromium and playwright are installed, a real browser opens it too. Times are wall times, which are too
+long on a machine that is busy with other things; beside them stands what the server has computed (`cpu_s`).
 """
 
 from __future__ import annotations
 
 import http.client
 import json
+import os
 import shutil
 import signal
 import statistics
@@ -188,10 +189,28 @@ def _numbers(rng: np.random.Generator, mask: np.ndarray) -> np.ndarray:
 class Asker:
     """Asks the server as the page does, and takes the time."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, pid: int) -> None:
+        self._pid = pid
         parts = urlparse(address)
         self._token = parse_qs(parts.query)["token"][0]
         self._place = (parts.hostname or "", parts.port)
+
+    def cpu_s(self) -> float:
+        """What the server has computed so far."""
+        words = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+    def ask_often(self, questions: Sequence[tuple[str, dict[str, object]]]) -> dict[str, float]:
+        """How long single answers take, and what the server computes for each on average."""
+        before = self.cpu_s()
+        seconds = [self.ask(name, **words)[0] for name, words in questions]
+        computed = (self.cpu_s() - before) / len(questions)
+        return {
+            "median": statistics.median(seconds),
+            "p95": float(np.quantile(seconds, 0.95)),
+            "most": max(seconds),
+            "cpu_s": computed,
+        }
 
     def ask(self, name: str, **words: object) -> tuple[float, Any]:
         started = time.perf_counter()
@@ -210,17 +229,17 @@ def look_at(made: Path, steps: int) -> dict[str, Any]:
             assert server.stdout is not None
             address = server.stdout.readline().split()[-1]
             opened = time.perf_counter()
-            asker = Asker(address)
+            asker = Asker(address, server.pid)
             first = [asker.ask("runs")[0], asker.ask("episodes", run="run")[0]]
             painted = _paint(address, made)
             while asker.ask("episodes", run="run")[1]["num_files_left"]:
                 time.sleep(0.2)
-            indexed_s = time.perf_counter() - opened
+            read_s = {"wall_s": time.perf_counter() - opened, "cpu_s": asker.cpu_s()}
             return {
                 "first_runs_s": first[0],
                 "first_episodes_s": first[1],
                 **painted,
-                "all_files_read_s": indexed_s,
+                "all_files_read": read_s,
                 **_ask_often(asker, steps),
             }
         finally:
@@ -231,30 +250,20 @@ def _ask_often(asker: Asker, steps: int) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     _, listed = asker.ask("episodes", run="run", limit=500)
     names = [row["id"].split("/", 1)[1] for row in listed["episodes"][:100]]
-    opened = []
-    for _ in range(200):
+    about: dict[str, object] = {"run": "run"}
+
+    def drawn() -> dict[str, object]:
         step = int(rng.integers(1, steps + 1))
-        opened.append(asker.ask("episode", run="run", step=step, id=f"{step % 10}/{rng.choice(names)}")[0])
-    pages = [asker.ask("episodes", run="run", offset=int(rng.integers(0, 90_000)), success=1)[0] for _ in range(30)]
-    sorted_ = [asker.ask("episodes", run="run", sort="return", order="ascending")[0] for _ in range(10)]
-    step_id = f"1/{names[0]}"
-    credit = [asker.ask("credit", run="run", step=1, id=step_id)[0] for _ in range(2)]
-    return {
-        "episode_s": _spread(opened),
-        "page_of_a_filter_s": _spread(pages),
-        "page_of_a_sort_s": _spread(sorted_),
-        "frequent_word_s": asker.ask("episodes", run="run", text="fridge")[0],
-        "missing_word_s": asker.ask("episodes", run="run", text="zeppelin")[0],
-        "credit_first_s": credit[0],
-        "credit_again_s": credit[1],
-    }
+        return {**about, "step": step, "id": f"{step % 10}/{rng.choice(names)}"}
 
-
-def _spread(seconds: Sequence[float]) -> dict[str, float]:
+    paged = [("episodes", {**about, "offset": int(rng.integers(0, 50 * steps)), "success": 1}) for _ in range(30)]
     return {
-        "median": statistics.median(seconds),
-        "p95": float(np.quantile(seconds, 0.95)),
-        "most": max(seconds),
+        "episode_s": asker.ask_often([("episode", drawn()) for _ in range(200)]),
+        "page_of_a_filter_s": asker.ask_often(paged),
+        "page_of_a_sort_s": asker.ask_often([("episodes", {**about, "sort": "return"})] * 10),
+        "frequent_word_s": asker.ask_often([("episodes", {**about, "text": "fridge"})]),
+        "missing_word_s": asker.ask_often([("episodes", {**about, "text": "zeppelin"})]),
+        "credit_s": asker.ask_often([("credit", drawn()) for _ in range(10)]),
     }
 
 

@@ -11,6 +11,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from itertools import islice
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -25,7 +26,8 @@ create table episodes (
     file text, start integer, length integer, step integer, is_eval integer, id text, tag text, split text, seed text,
     stop text, is_success integer, earned real, turns integer, is_valid integer, failure text
 );
-create index by_step on episodes (step, id);
+create index by_name on episodes (step, id);
+create index newest on episodes (step desc, is_eval);
 create index by_file on episodes (file);
 """
 _SORTS = {"step": "step", "return": "earned", "turns": "turns", "id": "id"}
@@ -101,6 +103,7 @@ class EpisodeIndex:
         self._lock = Lock()
         self._update_lock = Lock()
         self._left = 0
+        self._facets: dict[str, Any] | None = None
 
     @property
     def num_files_left(self) -> int:
@@ -137,25 +140,36 @@ class EpisodeIndex:
             if asked.text is None:
                 found = self._rows(f"{rows} limit ? offset ?", [*values, order.limit, order.offset])
                 return {"total": total, "is_total_known": True, "episodes": [_shown(row) for row in found]}
-            candidates = self._rows(rows, values)
-        hits, lines = [], _Lines()
-        for row in candidates:
-            if _says(lines.read(row), asked.text):
-                hits.append(row)
-            if len(hits) > order.offset + order.limit:
-                break
+        hits = list(islice(self._that_say(asked.text, rows, values), order.offset + order.limit + 1))
         page = hits[order.offset : order.offset + order.limit]
         is_known = len(hits) <= order.offset + order.limit
         return {"total": len(hits), "is_total_known": is_known, "episodes": [_shown(row) for row in page]}
 
+    def _that_say(self, text: str, sql: str, values: list[Any]) -> Iterator[sqlite3.Row]:
+        """Rows whose episode has the text in it; read from disk one after the other, for as long as somebody asks."""
+        lines = _Lines()
+        with self._lock:
+            cursor = self._table.cursor()
+            cursor.row_factory = sqlite3.Row
+            cursor.execute(sql, values)
+        while True:
+            with self._lock:
+                rows = cursor.fetchmany(_MAX_PAGE)
+            if not rows:
+                return
+            yield from (row for row in rows if _says(lines.read(row), text))
+
     def facets(self) -> dict[str, Any]:
         """What can be chosen from: tags, stop reasons and steps, with their counts."""
         with self._lock:
+            if self._facets is not None:
+                return self._facets
             count = "select {0}, count(*) from episodes group by {0} order by 2 desc"
             tags = dict(self._table.execute(count.format("tag")).fetchall())
             stops = dict(self._table.execute(count.format("stop")).fetchall())
             total, first, last = self._table.execute("select count(*), min(step), max(step) from episodes").fetchone()
-        return {"tags": tags, "stops": stops, "total": total, "first_step": first, "last_step": last}
+            self._facets = {"tags": tags, "stops": stops, "total": total, "first_step": first, "last_step": last}
+            return self._facets
 
     def failures(self) -> dict[str, int]:
         """How many of the kept episodes failed, by cause."""
@@ -185,6 +199,7 @@ class EpisodeIndex:
 
     def _forget(self, paths: list[str]) -> None:
         with self._lock:
+            self._facets = None
             for path in paths:
                 self._table.execute("delete from files where path = ?", (path,))
                 self._table.execute("delete from episodes where file = ?", (path,))
@@ -192,6 +207,7 @@ class EpisodeIndex:
     def _add(self, file: EpisodeFile, sign: tuple[int, int] | None) -> None:
         rows = list(_describe(file))
         with self._lock:
+            self._facets = None
             self._table.executemany(f"insert into episodes values ({', '.join('?' * 15)})", rows)
             self._table.execute("insert into files values (?, ?, ?)", (str(file.path), *(sign or (0, 0))))
 

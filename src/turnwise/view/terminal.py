@@ -90,7 +90,7 @@ def print_episode(console: Console, trajectory: Trajectory, learnt: Sequence[Rec
         numbers = (token.behavior_logprob, token.entropy, token.value, token.return_)
         table.add_row(
             str(token.turn + 1),
-            Text(printable(repr(texts.of(token.token_id))), style="cyan"),
+            Text(repr(texts.of(token.token_id)), style="cyan"),
             *(f"{number:.3f}" for number in numbers),
             Text(f"{token.advantage:+.3f}", style="green" if token.advantage > 0 else "red"),
             f"{token.last_ratio:.3f}",

@@ -73,5 +73,10 @@ def plain(values: NDArray[Any]) -> list[Any]:
     """What JSON can hold: shortest decimals of float32, and null for what is not finite."""
     if values.dtype != np.float32:
         return values.tolist()
-    numbers = [float(text) for text in values.astype(str)]
-    return [number if np.isfinite(number) else None for number in numbers]
+    # Most tokens were given and not sampled: their numbers are 0, and what is 0 needs no decimals.
+    numbers: list[float | None] = [0.0] * len(values)
+    places = np.flatnonzero(values)
+    told = zip(places.tolist(), values[places].astype(str), np.isfinite(values[places]).tolist(), strict=True)
+    for place, text, is_finite in told:
+        numbers[place] = float(text) if is_finite else None
+    return numbers

@@ -58,6 +58,7 @@ def test_an_unknown_episode_names_the_closest_and_a_run_without_any_says_so(tmp_
     code, _, err = call(capsys, "show", str(run), "2/frozen_lake/train/200/7")
     assert code == 2
     assert "Did you mean '2/frozen_lake/train/200/" in err
+    assert call(capsys, "show", str(run), "frozen_lake/train/200/1")[0] == 2
     empty = make_run(tmp_path / "empty", steps=0)
     code, _, err = call(capsys, "show", str(empty), "1/x/train/1/0")
     assert code == 2
@@ -199,6 +200,7 @@ def test_a_report_is_one_file_whose_data_cannot_end_its_element(tmp_path: Path, 
     assert text.count("</script>") == 3
     assert "src=" not in text.split("<script")[0]
     embedded = text.split('id="embedded">')[1].split("</script>")[0]
+    assert not set("<>&") & set(embedded)
     answers = json.loads(embedded)
     assert any(key.startswith('["credit"') for key in answers)
     assert call(capsys, "report", str(run), "--episodes", "-1")[0] == 2

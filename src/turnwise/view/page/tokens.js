@@ -134,10 +134,10 @@ export function drawCredit(node, turns, credit, chosen, onChoose) {
     const most = Math.max(...means.map((value) => Math.abs(value ?? 0)));
     const bars = numbers.map((turn, place) => el("td", { title: `turn ${turn + 1}: ${signed(means[place], 4)}` }, turnBar(means[place], most)));
     const label = el("button", { class: "rule", "aria-pressed": String(rule === chosen), on: { click: () => onChoose(rule) } }, rule, rule === credit.trained_with ? el("small", {}, " trained") : null);
-    return el("tr", { class: rule === chosen ? "chosen" : "", data: { rule } }, el("th", {}, label), bars, el("td", { class: "num quiet most" }, most ? `±${number(most, 2)}` : "0"));
+    return el("tr", { class: rule === chosen ? "chosen" : "", data: { rule } }, el("th", { title: `at most ±${number(most)}` }, label), bars);
   });
   const left = Object.entries(credit.left_out);
-  swap(node, el("h2", {}, "Credit by turn, under every rule"), el("div", { class: "scroll" }, el("table", { class: "credit" }, el("thead", {}, el("tr", {}, el("th", {}, "rule"), numbers.map((turn) => el("th", { class: "turn" }, turn + 1)), el("th", {}))), el("tbody", {}, rows))),
+  swap(node, el("h2", {}, "Credit by turn, under every rule"), el("div", { class: "scroll" }, el("table", { class: "credit" }, el("thead", {}, el("tr", {}, el("th", {}, "rule"), numbers.map((turn) => el("th", { class: "turn" }, turn + 1)))), el("tbody", {}, rows))),
     credit.is_complete ? null : el("p", { class: "quiet" }, "The record holds a part of this update; rules that look at the whole batch see that part."),
     left.length ? el("details", {}, el("summary", {}, `${left.length} rules cannot be computed here`), el("dl", {}, left.map(([rule, why]) => [el("dt", {}, rule), el("dd", {}, why)]))) : null);
 }
