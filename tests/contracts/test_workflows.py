@@ -19,7 +19,9 @@ from turnwise.types import Completion, GenerateRequest, Group, StopReason, Task,
 from .entries import names_of
 from .setting import template
 
-every_workflow = pytest.mark.parametrize("name", names_of("rollout"))
+every_workflow = pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n == "mcp_tools" else ()) for n in names_of("rollout")]
+)
 ARGS: dict[str, dict[str, Any]] = {
     "tool_calling": {"tools": ["tests.contracts.programs:add"]},
     "react": {"tools": ["tests.contracts.programs:add"]},
@@ -30,6 +32,17 @@ ARGS: dict[str, dict[str, Any]] = {
     "openai_program": {"program": "tests.contracts.programs:converse"},
 }
 """Of workflows that cannot do without; a new one is played with none until it says so here."""
+
+
+def args_of(name: str) -> dict[str, Any]:
+    if name != "mcp_tools":
+        return ARGS.get(name, {})
+    pytest.importorskip("mcp", reason="needs the extra mcp: pip install 'turnwise[mcp]'")
+    from tests.mcp.house import shared_address  # noqa: PLC0415 - it needs the extra
+
+    return {"servers": [shared_address()]}
+
+
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
 SCRIPT = ("hm", CALL, "<answer>go</answer>", "<answer>lose</answer>", "well", "<answer>win</answer>")
 """Replies that mean nothing, that call a tool, that go on and that end an episode."""
@@ -79,7 +92,7 @@ class Fragile(WordWorld):
 def play(name: str, engine: EpisodeEngine) -> list[Group]:
     """Two tasks with two siblings each, all at the same time."""
     target: Any = WORKFLOWS.get_target(name)
-    args = ARGS.get(name, {})
+    args = args_of(name)
     target.check_args(args)
     states = make_states(lambda _tag, _split: Fragile(), limits=Limits(max_turns=4), invalid_penalty=-0.1)
     proxy = make_proxy(engine, template(), states, workflow=target, workflow_args=args)
@@ -160,4 +173,4 @@ def test_arguments_that_mean_nothing_are_refused_where_the_workflow_says_which_d
     if target.arg_names is None:
         pytest.skip("it takes any argument")
     with pytest.raises(ConfigError, match=r"rollout\.workflow_args\.no_such_thing"):
-        target.check_args({**ARGS.get(name, {}), "no_such_thing": 1})
+        target.check_args({**args_of(name), "no_such_thing": 1})

@@ -264,6 +264,7 @@ WORKFLOWS = Registry(
         "reward_propagation_environment": "turnwise.rollout.environment:RewardPropagationEnvironmentWorkflow",
         "single_turn": "turnwise.rollout.environment:SingleTurnWorkflow",
         "tool_calling": "turnwise.rollout.tool_calls:ToolCallingWorkflow",
+        "mcp_tools": "turnwise.rollout.mcp_tools:McpToolsWorkflow",
         "react": "turnwise.rollout.react:ReactWorkflow",
         "plan_and_act": "turnwise.rollout.planning:PlanAndActWorkflow",
         "best_of_n": "turnwise.rollout.best_of_n:BestOfNWorkflow",

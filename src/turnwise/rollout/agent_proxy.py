@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import sysconfig
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -30,6 +32,7 @@ from turnwise.rollout.judges import Judging
 from turnwise.rollout.limits import RunnerLimits
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.rollout.reward_shaping import Shaping, shape_rewards
+from turnwise.rollout.stray_tasks import begin_episode
 from turnwise.rollout.workflow import Workflow, WorkflowTask
 from turnwise.types import Group, Sampling, StopReason, Task, Trajectory, TrajectoryId
 
@@ -37,6 +40,8 @@ _MAX_THREADS = 256
 """Programs of plain code that run at the same time; further ones wait for their turn."""
 _CLOSE_S = 30.0
 """Longest time that a workflow may take to let go of what it holds."""
+_PACKAGE = Path(__file__).resolve().parents[1]
+_INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
 _scopes = count()
 log = logging.getLogger(__name__)
 
@@ -142,6 +147,7 @@ class AgentProxy:
 
     async def _attempt(self, task: Task, name: TrajectoryId, attempt: int) -> Trajectory:
         """The boundary: whatever goes wrong in a workflow becomes data."""
+        begin_episode(str(name))
         model, workflow = self._open_model(task, name, attempt), None
         deadline = asyncio.timeout(self.rules.limits.timeout_s)
         try:
@@ -237,7 +243,19 @@ def _is_plain(workflow: object) -> bool:
 
 
 def _describe(error: Exception) -> str:
-    """What was raised, and the innermost line of whoever raised it."""
+    """What was raised, and the innermost line of the user's that led to it; the library's only where there is none."""
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
+    own = [f for f in frames if not _is_ours(f.filename)]
+    users = [f for f in own if not _is_installed(f.filename)]
+    place = (users or own or frames)[-1:]
+    told = "".join(f" ({frame.filename}:{frame.lineno}, in {frame.name})" for frame in place)
+    return f"{type(error).__name__}: {error}{told}"
+
+
+def _is_ours(file: str) -> bool:
+    return Path(file).is_relative_to(_PACKAGE)
+
+
+def _is_installed(file: str) -> bool:
+    """Whether it belongs to Python or to a package that is installed beside us."""
+    return file.startswith("<") or any(Path(file).is_relative_to(folder) for folder in _INSTALLED)
