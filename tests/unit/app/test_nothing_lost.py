@@ -24,10 +24,11 @@ from tests.small_run import SMALL_LAKE, without_plots
 from turnwise.app import checkpointer, recording
 from turnwise.app.run import Run, resume, train
 from turnwise.cli import main
-from turnwise.errors import RunError
+from turnwise.errors import ConfigError, RunError
 from turnwise.loop.stages import Stages
 from turnwise.report.journal import TrajectoryJournal
 from turnwise.report.run_dir import RunDirectory
+from turnwise.rollout.environment import EnvironmentWorkflow
 from turnwise.sync.presence import place_of
 from turnwise.types import Trajectory
 
@@ -361,3 +362,27 @@ def test_a_rollout_that_was_cut_short_or_damaged_is_played_anew_bit_for_bit(
     assert len(played) == len(set(played)) == 3 * 6
     assert ("an episode is damaged" in caplog.text) == is_damaged
     assert same_weights(tmp_path / "run", saved)
+
+
+# --- defect 14: secrets and who may read -----------------------------------------------------------------------------
+
+
+def test_a_run_keeps_no_secret_and_is_private_to_its_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret, variable = "sk-0123456789", "TURNWISE_ROLLOUT_WORKFLOW_ARGS_API_KEY"
+    # The workflow of environments takes no key; those that do are users' own.
+    monkeypatch.setattr(EnvironmentWorkflow, "arg_names", ("api_key",))
+    (tmp_path / "run").mkdir(mode=0o755)
+    console = Console(file=io.StringIO(), width=400)
+    settings = [*SEPARATE, "learn.steps=1", f"rollout.workflow_args.api_key={secret}"]
+    for mode in ("explore", "train"):
+        # The second one has the same settings, and needs no variable to see it.
+        train("frozenlake", [*settings, f"run.mode={mode}"], run_dir=tmp_path / "run", console=console)
+    assert f"export it as {variable}" in console.file.getvalue()  # type: ignore[attr-defined]
+    files = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
+    assert not [file for file in files if secret.encode() in file.read_bytes()]
+    assert (tmp_path / "run").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "run" / "config.yaml").stat().st_mode & 0o077 == 0
+    with pytest.raises(ConfigError, match=variable):
+        resume(tmp_path / "run")
+    monkeypatch.setenv(variable, secret)
+    resume(tmp_path / "run")
