@@ -168,6 +168,23 @@ def test_a_run_killed_in_its_first_moments_is_no_dead_end(tmp_path: Path) -> Non
     assert same_weights(tmp_path / "early", tmp_path / "late")
 
 
+def test_what_waits_in_a_memory_buffer_goes_with_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of three groups are learnt from in each step; what is left over is not played again."""
+    batches = ["buffer.train_batch_size=2", "buffer.unit=groups"]
+    settings = [*SMALL_LAKE, "learn.steps=3", "report.checkpoint_every=1", *batches]
+    train("frozenlake", settings, run_dir=tmp_path / "straight")
+    with monkeypatch.context() as patch:
+        kill_after(patch, 3)
+        with pytest.raises(Killed):
+            train("frozenlake", settings, run_dir=tmp_path / "killed")
+    resume(tmp_path / "killed")
+    assert untimed(tmp_path / "killed") == untimed(tmp_path / "straight")
+    assert untimed(tmp_path / "killed")[-1]["buffer/experiences_left"] > 0
+    assert same_weights(tmp_path / "killed", tmp_path / "straight")
+
+
 # --- defect 5: damage on the disk -------------------------------------------------------------------------------------
 
 
