@@ -47,7 +47,7 @@ def find_policy(
     """A run in its own setting, a model or an endpoint in that of a recipe; nothing is loaded."""
     if is_endpoint(str(target)):
         return _find_endpoint(str(target), overrides, recipe)
-    path = Path(target).expanduser()
+    path = _policy_in(Path(target).expanduser())
     config = settings_file_of(path)
     is_whole_run = config is not None and config.parent == path
     folder = newest_checkpoint(RunDirectory.open(path)) / "policy" if is_whole_run else path
@@ -119,6 +119,20 @@ def newest_checkpoint(directory: RunDirectory) -> Path:
         log.warning("%s is damaged (%s); the one before it is used", checkpoint, damage)
     found = "no checkpoint that is sound" if directory.checkpoint_steps() else "no checkpoint yet"
     raise RunError(f"run {directory.path} has {found}. Let it finish, or train with report.checkpoint_every set.")
+
+
+def _policy_in(path: Path) -> Path:
+    """A checkpoint stands for the policy that it holds; everything else for itself."""
+    is_checkpoint = path.absolute().parent.name == "checkpoints" and (path / "policy").is_dir()
+    return path / "policy" if is_checkpoint else path
+
+
+def run_of(target: str | Path) -> Path | None:
+    """The run that a target is, or is a checkpoint of; None where it is of none."""
+    if is_endpoint(str(target)):
+        return None
+    config = settings_file_of(_policy_in(Path(target).expanduser()))
+    return None if config is None else config.parent
 
 
 def settings_file_of(path: Path) -> Path | None:

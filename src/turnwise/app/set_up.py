@@ -19,6 +19,7 @@ from turnwise.app.progress import Progress
 from turnwise.config.checks import find_no_effect
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.warm_start import LessonSettings
+from turnwise.floor.files import write_whole
 from turnwise.learn.bfloat16 import warn_of_slow_bfloat16
 from turnwise.learn.checkpoint import resumed_model
 from turnwise.learn.memory import describe_in_one_line, read_config, report_memory
@@ -107,6 +108,7 @@ def open_workers(
     resumed = resumed_model(checkpoint) if checkpoint else None
     with phase(console, "setting up the model" if resumed else describe_set_up(settings.model.path)):
         model = str(resumed or resolve_model(settings))
+        _keep_tokenizer(Path(model), directory)
         workers = (build or _build)(settings, directory, model, stages)
     config = read_config(model)
     memory = report_memory(
@@ -153,6 +155,13 @@ def announce(settings: TurnwiseSettings, console: Console) -> None:
     torch.manual_seed(settings.run.seed)
     # The terminal is ours: no bars of other packages, whoever loads a model.
     transformers_logging.disable_progress_bar()
+
+
+def _keep_tokenizer(model: Path, directory: RunDirectory) -> None:
+    """So that tokens can be read as text from the run directory alone, from the first step on."""
+    found = model / directory.tokenizer.name
+    if found.is_file() and not directory.tokenizer.exists():
+        write_whole(directory.tokenizer, found.read_bytes())
 
 
 def _build(settings: TurnwiseSettings, directory: RunDirectory, model: str, stages: Stages) -> Workers:

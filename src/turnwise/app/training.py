@@ -127,7 +127,7 @@ class Training:
     ) -> Summary:
         progress = self._progress
         yardsticks = with_warm_start(baselines, before.success if before and progress.warm_start else None)
-        tasks = [trajectory.task for trajectory in after.trajectories] if after else []
+        tasks = list(dict.fromkeys(trajectory.task for trajectory in after.trajectories)) if after else []
         return Summary(
             recipe=self._settings.recipe,
             env=self._settings.env.type,
@@ -152,7 +152,7 @@ class Training:
             findings=[told(finding) for finding in self._directory.read_findings()],
             stopped=self._stopped,
             # Both play the same tasks; a resumed run has only the number of the first evaluation on record.
-            success_before_interval=list(share_interval(before.success, len(tasks))) if before else None,
+            success_before_interval=list(_interval_before(before, len(tasks))) if before else None,
             success_after_interval=list(after.success_interval) if after else None,
             baseline_intervals={name: list(ends) for name, ends in baseline_intervals(yardsticks, tasks).items()},
         )
@@ -229,3 +229,7 @@ class Training:
             f"stopped at step {collapse.step} ({collapse.kind}); the result is the policy of step "
             f"{self._progress.step}. Resuming would repeat the collapse: start anew with other settings.",
         )
+
+
+def _interval_before(before: Evaluation, num_tasks: int) -> tuple[float, float]:
+    return before.success_interval if before.trajectories else share_interval(before.success, num_tasks)

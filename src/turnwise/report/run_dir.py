@@ -132,6 +132,11 @@ class RunDirectory:
         return self.path / "learning_record.bin"
 
     @property
+    def tokenizer(self) -> Path:
+        """What its token ids stand for, for whoever looks at the run before its first checkpoint."""
+        return self.path / "tokenizer.json"
+
+    @property
     def unfinished(self) -> Path:
         """Episodes of rollouts that an explorer has not stored yet, or that no checkpoint covers."""
         return self.path / "unfinished"
@@ -153,6 +158,11 @@ class RunDirectory:
     @property
     def plots(self) -> Path:
         return self.path / "plots"
+
+    @property
+    def evals(self) -> Path:
+        """One folder for each evaluation of this run, with how every task came out."""
+        return self.path / "evals"
 
     @property
     def tensorboard(self) -> Path:

@@ -104,6 +104,7 @@ def _plain(value: object) -> object:
 
 
 def decode_trajectory(record: dict[str, Any]) -> Trajectory:
+    """From what `encode_trajectory` gave."""
     rollout, rest = record["id"].split("/", 1)
     task_id, sibling = rest.rsplit("/", 1)
     return Trajectory(
