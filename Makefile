@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PARALLEL := -n auto --maxprocesses=8 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test coverage test-fast test-vllm envs-of-others test-envs test-ray test-ui check format bench results clean
+.PHONY: help install train test coverage test-fast test-vllm envs-of-others test-envs test-ray test-ui chaos check format bench results clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -36,6 +36,9 @@ coverage: install ## the same, and which lines no test runs; takes longer
 
 test-fast: install ## run the tests that take no time: for all day long
 	$(BIN)/pytest $(PARALLEL) -m 'not slow' --hypothesis-profile=fast
+
+chaos: install ## kill runs 200 times at random moments and see that nothing is lost; takes an hour or more
+	$(BIN)/python -m tests.chaos.kills --kills 200 --out docs/results/chaos.md
 
 test-vllm: install .venv-vllm/.installed ## set up vLLM for the CPU in .venv-vllm and run the tests that need it
 	TURNWISE_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/pytest -m vllm --durations=8

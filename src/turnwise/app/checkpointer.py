@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
@@ -21,11 +21,11 @@ from turnwise.errors import RunError
 from turnwise.floor.checksums import find_damage, write_checksums
 from turnwise.floor.files import encode_object, read_object, whole_folder
 from turnwise.loop.parts import LearnParts
-from turnwise.protocols import Learner
+from turnwise.protocols import Buffer, Learner
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.watch import CollapseWatch, Finding
 
-_PROGRESS = "progress.json"
+_PROGRESS, _BUFFER = "progress.json", "buffer.bin"
 
 
 class Checkpointer:
@@ -63,7 +63,7 @@ class Checkpointer:
     def save(self, progress: Progress) -> None:
         folder = self._directory.step_checkpoint(progress.step)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        save_checkpoint(folder, self._parts.learner, self._parts.tokenizer, progress)
+        save_checkpoint(folder, self._parts.learner, self._parts.tokenizer, progress, self._parts.buffer)
         self._saved_at_s = self._clock()
         # Where there must be a way back, `prune` decides what of it goes.
         if self._by_time is not None and self._by_time != progress.step and not self._needs_way_back:
@@ -94,11 +94,27 @@ class Checkpointer:
         return load_checkpoint(self._directory.step_checkpoint(sound), self._parts.learner)
 
 
-def save_checkpoint(folder: Path, learner: Learner, tokenizer: PreTrainedTokenizerBase, progress: Progress) -> None:
+@runtime_checkable
+class PortableBuffer(Protocol):
+    """A buffer that a checkpoint carries, because what waits in it is nowhere else."""
+
+    def save_state(self, file: Path) -> None: ...
+    def load_state(self, file: Path) -> None: ...
+
+
+def save_checkpoint(
+    folder: Path,
+    learner: Learner,
+    tokenizer: PreTrainedTokenizerBase,
+    progress: Progress,
+    buffer: Buffer | None = None,
+) -> None:
     with whole_folder(folder, failures=(SafetensorError, RuntimeError)) as unfinished:
         learner.save_state(unfinished)
         _save_tokenizer(tokenizer, unfinished / "policy")
         (unfinished / _PROGRESS).write_text(encode_object(asdict(progress)), encoding="utf-8")
+        if isinstance(buffer, PortableBuffer):
+            buffer.save_state(unfinished / _BUFFER)
         write_checksums(unfinished)
 
 
@@ -134,9 +150,11 @@ def sound_checkpoint(directory: RunDirectory, tell: Callable[[str], None]) -> Pa
     return None
 
 
-def load_checkpoint(folder: Path, learner: Learner) -> Progress:
-    """Put the learner back to where it was; returns how far the run was."""
+def load_checkpoint(folder: Path, learner: Learner, buffer: Buffer | None = None) -> Progress:
+    """Put the learner, and what waited to be learnt from, back to where it was; returns how far the run was."""
     learner.load_state(folder)
+    if isinstance(buffer, PortableBuffer) and (folder / _BUFFER).exists():
+        buffer.load_state(folder / _BUFFER)
     return read_progress(folder)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from rich.console import Console
 
 from turnwise.app.checkpointer import sound_checkpoint
@@ -21,8 +23,10 @@ from turnwise.app.training import Training
 from turnwise.config.load import Loaded, dump_settings, load_recipe, load_settings
 from turnwise.config.pretrained import Change
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.config.secrets import find_secrets, is_hidden
 from turnwise.errors import ConfigError
 from turnwise.floor.async_calls import run_async
+from turnwise.floor.files import read_text
 from turnwise.loop.evaluate import Evaluation, evaluate_once
 from turnwise.report.console import phase, print_notice
 from turnwise.report.learning_record.file import LearningRecord
@@ -88,6 +92,7 @@ def train_loaded(loaded: Loaded, *, run_dir: str | Path | None = None, console: 
     require_reachable(loaded.settings.model.path)
     settings, pretrained = settle_length(loaded.settings), loaded.pretrained
     console = console or Console(quiet=True)
+    _tell_secrets(settings, console)
     if settings.run.mode == "both":
         directory = new_directory(settings, run_dir, pretrained=pretrained)
         with hold_roles(directory.path, *ROLES):
@@ -98,6 +103,12 @@ def train_loaded(loaded: Loaded, *, run_dir: str | Path | None = None, console: 
     directory = new_directory(settings, run_dir, is_shared=True, pretrained=pretrained)
     _run_part(settings, directory, console)
     return Run(directory.path)
+
+
+def _tell_secrets(settings: TurnwiseSettings, console: Console) -> None:
+    for path, variable in find_secrets(settings.model_dump(mode="json")).items():
+        if variable not in os.environ:
+            print_notice(console, f"{path} is a secret and not written down; to go on later, export it as {variable}")
 
 
 def new_directory(
@@ -141,8 +152,10 @@ def _find_start(directory: RunDirectory, console: Console, *, has_played: bool =
 
 def _refuse_other_settings(settings: TurnwiseSettings, directory: RunDirectory) -> None:
     """Both processes of a run have the same settings, `run.mode` aside."""
-    ours, theirs = _flatten(settings.model_dump()), _flatten(load_settings(str(directory.config)).model_dump())
+    # As they are written down: a secret is in nobody's file, and need not be exported to be compared.
+    ours, theirs = _flatten(yaml.safe_load(dump_settings(settings))), _flatten(_read_written(directory))
     others = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+    others = [key for key in others if not (is_hidden(ours.get(key)) and is_hidden(theirs.get(key)))]
     if differing := [key for key in others if key != "run.mode"]:
         first = differing[0]
         raise ConfigError(
@@ -150,6 +163,21 @@ def _refuse_other_settings(settings: TurnwiseSettings, directory: RunDirectory) 
             f"run share their settings ({len(differing)} differ). Start with --config {directory.config} and run.mode "
             "alone, or choose another --run-dir."
         )
+
+
+def _read_written(directory: RunDirectory) -> Mapping[str, Any]:
+    """The settings of a run as its file has them, and what it does not name as it is by default."""
+    written = yaml.safe_load(read_text(directory.config))
+    hidden = {path: "" for path, value in _flatten(written).items() if is_hidden(value)}
+    # The rest is understood as ever; a file of an older version lacks what is new.
+    plain = yaml.safe_load(dump_settings(load_settings(str(directory.config), hidden)))
+    for path in hidden:
+        *sections, name = path.split(".")
+        place = plain
+        for section in sections:
+            place = place[section]
+        place[name] = "${oc.env:}"
+    return plain
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, object]:

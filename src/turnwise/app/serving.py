@@ -32,8 +32,9 @@ from turnwise.config.checks import is_shared
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.config.registry import BUFFERS, TRANSPORTS
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.errors import ConfigError, SyncError
+from turnwise.errors import ConfigError
 from turnwise.experience.build import build_experiences
+from turnwise.floor.files import read_text, write_whole
 from turnwise.loop.build import load_words, open_buffer, open_engine
 from turnwise.loop.separate import Shared, as_groups
 from turnwise.protocols import Buffer, ChatTemplate, Engine, Mailbox
@@ -140,6 +141,16 @@ def _with_learner_elsewhere(settings: TurnwiseSettings) -> TurnwiseSettings:
     return load_settings(settings.model_dump(), {"sync.method": "checkpoint"})
 
 
+def _let_others_train(directory: RunDirectory) -> None:
+    """All processes of a run share its settings, and whoever learns from what is served is another one than this."""
+    text = read_text(directory.config)
+    settings = load_settings(str(directory.config))
+    if not is_shared(TRANSPORTS, settings.sync.method):
+        comments = [line for line in text.splitlines(keepends=True) if line.startswith("#")]
+        write_whole(directory.config, "".join(comments) + dump_settings(_with_learner_elsewhere(settings)))
+        directory.config.chmod(0o600)
+
+
 def _build(settings: TurnwiseSettings, directory: RunDirectory, policy: str, version: int) -> Served:
     words = load_words(settings, policy)
     # What is recorded must say which policy sampled it.
@@ -165,6 +176,7 @@ async def open_endpoint(
     shared = Shared.open(served.settings, served.directory)
     explorer = shared.explorer
     explorer.claim()
+    _let_others_train(served.directory)
     record = explorer.read()
     explorer.write(replace(record, has_ended=False))
     recorder = _make_recorder(served, _recover(served))
@@ -193,8 +205,8 @@ async def _follow(engine: Engine, mailbox: Mailbox, on_policy: Callable[[int], N
                 mark, weights = await asyncio.to_thread(mailbox.fetch)
                 await engine.update_weights(weights, mark.policy_version)
                 on_policy(mark.policy_version)
-        except SyncError as error:
-            log.warning("the policy stays at version %d: %s", engine.policy_version, error)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with one version, the next may be right
+            log.warning("the policy stays at version %d: %s: %s", engine.policy_version, type(error).__name__, error)
         await asyncio.sleep(_FOLLOW_S)
 
 

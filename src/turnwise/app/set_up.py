@@ -131,7 +131,7 @@ async def set_up(workers: Workers, directory: RunDirectory, console: Console, ch
     if checkpoint is None:
         progress = await _start_anew(parts, parts.settings, console)
     else:
-        progress = load_checkpoint(checkpoint, parts.learner)
+        progress = load_checkpoint(checkpoint, parts.learner, parts.buffer)
         directory = RunDirectory.reopen(directory.path, step=progress.step, has_played=is_whole)
     # Without a checkpoint too: a process before this one may have been killed before it saved its first.
     parts.buffer.rewind(progress.step, plays_again=is_whole)

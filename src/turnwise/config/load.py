@@ -44,6 +44,7 @@ from turnwise.config.pretrained import (
 from turnwise.config.problems import describe_problems
 from turnwise.config.recipes import describe_namesake, find_base, find_recipe
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.config.secrets import hide_secrets
 from turnwise.config.sections.env import EnvSettings
 from turnwise.config.shorthands import expand_shorthands
 from turnwise.errors import ConfigError
@@ -250,8 +251,11 @@ def parse_params(words: Sequence[str]) -> dict[str, Any]:
 
 
 def dump_settings(settings: TurnwiseSettings, pretrained: Sequence[Change] = ()) -> str:
-    """The resolved settings as YAML; loading it gives the same settings. A comment names what `pretrained` changed."""
-    text = yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    """The resolved settings as YAML; loading it gives the same settings. A comment names what `pretrained` changed.
+
+    Secrets stay where they are: in the environment, or with whoever gave them.
+    """
+    text = yaml.safe_dump(hide_secrets(settings.model_dump(mode="json")), sort_keys=False, allow_unicode=True)
     return describe_in_comment(pretrained) + text
 
 

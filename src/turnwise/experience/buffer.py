@@ -6,12 +6,15 @@ fit stays for the next update.
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
 from turnwise.config.sections.buffer import BufferSettings, BufferUnit
+from turnwise.experience.codec import decode_group, encode_group
 from turnwise.experience.priorities import Newest, group_version, priority_seed
 from turnwise.protocols import GroupPriority
 from turnwise.sites import BufferSite
@@ -129,7 +132,34 @@ class MemoryBuffer:
         return sum(len(waiting.experiences) for _, waiting in self._ready(self._next_step))
 
     def rewind(self, step: int, *, plays_again: bool) -> None:
-        """A new process has an empty buffer: there is nothing to take back."""
+        """A new process has what `load_state` gave it: there is nothing to take back."""
+
+    def save_state(self, file: Path) -> None:
+        """What waits, for a process after this one: a line of JSON, then one block after another."""
+        blocks = {group_id: encode_group(waiting.experiences) for group_id, waiting in self._groups.items()}
+        rows = [
+            [group_id, waiting.number, waiting.use_count, waiting.ready_at, len(blocks[group_id])]
+            for group_id, waiting in self._groups.items()
+        ]
+        about = {
+            "known": sorted(self._known),
+            "next_step": self._next_step,
+            "num_dropped": self._num_dropped,
+            "waiting": rows,
+        }
+        file.write_bytes(b"\n".join([json.dumps(about).encode(), b"".join(blocks.values())]))
+
+    def load_state(self, file: Path) -> None:
+        """Be as the buffer that wrote the file was."""
+        head, _, rest = file.read_bytes().partition(b"\n")
+        about = json.loads(head)
+        self._known, self._next_step = set(about["known"]), about["next_step"]
+        self._num_dropped, self._groups, self._order = about["num_dropped"], {}, []
+        for group_id, number, use_count, ready_at, length in about["waiting"]:
+            experiences, rest = decode_group(rest[:length]), rest[length:]
+            priority = self._rules.rank(group_id, group_version(experiences), use_count)
+            if priority is not None:
+                self._insert(group_id, _Waiting(experiences, number, (-priority, number), use_count, ready_at))
 
     def _ready(self, step: int) -> Iterator[tuple[str, _Waiting]]:
         for _, group_id in self._order:

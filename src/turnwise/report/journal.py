@@ -1,7 +1,7 @@
 """The finished episodes of one unfinished rollout, so that a process that is killed loses none of them.
 
 A line is written for each as it ends, as for a step's samples, behind a checksum of itself: what was damaged since is
-left out with a word, and played again. A last line says that the rollout is whole. It refuses to know what becomes of a
+left out with a word. A last line says that the rollout is whole. It refuses to know what becomes of a
 rollout; whoever stores it removes the file.
 """
 
@@ -63,7 +63,7 @@ class TrajectoryJournal:
     def _decode(self, line: bytes) -> Trajectory | None:
         checksum, _, content = line.partition(b" ")
         if checksum.decode("ascii", "replace") != _checksum(content):
-            log.warning("%s: an episode is damaged, and will be played again", self._path)
+            log.warning("%s: an episode is damaged and is left out", self._path)
             return None
         return decode_trajectory(json.loads(content))
 

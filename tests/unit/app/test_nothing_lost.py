@@ -24,10 +24,11 @@ from tests.small_run import SMALL_LAKE, without_plots
 from turnwise.app import checkpointer, recording
 from turnwise.app.run import Run, resume, train
 from turnwise.cli import main
-from turnwise.errors import RunError
+from turnwise.errors import ConfigError, RunError
 from turnwise.loop.stages import Stages
 from turnwise.report.journal import TrajectoryJournal
 from turnwise.report.run_dir import RunDirectory
+from turnwise.rollout.environment import EnvironmentWorkflow
 from turnwise.sync.presence import place_of
 from turnwise.types import Trajectory
 
@@ -165,6 +166,23 @@ def test_a_run_killed_in_its_first_moments_is_no_dead_end(tmp_path: Path) -> Non
     (tmp_path / "late" / "config.yaml").write_text((tmp_path / "early" / "config.yaml").read_text())
     resume(tmp_path / "late")
     assert same_weights(tmp_path / "early", tmp_path / "late")
+
+
+def test_what_waits_in_a_memory_buffer_goes_with_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of three groups are learnt from in each step; what is left over is not played again."""
+    batches = ["buffer.train_batch_size=2", "buffer.unit=groups"]
+    settings = [*SMALL_LAKE, "learn.steps=3", "report.checkpoint_every=1", *batches]
+    train("frozenlake", settings, run_dir=tmp_path / "straight")
+    with monkeypatch.context() as patch:
+        kill_after(patch, 3)
+        with pytest.raises(Killed):
+            train("frozenlake", settings, run_dir=tmp_path / "killed")
+    resume(tmp_path / "killed")
+    assert untimed(tmp_path / "killed") == untimed(tmp_path / "straight")
+    assert untimed(tmp_path / "killed")[-1]["buffer/experiences_left"] > 0
+    assert same_weights(tmp_path / "killed", tmp_path / "straight")
 
 
 # --- defect 5: damage on the disk -------------------------------------------------------------------------------------
@@ -361,3 +379,27 @@ def test_a_rollout_that_was_cut_short_or_damaged_is_played_anew_bit_for_bit(
     assert len(played) == len(set(played)) == 3 * 6
     assert ("an episode is damaged" in caplog.text) == is_damaged
     assert same_weights(tmp_path / "run", saved)
+
+
+# --- defect 14: secrets and who may read -----------------------------------------------------------------------------
+
+
+def test_a_run_keeps_no_secret_and_is_private_to_its_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret, variable = "sk-0123456789", "TURNWISE_ROLLOUT_WORKFLOW_ARGS_API_KEY"
+    # The workflow of environments takes no key; those that do are users' own.
+    monkeypatch.setattr(EnvironmentWorkflow, "arg_names", ("api_key",))
+    (tmp_path / "run").mkdir(mode=0o755)
+    console = Console(file=io.StringIO(), width=400)
+    settings = [*SEPARATE, "learn.steps=1", f"rollout.workflow_args.api_key={secret}"]
+    for mode in ("explore", "train"):
+        # The second one has the same settings, and needs no variable to see it.
+        train("frozenlake", [*settings, f"run.mode={mode}"], run_dir=tmp_path / "run", console=console)
+    assert f"export it as {variable}" in console.file.getvalue()  # type: ignore[attr-defined]
+    files = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
+    assert not [file for file in files if secret.encode() in file.read_bytes()]
+    assert (tmp_path / "run").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "run" / "config.yaml").stat().st_mode & 0o077 == 0
+    with pytest.raises(ConfigError, match=variable):
+        resume(tmp_path / "run")
+    monkeypatch.setenv(variable, secret)
+    resume(tmp_path / "run")

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from turnwise.app import serving
 from turnwise.app.run import Run, train
 from turnwise.app.serving import TOKEN_VARIABLE, Served, load_served, open_endpoint, serve
 from turnwise.config.load import load_settings
@@ -31,7 +32,7 @@ from turnwise.sync.waiting import Bell
 from turnwise.types import Experience
 
 from ...clock import HANG_S
-from ...small_run import SMALL_LAKE, SMALL_MODEL, build_parts
+from ...small_run import SMALL_LAKE, SMALL_MODEL, build_parts, without_plots
 
 pytestmark = pytest.mark.slow
 
@@ -261,3 +262,59 @@ def test_a_program_that_cannot_be_called_ends_a_run_before_it_starts() -> None:
     settings = load_settings("frozenlake", [*SMALL_LAKE, "rollout.workflow=openai_program"])
     with pytest.raises(ConfigError, match=r"rollout\.workflow_args\.program: None given"):
         build_parts(settings)
+
+
+def test_experience_served_into_a_run_is_trained_with_the_documented_command(
+    durable: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run had `sync.method: memory`, which no process of its own can have; it has made its two updates, too."""
+    without_plots(monkeypatch)
+    config = durable / "config.yaml"
+    config.write_text(config.read_text().replace("\n  steps: 2\n", "\n  steps: 3\n"))
+    settings = load_settings(str(config))
+    assert (settings.sync.method, settings.learn.steps) == ("memory", 3)
+    play(load_served(str(durable)))
+    run = train(config, ["run.mode=train"], run_dir=durable)
+    assert run.summary.steps == 3
+    assert [row["step"] for row in run.metrics()] == [0, 1, 2, 3]
+    assert run.metrics()[-1]["learn/unmerged_rows"] == 4
+
+
+@pytest.mark.parametrize("error", [OSError("no such file"), RuntimeError("shapes differ"), ValueError("odd")])
+def test_a_server_goes_on_following_whatever_one_version_does(
+    error: Exception, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both the mailbox and the engine may fail in ways of their own."""
+    monkeypatch.setattr(serving, "_FOLLOW_S", 0.0)
+
+    class Engine:
+        policy_version = 0
+
+        async def update_weights(self, weights: object, version: int) -> None:
+            if version == 1:
+                raise error
+            self.policy_version = version
+
+    class Mailbox:
+        mark = PolicyMark(1, 1)
+
+        def newest(self) -> PolicyMark:
+            return self.mark
+
+        def fetch(self) -> tuple[PolicyMark, dict[str, object]]:
+            return self.mark, {}
+
+    engine, mailbox, versions = Engine(), Mailbox(), []
+
+    async def follow() -> None:
+        following = asyncio.create_task(serving._follow(engine, mailbox, versions.append))  # type: ignore[arg-type]
+        while "stays at version 0" not in caplog.text:
+            await asyncio.sleep(0)
+        mailbox.mark = PolicyMark(2, 2)
+        while not versions:
+            await asyncio.sleep(0)
+        following.cancel()
+
+    asyncio.run(asyncio.wait_for(follow(), HANG_S))
+    assert versions == [2]
+    assert type(error).__name__ in caplog.text

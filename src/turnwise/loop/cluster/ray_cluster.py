@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from turnwise.config.load import dump_settings
+import yaml
+
 from turnwise.config.packages import require_package
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.cluster import RayCluster
@@ -51,7 +52,8 @@ class OnRay:
         self._learner_group: Any = None
         self._site = ActorSite(
             name="",
-            settings_yaml=dump_settings(settings),
+            # Not as in a file: secrets travel with them.
+            settings_yaml=yaml.safe_dump(settings.model_dump(mode="json")),
             run_path=run_path.resolve(),
             working_folder=Path.cwd(),
         )
