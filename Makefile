@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PARALLEL := -n auto --maxprocesses=8 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test coverage test-fast test-vllm test-ray check format bench results clean
+.PHONY: help install train test coverage test-fast test-vllm test-ray docs check format bench results clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -46,6 +46,11 @@ test-vllm: install .venv-vllm/.installed ## set up vLLM for the CPU in .venv-vll
 test-ray: install ## install the extra ray and run the tests that need it
 	$(BIN)/pip install --quiet -c constraints.txt ray
 	$(BIN)/pytest -m ray --durations=8
+
+docs: install ## build the documentation into site/; warnings and dead links are errors
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
+	$(BIN)/python docs/generate_commands.py
+	$(BIN)/mkdocs build --strict
 
 check: install ## format, lint, types, import layers
 	$(BIN)/ruff format --check .

@@ -37,7 +37,14 @@ def pages() -> Iterator[tuple[Path, str]]:
 
 
 @pytest.mark.parametrize(
-    "script", ["generate_configuration.py", "generate_files.py", "generate_coming_from.py", "generate_scaling.py"]
+    "script",
+    [
+        "generate_configuration.py",
+        "generate_files.py",
+        "generate_coming_from.py",
+        "generate_scaling.py",
+        "generate_commands.py",
+    ],
 )
 def test_a_generated_page_is_fresh(script: str) -> None:
     done = subprocess.run(
@@ -161,3 +168,45 @@ def test_the_environment_of_the_page_keeps_the_contract_and_its_settings_are_tak
     assert report.ok, report.failures
     given = yaml.safe_load(example("add_an_environment.md", holding="guess_number:GuessNumber", language="yaml"))
     assert load_settings(given).env.type == "guess_number:GuessNumber"
+
+
+def test_the_callback_of_the_page_listens(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_plots(monkeypatch)
+    (beside / "my_callbacks.py").write_text(example("callbacks.md", holding="class LongEpisodes"))
+    words = [*SMALL_LAKE, "eval.episodes=0", "report.callbacks=[my_callbacks:LongEpisodes]"]
+    run = turnwise.train("frozenlake", words, run_dir=beside / "run")
+    assert all("mine/long_episodes" in row for row in run.metrics() if row["step"] > 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", sorted((DOCS / "tutorials").glob("*.md")), ids=lambda page: page.stem)
+def test_the_code_of_a_tutorial_runs_from_top_to_bottom(
+    page: Path, beside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_plots(monkeypatch)
+    blocks = [text for kind, text in FENCED.findall(page.read_text(encoding="utf-8")) if kind == "python"]
+    assert blocks
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(block, names)
+
+
+# --- the site ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_page_has_a_place_in_the_site() -> None:
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    listed = re.findall(r"'([\w/.-]+\.md)'", repr(nav))
+    assert len(listed) == len(set(listed))
+    there = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if not page.name.endswith(".in.md")}
+    assert set(listed) == there
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="the extra 'docs' is not installed")
+    pytest.importorskip("material", reason="the extra 'docs' is not installed")
+    pytest.importorskip("mkdocstrings", reason="the extra 'docs' is not installed")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
