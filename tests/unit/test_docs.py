@@ -210,3 +210,24 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+# --- the Chinese edition ----------------------------------------------------------------------------------------------
+
+
+def outline(page: str) -> dict[str, list[str]]:
+    """What both editions of the README must have in common."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    plain = re.sub(r"^```\w*\n.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return {
+        "levels of headings": re.findall(r"^(#+) ", plain, flags=re.MULTILINE),
+        "code blocks": [block for _, block in FENCED.findall(text)],
+        "commands": re.findall(r"`(turnwise [^`]+|make [^`]+)`", plain),
+        "rows of tables": re.findall(r"^\| (`[^|]+`) \|", plain.replace("\\|", "/"), flags=re.MULTILINE),
+        "links": sorted(re.findall(r"\]\(([^)\s]+)\)", plain)),
+    }
+
+
+@pytest.mark.parametrize("what", ["levels of headings", "code blocks", "commands", "rows of tables", "links"])
+def test_the_chinese_edition_says_the_same(what: str) -> None:
+    assert outline("README.zh.md")[what] == outline("README.md")[what]
