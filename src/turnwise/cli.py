@@ -1,6 +1,7 @@
 """The command line: parses words and calls the rooms. No logic of its own.
 
-Exit codes: 0 done; 2 a user's mistake, said in one message without a traceback; 1 a run that failed; 130 interrupted.
+Exit codes: 0 done; 2 a user's mistake, said in one message without a traceback; 1 a run that failed; 130 interrupted;
+143 ended by SIGTERM, with everything saved as after an interruption.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 
 from turnwise import __version__
 from turnwise.errors import ClusterError, LearnError, SyncError, TurnwiseError, did_you_mean
+from turnwise.floor.async_calls import Terminated
 from turnwise.floor.users_code import find_users_line
 
 _OVERRIDES = """
@@ -71,6 +73,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_export_model(commands)
     _add_lab(commands)
     _add_serve(commands)
+    _add_look_after(commands)
     _add_completion(commands)
     return parser
 
@@ -171,6 +174,7 @@ def _add_look_before(commands: argparse._SubParsersAction) -> None:  # type: ign
     envs.add_argument("--json", action="store_true", help="print JSON")
     check = _add(commands, "check", "check a config file, or an environment against its contract", _OVERRIDES)
     check.add_argument("target", metavar="FILE|ENV", help="a recipe, a YAML file, or an environment")
+    check.add_argument("--python", metavar="PROGRAM", help="the Python that an environment runs under (default: this)")
     check.add_argument("--json", action="store_true", help="print JSON")
     convert = _add(commands, "convert", "write a config file of another project in the words of this one")
     convert.add_argument("file", metavar="FILE", help="a YAML file of RAGEN, align-anything, verl or Trinity-RFT")
@@ -261,14 +265,42 @@ def _add_serve(commands: argparse._SubParsersAction) -> None:  # type: ignore[ty
     parser = _add(
         commands,
         "serve",
-        "serve a policy to OpenAI clients on this machine, and record what they do as experience",
+        "serve a policy to agents that speak OpenAI's or Anthropic's API, and record what they do as experience",
         "the token is made at start, or given as TURNWISE_SERVE_TOKEN in the environment\n" + _OVERRIDES,
     )
     parser.add_argument("target", metavar="TARGET", help="a run directory, a model or a recipe")
     parser.add_argument("--port", type=int, default=0, metavar="N", help="where to listen (default: a free port)")
     parser.add_argument(
-        "--recipe", metavar="RECIPE", help="the recipe in whose setting a model is served (default: frozenlake)"
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="the interface to listen on, such as 0.0.0.0 for agents in containers (default: this machine alone)",
     )
+    parser.add_argument(
+        "--recipe", metavar="RECIPE", help="the recipe in whose setting a model is served (default: as it is)"
+    )
+
+
+def _add_look_after(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
+    show = _add(commands, "show", "show an episode of a run turn by turn, with what was learnt from each token")
+    show.add_argument("run", metavar="RUN", help="a run directory")
+    show.add_argument("episode", metavar="EPISODE", help="its id, also as STEP:ID")
+    show.add_argument("--json", action="store_true", help="print JSON")
+    status = _add(commands, "status", "say how a run stands: state, progress, who waits for whom, failures, findings")
+    status.add_argument("run", metavar="RUN", help="a run directory")
+    status.add_argument("--json", action="store_true", help="print JSON")
+    view = _add(
+        commands,
+        "view",
+        "open a page that shows runs live: curves, episodes, every token with its numbers",
+        "the page is for this machine alone; its address holds a random token. Ctrl-C ends it",
+    )
+    view.add_argument("runs", nargs="*", metavar="RUN", help="run directories, or folders of them (default: runs)")
+    view.add_argument("--port", type=int, default=0, metavar="N", help="where to listen (default: a free port)")
+    report = _add(commands, "report", "write one HTML file that shows a run, to be sent to a colleague")
+    report.add_argument("run", metavar="RUN", help="a run directory")
+    report.add_argument("--out", metavar="FILE", help="where to write it (default: report.html in the run)")
+    report.add_argument("--episodes", type=int, default=40, metavar="N", help="how many episodes, about (default: 40)")
 
 
 def _add_completion(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
@@ -284,7 +316,7 @@ def _add_completion(commands: argparse._SubParsersAction) -> None:  # type: igno
 
 COMMANDS = (
     "train", "eval", "compare", "play", "envs", "check", "convert", "plan", "doctor", "explorers", "export",
-    "export-model", "lab", "serve", "completion",
+    "export-model", "lab", "serve", "show", "status", "view", "report", "completion",
 )  # fmt: skip
 
 
@@ -306,6 +338,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TurnwiseError as error:
         _tell(str(error))
         return 2
+    except Terminated:
+        _tell("ended by SIGTERM; go on with 'turnwise train --resume RUN'")
+        return 143
     except Exception as error:
         # A traceback is for mistakes of ours; whoever wrote the line that failed is told which one it is.
         line = find_users_line(error)

@@ -50,6 +50,7 @@ def close_run(
         run_dir=run,
         plot_path=curve,
         next_commands=[
+            f"{turnwise} view {run}",
             f"{turnwise} eval {run}",
             f"{turnwise} play {summary.env} --agent {run}",
             f"{turnwise} train {_train_words(settings, directory)} run.seed={summary.seed + 1}",

@@ -26,12 +26,15 @@ from turnwise.config.recipes import find_named, find_recipe, list_recipes
 from turnwise.config.registry import ENVS
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.check import check_env
+from turnwise.envs.isolation import check_elsewhere
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.floor.files import write_whole
 
 _MAX_ACTIONS = 6
 """Of an environment, in a list of environments."""
+_PASSED = {True: "yes", False: "NO", None: "not made"}
+"""What a check of an environment found, in a word."""
 
 
 def run(options: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -141,13 +144,17 @@ def _describe_env(name: str) -> dict[str, Any]:
 
 def _check(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
     if options.target in ENVS or (":" in options.target and not Path(options.target).exists()):
-        report = check_env(lambda: make_env(options.target, **parse_params(overrides)))
+        if options.python is None:
+            report = check_env(lambda: make_env(options.target, **parse_params(overrides)))
+        else:
+            report = check_elsewhere(options.python, options.target, parse_params(overrides))
         rows: list[dict[str, Any]] = [
-            {"check": check.name, "passed": "yes" if check.passed else "NO", "detail": check.detail}
-            for check in report.checks
+            {"check": check.name, "passed": _PASSED[check.passed], "detail": check.detail} for check in report.checks
         ]
         _show(console, rows, as_json=options.json)
         return 0 if report.ok else 2
+    if options.python is not None:
+        raise ConfigError("--python goes with an environment; a recipe says it with rollout.isolation.python.")
     known = [*list_recipes(), *ENVS]
     if options.target not in known and not Path(options.target).suffix and not Path(options.target).exists():
         meant = did_you_mean(options.target, known)
@@ -300,8 +307,22 @@ def _lab(options: argparse.Namespace, overrides: list[str], console: Console) ->
 def _serve(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
     from turnwise.app.serving import serve
 
-    serve(options.target, console, port=options.port, recipe=options.recipe, overrides=overrides)
+    serve(
+        options.target,
+        console,
+        port=options.port,
+        host=options.host,
+        recipe=options.recipe,
+        overrides=overrides,
+    )
     return 0
+
+
+def _look_after(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    _refuse(overrides)
+    from turnwise.app.looking import LOOKS
+
+    return LOOKS[options.command](options, console)
 
 
 def _refuse(overrides: Sequence[str]) -> None:
@@ -337,4 +358,8 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, list[str], Console], int]] = 
     "export-model": _export_model,
     "lab": _lab,
     "serve": _serve,
+    "show": _look_after,
+    "status": _look_after,
+    "view": _look_after,
+    "report": _look_after,
 }

@@ -7,6 +7,7 @@ where `watch.stop` asks for that.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -78,11 +79,7 @@ class Training:
             await self._run(loop if self._stages is STAGES else partial(loop, stages=self._stages))
             return
         shared = Shared.open(self._settings, self._directory)
-        shared.trainer.claim()
-        try:
-            await self._run(partial(train_from_buffer, shared=shared, stages=self._stages))
-        finally:
-            shared.trainer.leave()
+        await self._run(partial(train_from_buffer, shared=shared, stages=self._stages))
 
     async def _run(self, loop: Callable[..., Awaitable[None]]) -> None:
         workers = self._workers or open_workers(
@@ -218,10 +215,15 @@ class Training:
                 # The other side is gone; what was learnt from what it left must not go with it.
                 self._save(checkpointer)
                 raise
+            except asyncio.CancelledError:
+                self._save_interrupted(checkpointer, start)
+                raise
             except CollapsedError as collapsed:
                 self._go_back(checkpointer, collapsed.finding)
         if not checkpointer.has_saved(self._progress.step):
             self._save(checkpointer)
+        if isinstance(start.parts, TrainParts) and start.parts.journals is not None:
+            start.parts.journals.forget_covered()
 
     def _after_rollout(self, look: FirstLook, step: int, explored: Explored) -> None:
         look.after_rollout(step, explored)
@@ -233,6 +235,13 @@ class Training:
 
     def _now(self) -> Progress:
         return replace(self._progress, wall_s=time.perf_counter() - self._started_s)
+
+    def _save_interrupted(self, checkpointer: Checkpointer, start: Start) -> None:
+        """Ctrl-C, or a system that ends its jobs: saved is the last step, unless an update was broken off."""
+        step, path = self._progress.step, self._directory.path
+        if start.parts.learner.policy_version == self._progress.policy_version and not checkpointer.has_saved(step):
+            checkpointer.save(self._now())
+        print_notice(self._console, f"interrupted after step {step}; go on with: turnwise train --resume {path}")
 
     def _go_back(self, checkpointer: Checkpointer, collapse: Finding) -> None:
         """The learner, and what is reported, are those of the checkpoint; the metrics of the collapse stay on disk."""
