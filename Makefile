@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PARALLEL := -n auto --maxprocesses=8 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test coverage test-fast test-vllm envs-of-others test-envs test-ray test-ui chaos check format bench results clean
+.PHONY: help install train test coverage test-fast test-vllm envs-of-others test-envs test-ray test-ui chaos docs check format bench results clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -61,6 +61,10 @@ test-ray: install ## install the extra ray and run the tests that need it
 test-ui: install ## install playwright and run the tests that need a browser (Chromium: apt install chromium)
 	$(BIN)/pip install --quiet -c constraints.txt playwright
 	$(BIN)/pytest -m ui --durations=8
+
+docs: install ## build the documentation into site/; warnings and dead links are errors
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --strict
 
 check: install ## format, lint, types, import layers
 	$(BIN)/ruff format --check .

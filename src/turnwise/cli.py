@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from turnwise import __version__
 from turnwise.errors import ClusterError, LearnError, SyncError, TurnwiseError, did_you_mean
 from turnwise.floor.async_calls import Terminated
+from turnwise.floor.users_code import find_users_line
 
 _OVERRIDES = """
 settings can be changed with key.path=value or --key.path value, for example
@@ -73,6 +74,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_lab(commands)
     _add_serve(commands)
     _add_look_after(commands)
+    _add_completion(commands)
     return parser
 
 
@@ -301,16 +303,30 @@ def _add_look_after(commands: argparse._SubParsersAction) -> None:  # type: igno
     report.add_argument("--episodes", type=int, default=40, metavar="N", help="how many episodes, about (default: 40)")
 
 
+def _add_completion(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
+    parser = _add(
+        commands,
+        "completion",
+        "print what a shell needs to complete words of turnwise",
+        'bash: eval "$(turnwise completion bash)" in ~/.bashrc\n'
+        "zsh:  turnwise completion zsh > a file named _turnwise in a folder of $fpath",
+    )
+    parser.add_argument("shell", metavar="bash|zsh", choices=("bash", "zsh"), help="which shell")
+
+
 COMMANDS = (
     "train", "eval", "compare", "play", "envs", "check", "convert", "plan", "doctor", "explorers", "export",
-    "export-model", "lab", "serve", "show", "status", "view", "report",
+    "export-model", "lab", "serve", "show", "status", "view", "report", "completion",
 )  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `turnwise` command."""
     words = list(sys.argv[1:] if argv is None else argv)
-    options, rest = _build_parser().parse_known_args(words)
+    parser = _build_parser()
+    options, rest = parser.parse_known_args(words)
+    if options.command == "completion":
+        return _print_completion(parser, options.shell)
     # Imported after parsing: help and mistakes in the words answer at once, without loading torch.
     from turnwise.app import commands  # noqa: PLC0415
 
@@ -325,9 +341,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Terminated:
         _tell("ended by SIGTERM; go on with 'turnwise train --resume RUN'")
         return 143
+    except Exception as error:
+        # A traceback is for mistakes of ours; whoever wrote the line that failed is told which one it is.
+        line = find_users_line(error)
+        if line is None:
+            raise
+        _tell(f"your code failed: {line}\n  {type(error).__name__}: {error}")
+        return 1
     except KeyboardInterrupt:
         _tell("interrupted; go on with 'turnwise train --resume RUN'")
         return 130
+
+
+def _print_completion(parser: argparse.ArgumentParser, shell: str) -> int:
+    from turnwise.app.completion import write_completion  # noqa: PLC0415 - as above
+
+    sys.stdout.write(write_completion(parser, shell))
+    return 0
 
 
 def _tell(problem: str) -> None:

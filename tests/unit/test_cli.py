@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
+import turnwise
 from turnwise.app.run import Run, train
 from turnwise.cli import COMMANDS, main, parse_overrides
 from turnwise.config.load import load_settings
@@ -512,3 +514,42 @@ def test_lab_credit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "has no marks" in refused(capsys, *words, "--out", str(tmp_path / "new"))
     (tmp_path / "file").write_text("")
     assert "Cannot write" in refused(capsys, *words, "--world", "bandit", "--out", str(tmp_path / "file"))
+
+
+# --- shells and citations ---------------------------------------------------------------------------------------------
+
+
+def complete(script: Path, *words: str) -> list[str]:
+    """What bash offers for the last word."""
+    typed = " ".join(f"'{word}'" for word in words)
+    lines = (
+        f'source {script}; COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; _shtab_turnwise; echo "${{COMPREPLY[@]}}"'
+    )
+    done = subprocess.run(["bash", "-c", lines], capture_output=True, text=True, check=True, cwd=script.parent)
+    return done.stdout.split()
+
+
+@pytest.mark.slow
+def test_bash_completes_commands_options_and_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text, _ = call(capsys, "completion", "bash")
+    assert code == 0
+    script = tmp_path / "turnwise.bash"
+    script.write_text(text)
+    assert complete(script, "turnwise", "com") == ["compare", "completion"]
+    assert "frozenlake" in complete(script, "turnwise", "train", "frozen")
+    assert complete(script, "turnwise", "eval", "--su") == ["--suite"]
+    assert complete(script, "turnwise", "play", "soko") == ["sokoban"]
+
+
+def test_zsh_has_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text, _ = call(capsys, "completion", "zsh")
+    assert code == 0
+    assert text.startswith("#compdef turnwise")
+    assert all(f'"{name}:' in text for name in COMMANDS)
+    assert call(capsys, "completion", "fish")[0] == 2
+
+
+def test_the_citation_is_of_this_version() -> None:
+    cited = yaml.safe_load((Path(__file__).parents[2] / "CITATION.cff").read_text())
+    assert (cited["version"], cited["license"]) == (turnwise.__version__, "Apache-2.0")
+    assert {"cff-version", "message", "title", "authors"} <= cited.keys()

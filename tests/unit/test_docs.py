@@ -37,7 +37,14 @@ def pages() -> Iterator[tuple[Path, str]]:
 
 
 @pytest.mark.parametrize(
-    "script", ["generate_configuration.py", "generate_files.py", "generate_coming_from.py", "generate_scaling.py"]
+    "script",
+    [
+        "generate_configuration.py",
+        "generate_files.py",
+        "generate_coming_from.py",
+        "generate_scaling.py",
+        "generate_commands.py",
+    ],
 )
 def test_a_generated_page_is_fresh(script: str) -> None:
     done = subprocess.run(
@@ -161,3 +168,67 @@ def test_the_environment_of_the_page_keeps_the_contract_and_its_settings_are_tak
     assert report.ok, report.failures
     given = yaml.safe_load(example("add_an_environment.md", holding="guess_number:GuessNumber", language="yaml"))
     assert load_settings(given).env.type == "guess_number:GuessNumber"
+
+
+def test_the_callback_of_the_page_listens(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_plots(monkeypatch)
+    (beside / "my_callbacks.py").write_text(example("callbacks.md", holding="class LongEpisodes"))
+    words = [*SMALL_LAKE, "eval.episodes=0", "report.callbacks=[my_callbacks:LongEpisodes]"]
+    run = turnwise.train("frozenlake", words, run_dir=beside / "run")
+    assert all("mine/long_episodes" in row for row in run.metrics() if row["step"] > 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", sorted((DOCS / "tutorials").glob("*.md")), ids=lambda page: page.stem)
+def test_the_code_of_a_tutorial_runs_from_top_to_bottom(
+    page: Path, beside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_plots(monkeypatch)
+    blocks = [text for kind, text in FENCED.findall(page.read_text(encoding="utf-8")) if kind == "python"]
+    assert blocks
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(block, names)
+
+
+# --- the site ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_page_has_a_place_in_the_site() -> None:
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+    listed = re.findall(r"'([\w/.-]+(?:\.md|/))'", repr(nav))
+    assert len(listed) == len(set(listed))
+    there = [str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if not page.name.endswith(".in.md")]
+    assert [page for page in there if page not in listed and f"{Path(page).parent}/" not in listed] == []
+    assert [name for name in listed if not (DOCS / name).exists()] == []
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="the extra 'docs' is not installed")
+    pytest.importorskip("material", reason="the extra 'docs' is not installed")
+    pytest.importorskip("mkdocstrings", reason="the extra 'docs' is not installed")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+# --- the Chinese edition ----------------------------------------------------------------------------------------------
+
+
+def outline(page: str) -> dict[str, list[str]]:
+    """What both editions of the README must have in common."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    plain = re.sub(r"^```\w*\n.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return {
+        "levels of headings": re.findall(r"^(#+) ", plain, flags=re.MULTILINE),
+        "code blocks": [block for _, block in FENCED.findall(text)],
+        "commands": re.findall(r"`(turnwise [^`]+|make [^`]+)`", plain),
+        "rows of tables": re.findall(r"^\| (`[^|]+`) \|", plain.replace("\\|", "/"), flags=re.MULTILINE),
+        "links": sorted(re.findall(r"\]\(([^)\s]+)\)", plain)),
+    }
+
+
+@pytest.mark.parametrize("what", ["levels of headings", "code blocks", "commands", "rows of tables", "links"])
+def test_the_chinese_edition_says_the_same(what: str) -> None:
+    assert outline("README.zh.md")[what] == outline("README.md")[what]

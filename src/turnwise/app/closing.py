@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,11 +11,13 @@ from pathlib import Path
 from rich.console import Console
 
 from turnwise.app.eval_report import Figures, worlds_told
+from turnwise.config.load import load_settings
 from turnwise.config.recipes import list_recipes
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.loop.evaluate import Evaluation
 from turnwise.report.console import print_outcome, print_trajectory
 from turnwise.report.eval_results import TaskResult, results_of, write_eval
+from turnwise.report.manifest import HIDDEN, Manifest
 from turnwise.report.plots import plot_learning_curve, plot_training_health
 from turnwise.report.run_dir import RunDirectory, step_name
 from turnwise.report.summary import Summary
@@ -50,7 +53,7 @@ def close_run(
             f"{turnwise} view {run}",
             f"{turnwise} eval {run}",
             f"{turnwise} play {summary.env} --agent {run}",
-            f"{turnwise} train {_recipe_words(settings, directory)} run.seed={summary.seed + 1}",
+            f"{turnwise} train {_train_words(settings, directory)} run.seed={summary.seed + 1}",
             f"{command('tensorboard')} --logdir {directory.tensorboard}",
         ],
     )
@@ -106,9 +109,29 @@ def with_warm_start(baselines: Mapping[str, float], warm_start_success: float | 
     return dict(sorted(everything.items(), key=lambda item: (item[0] == "oracle", item[1])))
 
 
-def _recipe_words(settings: TurnwiseSettings, directory: RunDirectory) -> str:
-    """How this recipe is called again; one that was given as a file or mapping lives on in the run."""
-    return settings.recipe if settings.recipe in list_recipes() else f"--config {directory.config}"
+def _train_words(settings: TurnwiseSettings, directory: RunDirectory) -> str:
+    """How this run is called again, overrides included; one that was not typed lives on in its settings."""
+    given = Manifest.read(directory.manifest).command
+    is_typed = len(given) > 1 and given[0] in ("turnwise", "__main__.py") and given[1] == "train"
+    if is_typed and not any(HIDDEN in word or word.startswith("--resume") for word in given):
+        return shlex.join(_without(given[2:], "--run-dir", "run.seed", "--run.seed"))
+    is_plain = settings == load_settings(settings.recipe) if settings.recipe in list_recipes() else False
+    return settings.recipe if is_plain else f"--config {directory.config}"
+
+
+def _without(words: Sequence[str], *names: str) -> list[str]:
+    """The words of a command without some options and their values."""
+    kept: list[str] = []
+    skips_value = False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if skips_value:
+            skips_value = False
+        elif name.lstrip("+") in names:
+            skips_value = not equals
+        else:
+            kept.append(word)
+    return kept
 
 
 def _most_telling(trajectories: Sequence[Trajectory]) -> Trajectory:

@@ -8,7 +8,7 @@ that it learnt from before.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -29,6 +29,7 @@ from turnwise.loop.cluster.wanted import read_wanted
 from turnwise.loop.journals import Journals
 from turnwise.loop.stages import Stages
 from turnwise.protocols import Learner
+from turnwise.report.callbacks import Callback
 from turnwise.report.console import print_notice
 from turnwise.report.run_dir import RunDirectory
 
@@ -61,7 +62,9 @@ class ClusterTraining:
         checkpoint: Path | None = None,
         *,
         open_cluster: Callable[[TurnwiseSettings, Path], Cluster] | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
+        self._callbacks = callbacks
         self._settings = settings
         self._directory = directory
         self._console = console
@@ -103,7 +106,10 @@ class ClusterTraining:
         )
         assert self._crew is not None
         await self._crew.gather()
-        await Training(self._settings, self._directory, self._console, checkpoint, workers=workers).run()
+        training = Training(
+            self._settings, self._directory, self._console, checkpoint, workers=workers, callbacks=self._callbacks
+        )
+        await training.run()
 
     def _build(
         self,

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from turnwise import __version__
 from turnwise.app.models import NAMES
+from turnwise.config.registry import ENVS
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.learn.model_files import is_hub_name
 from turnwise.report.intervals import show_share
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.summary import Summary
+from turnwise.rollout.worlds import worlds_of
 
 _BASES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 """Names of ours that are models of the hub."""
@@ -42,11 +44,13 @@ def write_card(settings: TurnwiseSettings, directory: RunDirectory, step: int) -
     facts = [
         ("recipe", settings.recipe),
         ("environment", settings.env.type),
+        ("data", _data(settings)),
         ("seed", str(settings.run.seed)),
         ("base model", _base(settings) or settings.model.path),
         ("trained", "low-rank adapters, merged" if settings.model.lora.type == "lora" else "all weights"),
         ("step", str(step)),
         *_results(directory, summary, step),
+        ("licence", _licence(settings)),
         ("made with", f"turnwise {__version__}"),
     ]
     context = settings.context
@@ -87,6 +91,19 @@ def _results(directory: RunDirectory, summary: Summary | None, step: int) -> lis
         told.append(("success before training", show_share(summary.success_before, summary.eval_episodes)))
     told += [(f"success of {name}", f"{share:.2f}") for name, share in summary.baselines.items()]
     return [*told, ("held-out episodes", str(summary.eval_episodes))]
+
+
+def _data(settings: TurnwiseSettings) -> str:
+    """What the episodes were made from, as each environment says it."""
+    told = {world.tag: getattr(ENVS.get_target(world.env.type), "data", "") for world in worlds_of(settings)}
+    return "; ".join(f"{tag}: {data}" if len(told) > 1 else data for tag, data in told.items()) or "not known"
+
+
+def _licence(settings: TurnwiseSettings) -> str:
+    """Nothing is claimed for weights that others made."""
+    if settings.model.path == "tiny":
+        return "trained from nothing: yours to choose"
+    return f"that of the base model, {_base(settings) or settings.model.path}; see there"
 
 
 def _front_matter(settings: TurnwiseSettings) -> list[str]:

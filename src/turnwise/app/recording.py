@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 from rich.console import Console
 
@@ -12,11 +12,13 @@ from turnwise.loop.evaluate import Evaluation
 from turnwise.loop.parts import PlayParts
 from turnwise.loop.serial import LoopStep
 from turnwise.protocols import Sink
+from turnwise.report.callbacks import Figure, sort_figures
 from turnwise.report.console import ProgressDisplay
 from turnwise.report.learning_record.file import LearningRecorder
 from turnwise.report.metrics import JsonlSink, Sinks, Stopwatch, reward_sources
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.tensorboard import TensorboardSink
+from turnwise.report.trackers import TrackerSite, open_trackers
 from turnwise.report.trajectories import TrajectoryWriter
 from turnwise.types import Metrics
 
@@ -44,6 +46,7 @@ class RunRecorder:
         sinks: list[Sink] = [JsonlSink(directory.metrics, time_offset_s=start_s)]
         if settings.report.tensorboard:
             sinks.append(TensorboardSink(directory.tensorboard, resumed_step=start_step or None))
+        sinks += open_trackers(settings.report.trackers, _tracker_site(settings, directory))
         self._sinks = Sinks(sinks)
         shown = max(settings.report.trajectories_per_step, 1)
         self._trajectories = TrajectoryWriter(directory.trajectories, max_per_step=shown)
@@ -79,8 +82,12 @@ class RunRecorder:
             **{f"time/{name}_s": seconds for name, seconds in spent.items()},
         }
 
-    def write(self, step: LoopStep, metrics: Metrics) -> None:
+    def write(self, step: LoopStep, metrics: Metrics, own: Mapping[str, Figure] = MappingProxyType({})) -> None:
+        """`own` is what callbacks have to say."""
+        numbers, histograms, texts = sort_figures(own)
+        metrics = {**metrics, **numbers}
         self._sinks.write(step.step, metrics)
+        self._sinks.draw(step.step, {**_spreads(step), **histograms}, {**_one_episode(step), **texts})
         num_shown = self._settings.report.trajectories_per_step
         shown = [t for group in step.groups for t in group.trajectories][:num_shown]
         if shown:
@@ -88,6 +95,41 @@ class RunRecorder:
         if step.learnt.batch is not None:
             self._learning.write(step.step, step.learnt.batch)
         self.display.update(step.step, metrics, self._watch.time_split())
+
+
+def _tracker_site(settings: TurnwiseSettings, directory: RunDirectory) -> TrackerSite:
+    told: dict[str, object] = {}
+
+    def flatten(values: Mapping[str, object], prefix: str) -> None:
+        for key, value in values.items():
+            if isinstance(value, Mapping):
+                flatten(value, f"{prefix}{key}.")
+            else:
+                told[f"{prefix}{key}"] = value
+
+    flatten(settings.model_dump(mode="json"), "")
+    return TrackerSite(run_path=directory.path, settings=told)
+
+
+def _spreads(step: LoopStep) -> dict[str, object]:
+    """How returns of episodes and advantages of tokens are spread."""
+    spreads: dict[str, object] = {}
+    if step.groups:
+        spreads["rollout/returns"] = [t.episode_return for group in step.groups for t in group.trajectories]
+    if step.learnt.batch is not None:
+        batch = step.learnt.batch.batch
+        spreads["learn/advantages"] = batch.advantages[batch.loss_mask]
+    return spreads
+
+
+def _one_episode(step: LoopStep) -> dict[str, str]:
+    """The first of a step, as Markdown, with all that was said indented: nothing of it is markup."""
+    for trajectory in (t for group in step.groups for t in group.trajectories):
+        lines = [f"{trajectory.id}: {trajectory.stop_reason}, return {trajectory.episode_return:.3f}", ""]
+        for turn in trajectory.turns:
+            lines += [f"    {line}" for line in (turn.observation + "\n> " + turn.response_text).split("\n")]
+        return {"rollout/episode": "\n".join(lines)}
+    return {}
 
 
 def engine_metrics(parts: object) -> dict[str, float]:

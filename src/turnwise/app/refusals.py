@@ -22,6 +22,8 @@ from turnwise.engine.openai_address import Endpoint
 from turnwise.envs.boundary import reset_env
 from turnwise.errors import ConfigError, EnvError, TurnwiseError
 from turnwise.experience.files import read_experiences
+from turnwise.report.callbacks import open_callbacks
+from turnwise.report.trackers import require_trackers
 from turnwise.rollout.chosen import find_workflow, read_pairs, require_oracle
 from turnwise.rollout.worlds import World, count_held_out, main_world, worlds_of
 
@@ -63,6 +65,8 @@ def find_refusals(settings: TurnwiseSettings) -> list[Refusal]:
         found += _caught("settings", lambda: count_held_out(settings))
     found += _caught("data", lambda: _check_rows(settings))
     found += _caught("data", lambda: _check_offline(settings))
+    found += _caught("settings", lambda: require_trackers(settings.report.trackers))
+    found += _caught("settings", lambda: open_callbacks(settings.report.callbacks))
     found += _caught("model", lambda: _check_model(settings))
     found += _caught("reward model", lambda: _check_reward_model(settings))
     if not found:

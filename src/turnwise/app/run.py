@@ -28,6 +28,7 @@ from turnwise.errors import ConfigError
 from turnwise.floor.async_calls import run_async
 from turnwise.floor.files import read_text
 from turnwise.loop.evaluate import Evaluation, evaluate_once
+from turnwise.report.callbacks import Callback
 from turnwise.report.console import phase, print_notice
 from turnwise.report.learning_record.file import LearningRecord
 from turnwise.report.learning_record.tokens import StepTokens
@@ -81,12 +82,19 @@ def train(
     *,
     run_dir: str | Path | None = None,
     console: Console | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
-    """Train a recipe (name, file or mapping) with overrides; returns the finished Run."""
-    return train_loaded(load_recipe(recipe, overrides), run_dir=run_dir, console=console)
+    """Train a recipe (name, file or mapping) with overrides; returns the finished Run. `callbacks` hear of it all."""
+    return train_loaded(load_recipe(recipe, overrides), run_dir=run_dir, console=console, callbacks=callbacks)
 
 
-def train_loaded(loaded: Loaded, *, run_dir: str | Path | None = None, console: Console | None = None) -> Run:
+def train_loaded(
+    loaded: Loaded,
+    *,
+    run_dir: str | Path | None = None,
+    console: Console | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Run:
     """The same, for a recipe that was loaded already."""
     refuse_what_cannot_run(loaded.settings)
     require_reachable(loaded.settings.model.path)
@@ -96,12 +104,12 @@ def train_loaded(loaded: Loaded, *, run_dir: str | Path | None = None, console: 
     if settings.run.mode == "both":
         directory = new_directory(settings, run_dir, pretrained=pretrained)
         with hold_roles(directory.path, *ROLES):
-            run_async(_whole(settings, directory, console).run())
+            run_async(_whole(settings, directory, console, callbacks=callbacks).run())
         return Run(directory.path)
     if settings.run.mode == "train" and run_dir is None and settings.buffer.offline is None:
         raise ConfigError("run.mode: 'train' given without --run-dir; expected the run directory of an explorer.")
     directory = new_directory(settings, run_dir, is_shared=True, pretrained=pretrained)
-    _run_part(settings, directory, console)
+    _run_part(settings, directory, console, callbacks)
     return Run(directory.path)
 
 
@@ -125,7 +133,9 @@ def new_directory(
     return make(path, config_yaml=dump_settings(settings, pretrained), manifest=manifest)
 
 
-def _run_part(settings: TurnwiseSettings, directory: RunDirectory, console: Console) -> None:
+def _run_part(
+    settings: TurnwiseSettings, directory: RunDirectory, console: Console, callbacks: Sequence[Callback] = ()
+) -> None:
     """A process that explores, trains or evaluates in a run that others may be at work in."""
     if settings.run.mode == "eval":
         checkpoint = directory.latest_checkpoint()
@@ -138,7 +148,7 @@ def _run_part(settings: TurnwiseSettings, directory: RunDirectory, console: Cons
         return
     with hold_roles(directory.path, "trainer"):
         checkpoint = _find_start(directory, console, has_played=False)
-        run_async(Training(settings, directory, console, checkpoint).run())
+        run_async(Training(settings, directory, console, checkpoint, callbacks=callbacks).run())
 
 
 def _find_start(directory: RunDirectory, console: Console, *, has_played: bool = True) -> Path | None:
@@ -200,11 +210,15 @@ def resume(run: str | Path, *, console: Console | None = None) -> Run:
 
 
 def _whole(
-    settings: TurnwiseSettings, directory: RunDirectory, console: Console, checkpoint: Path | None = None
+    settings: TurnwiseSettings,
+    directory: RunDirectory,
+    console: Console,
+    checkpoint: Path | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Training | ClusterTraining:
     """A run that explores and trains, in this process or on a cluster."""
     kind = Training if settings.cluster.type == "none" else ClusterTraining
-    return kind(settings, directory, console, checkpoint)
+    return kind(settings, directory, console, checkpoint, callbacks=callbacks)
 
 
 def evaluate(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from rich.console import Console
 from turnwise.app.checkpointer import Checkpointer
 from turnwise.app.closing import close_run, told, told_by_env, with_warm_start
 from turnwise.app.first_look import FirstLook
+from turnwise.app.heard import HeardStages
 from turnwise.app.progress import Progress
 from turnwise.app.recording import RunRecorder, engine_metrics, evaluation_metrics
 from turnwise.app.set_up import Start, Workers, open_workers, set_up
@@ -27,10 +28,12 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import SyncError
 from turnwise.loop.build import find_loop
 from turnwise.loop.evaluate import Evaluation, baseline_intervals, is_evaluation_due, measure_baselines
+from turnwise.loop.explore import Explored
 from turnwise.loop.parts import TrainParts
 from turnwise.loop.separate import Shared, train_from_buffer
 from turnwise.loop.serial import LoopStep
 from turnwise.loop.stages import STAGES, Stages
+from turnwise.report.callbacks import Callback, open_callbacks
 from turnwise.report.console import phase, print_notice
 from turnwise.report.intervals import share_interval
 from turnwise.report.metrics import Stopwatch, reward_sources
@@ -51,8 +54,14 @@ class Training:
         *,
         workers: Workers | None = None,
         stages: Stages = STAGES,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
-        """`workers`, where they are open already; `stages`, where a trainer has its own."""
+        """`workers`, where they are open already; `stages`, where a trainer has its own; `callbacks` beside those of
+        `report.callbacks`.
+        """
+        self._callbacks = open_callbacks(settings.report.callbacks, callbacks)
+        if self._callbacks.hear_batches:
+            stages = HeardStages(stages, self._callbacks)
         self._settings = settings
         self._directory = directory
         self._console = console
@@ -70,7 +79,7 @@ class Training:
             await self._run(loop if self._stages is STAGES else partial(loop, stages=self._stages))
             return
         shared = Shared.open(self._settings, self._directory)
-        await self._run(partial(train_from_buffer, shared=shared))
+        await self._run(partial(train_from_buffer, shared=shared, stages=self._stages))
 
     async def _run(self, loop: Callable[..., Awaitable[None]]) -> None:
         workers = self._workers or open_workers(
@@ -80,6 +89,7 @@ class Training:
         try:
             await self._play_and_learn(start, loop)
         finally:
+            self._callbacks.close()
             await start.close()
 
     async def _play_and_learn(self, start: Start, loop: Callable[..., Awaitable[None]]) -> None:
@@ -115,7 +125,11 @@ class Training:
         if not start.evaluator.is_wanted:
             return None
         with phase(self._console, f"evaluating on {len(start.evaluator.play.eval_tasks)} held-out episodes") as advance:
-            return await start.evaluator.evaluate(advance)
+            return self._heard(await start.evaluator.evaluate(advance))
+
+    def _heard(self, result: Evaluation) -> Evaluation:
+        self._callbacks.on_eval(self._progress.step, result.trajectories)
+        return result
 
     def _summarise(
         self,
@@ -175,30 +189,31 @@ class Training:
             if first == 0:
                 recorder.write_start(before)
                 if checkpointer.is_due(0):
-                    checkpointer.save(self._now())
+                    self._save(checkpointer)
 
             async def on_step(step: LoopStep) -> None:
                 self._progress = self._progress.after(step)
                 metrics = recorder.metrics_of(step) | engine_metrics(start.parts)
                 if is_evaluation_due(settings, step.step):
                     with recorder.display.phase("evaluating") as advance:
-                        metrics |= evaluation_metrics(await start.evaluator.evaluate(advance))
+                        metrics |= evaluation_metrics(self._heard(await start.evaluator.evaluate(advance)))
                 look.after_update(step.step, metrics)
                 found = watcher.look(step.step, metrics)
-                recorder.write(step, metrics | {"watch/findings": float(len(found))})
+                metrics["watch/findings"] = float(len(found))
+                recorder.write(step, metrics, self._callbacks.on_step(step.step, metrics))
                 watcher.check(found)
                 if checkpointer.is_due(step.step):
-                    checkpointer.save(self._now())
+                    self._save(checkpointer)
                     checkpointer.prune(watcher.watch)
 
             parts = start.parts
             if isinstance(parts, TrainParts):
-                parts = replace(parts, on_explored=look.after_rollout)
+                parts = replace(parts, on_explored=partial(self._after_rollout, look))
             try:
                 await loop(parts, self._watch, start_step=first, on_step=on_step)
             except SyncError:
                 # The other side is gone; what was learnt from what it left must not go with it.
-                checkpointer.save(self._now())
+                self._save(checkpointer)
                 raise
             except asyncio.CancelledError:
                 self._save_interrupted(checkpointer, start)
@@ -206,9 +221,17 @@ class Training:
             except CollapsedError as collapsed:
                 self._go_back(checkpointer, collapsed.finding)
         if not checkpointer.has_saved(self._progress.step):
-            checkpointer.save(self._now())
+            self._save(checkpointer)
         if isinstance(start.parts, TrainParts) and start.parts.journals is not None:
             start.parts.journals.forget_covered()
+
+    def _after_rollout(self, look: FirstLook, step: int, explored: Explored) -> None:
+        look.after_rollout(step, explored)
+        self._callbacks.on_rollout(step, explored.played)
+
+    def _save(self, checkpointer: Checkpointer) -> None:
+        checkpointer.save(self._now())
+        self._callbacks.on_checkpoint(self._progress.step, self._directory.step_checkpoint(self._progress.step))
 
     def _now(self) -> Progress:
         return replace(self._progress, wall_s=time.perf_counter() - self._started_s)

@@ -354,6 +354,16 @@ TRANSPORTS = Registry(
     },
     params={"memory": None, "checkpoint": None},
 )
+CALLBACKS = Registry("callback", {})
+TRACKERS = Registry(
+    "tracker",
+    {
+        "wandb": "turnwise.report.trackers:WandbTracker",
+        "mlflow": "turnwise.report.trackers:MlflowTracker",
+        "swanlab": "turnwise.report.trackers:SwanlabTracker",
+        "trackio": "turnwise.report.trackers:TrackioTracker",
+    },
+)
 LOOPS = Registry(
     "loop",
     {

@@ -47,7 +47,10 @@ class Meter:
 
 
 def batch_metrics(batch: Batch) -> dict[str, float]:
-    """Counts of a batch, and how much of its returns the critic foresaw."""
+    """Counts of a batch, and how much of its returns the critic foresaw.
+
+    `credit_target` is what the critic should say on average; without a critic it is the mean advantage, near 0.
+    """
     mask = batch.loss_mask
     returns, values = batch.returns[mask], batch.values[mask]
     spread = float(returns.var())
@@ -56,6 +59,6 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
         "tokens": float(len(batch.token_ids)),
         "action_tokens": float(mask.sum()),
         "rows": float(batch.num_rows),
-        "mean_return": float(returns.mean()),
+        "credit_target": float(returns.mean()),
         "explained_variance": explained,
     }

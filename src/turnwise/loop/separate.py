@@ -23,6 +23,7 @@ from turnwise.loop.explore import Explored, explore
 from turnwise.loop.parts import ExploreParts, LearnParts
 from turnwise.loop.pipelined import Explorer
 from turnwise.loop.serial import LoopStep, describe_step, learn_from
+from turnwise.loop.stages import STAGES, Stages
 from turnwise.protocols import Buffer, Mailbox, PolicyMark
 from turnwise.report.journal import TrajectoryJournal
 from turnwise.report.metrics import Stopwatch
@@ -72,6 +73,7 @@ async def train_from_buffer(
     start_step: int,
     on_step: Callable[[LoopStep], Awaitable[None]],
     shared: Shared,
+    stages: Stages = STAGES,
 ) -> None:
     """Learn from what is stored, up to `learn.steps`, until the explorer has ended and no full batch is left."""
     if parts.settings.buffer.offline is not None:
@@ -91,7 +93,7 @@ async def train_from_buffer(
             break
         with watch.section("learn"):
             experiences = parts.buffer.take(step)
-            learnt = learn_from(parts, experiences)
+            learnt = learn_from(parts, experiences, stages)
         done = PolicyMark(step, learnt.policy_version)
         with watch.section("sync"):
             end.finish_update(done)

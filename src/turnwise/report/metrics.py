@@ -10,9 +10,10 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -52,6 +53,13 @@ class JsonlSink:
         self._file.close()
 
 
+@runtime_checkable
+class DrawingSink(Protocol):
+    """A sink that also shows how numbers are spread, and texts."""
+
+    def draw(self, step: int, histograms: Mapping[str, object], texts: Mapping[str, str]) -> None: ...
+
+
 class Sinks:
     """Passes metrics on to several sinks. One that raises is dropped with a warning; the others and the run go on."""
 
@@ -59,9 +67,16 @@ class Sinks:
         self._sinks = list(sinks)
 
     def write(self, step: int, metrics: Metrics) -> None:
+        self._call(step, lambda sink: sink.write(step, metrics))
+
+    def draw(self, step: int, histograms: Mapping[str, object], texts: Mapping[str, str]) -> None:
+        """For sinks that can show how numbers are spread, and texts."""
+        self._call(step, lambda sink: sink.draw(step, histograms, texts) if isinstance(sink, DrawingSink) else None)
+
+    def _call(self, step: int, call: Callable[[Sink], None]) -> None:
         for sink in tuple(self._sinks):
             try:
-                sink.write(step, metrics)
+                call(sink)
             except Exception as error:  # noqa: BLE001 - the boundary: reporting must never stop training
                 log.warning("%s failed at step %d and is dropped: %s", type(sink).__name__, step, error)
                 self._sinks.remove(sink)

@@ -30,6 +30,8 @@ from turnwise.report.manifest import Manifest
 from turnwise.report.summary import Summary
 from turnwise.report.watch import Finding
 
+_RENAMED = {"learn/mean_return": "learn/credit_target"}
+"""What older runs call a metric: it was taken for the return of episodes."""
 _STEP_NAME = re.compile(r"step-(\d{6,})")
 
 
@@ -205,7 +207,7 @@ class RunDirectory:
     def read_metrics(self) -> list[dict[str, float]]:
         """One mapping per step; values that were not finite when written are left out."""
         rows = (row for _, row in _rows(self.metrics)) if self.metrics.exists() else ()
-        return [{name: value for name, value in row.items() if value is not None} for row in rows]
+        return [{_RENAMED.get(name, name): value for name, value in row.items() if value is not None} for row in rows]
 
     def read_explorer_metrics(self) -> list[dict[str, float]]:
         """One mapping per rollout, where the explorer is a process of its own; otherwise none."""

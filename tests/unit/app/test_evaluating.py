@@ -14,12 +14,14 @@ from turnwise.app.eval_report import EvalReport
 from turnwise.app.eval_texts import show_report, to_markdown
 from turnwise.app.evaluating import evaluate_policy, evaluate_rule
 from turnwise.app.policies import find_policy
-from turnwise.app.run import Run
+from turnwise.app.run import Run, train
 from turnwise.cli import main
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError
 from turnwise.report.eval_results import read_eval
 from turnwise.report.trajectories import read_trajectories
+
+from ...small_run import SMALL_LAKE, without_plots
 
 QUIET = Console(quiet=True)
 
@@ -207,3 +209,18 @@ def test_the_command_plays_rules_suites_and_writes_pages(
 def test_words_that_do_not_fit_are_refused(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     assert told in capsys.readouterr().err
+
+
+def test_an_evaluation_changes_nothing_in_a_training_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_plots(monkeypatch)
+    often = ["eval.every=1", "eval.samples=2", "eval.temperature=1"]
+    plain, watched = (
+        train("frozenlake", [*SMALL_LAKE, *words], run_dir=tmp_path / str(number))
+        for number, words in enumerate((["eval.episodes=0"], often))
+    )
+    pairs = list(zip(plain.metrics(), [row for row in watched.metrics() if row["step"] > 0], strict=True))
+    assert len(pairs) == 2
+    for one, two in pairs:
+        names = [name for name in one if name.startswith(("learn/", "rollout/")) and not name.endswith("_per_s")]
+        assert [one[name] for name in names] == [two[name] for name in names]
+    assert watched.summary.eval_episodes == 10

@@ -47,6 +47,8 @@ def test_the_folder_is_an_ordinary_model_with_a_card(finished: Run, tmp_path: Pa
 
 def test_the_card_has_the_facts_of_the_run(finished: Run, tmp_path: Path) -> None:
     card = (export_model(finished.path, tmp_path / "exported") / "README.md").read_text()
+    assert "| data | built in |" in card
+    assert "| licence | trained from nothing: yours to choose |" in card
     summary = finished.summary
     assert card.startswith("---\nlibrary_name: transformers\n")
     assert "| recipe | frozenlake |" in card

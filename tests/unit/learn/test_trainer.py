@@ -68,7 +68,7 @@ def test_every_token_weighs_the_same_whatever_row_it_is_in() -> None:
     assert metrics["learn/tokens"] == len(batch.token_ids)
     assert metrics["learn/rows"] == batch.num_rows
     assert metrics["learn/ratio"] > 0
-    assert metrics["learn/mean_return"] == pytest.approx(batch.returns[batch.loss_mask].mean(), abs=1e-6)
+    assert metrics["learn/credit_target"] == pytest.approx(batch.returns[batch.loss_mask].mean(), abs=1e-6)
 
 
 # --- the policy ------------------------------------------------------------------------------------------------------

@@ -181,9 +181,9 @@ def test_settings_of_the_update_reach_it(tmp_path: Path, monkeypatch: pytest.Mon
     assert mixed["learn/ptx_loss"] > 0
     priced = losses(tmp_path, "kl", "learn.kl.type=reward", "learn.kl.coef=5.0", "learn.kl.estimator=abs")
     assert priced["learn/kl_coef"] == 5.0
-    assert priced["learn/mean_return"] != plain["learn/mean_return"]
+    assert priced["learn/credit_target"] != plain["learn/credit_target"]
     shifted = losses(tmp_path, "norm", "reward.normalisation.method=mean", "reward.normalisation.grouping=batch")
-    assert shifted["learn/mean_return"] != plain["learn/mean_return"]
+    assert shifted["learn/credit_target"] != plain["learn/credit_target"]
 
 
 # --- a supervised mix from a file ------------------------------------------------------------------------------------

@@ -21,6 +21,11 @@ class ReportSettings(Settings):
     many tokens."""
     tensorboard: bool = True
     """Write TensorBoard event files."""
+    trackers: list[str] = Field(default=[])
+    """Where metrics go as well: `wandb`, `mlflow`, `swanlab`, `trackio`, or a sink of your own as
+    `package.module:Class`."""
+    callbacks: list[str] = Field(default=[])
+    """Classes that hear of every stage, `package.module:Class` each."""
 
     @field_validator("tokens", mode="before")
     @classmethod

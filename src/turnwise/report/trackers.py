@@ -1,0 +1,173 @@
+"""The metrics of a step come in; they go to the tracker that a user already has, through its own package.
+
+`report.trackers` names them. Each package is an extra, is imported only where it is named, and is told where to write
+by its own environment variables (`WANDB_MODE=offline`, `MLFLOW_TRACKING_URI`, …): no address and no key is ours to
+know. A tracker that fails while a run goes on is dropped with a warning, like every sink.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from turnwise.config.packages import require_package
+from turnwise.config.registry import TRACKERS
+from turnwise.floor.seeds import fingerprint
+from turnwise.protocols import Sink
+from turnwise.types import Metrics
+
+PROJECT = "turnwise"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackerSite:
+    """What a tracker is opened for: `report.trackers` names classes with `open(site) -> Sink`."""
+
+    run_path: Path
+    settings: Mapping[str, object]
+    """All of the run, by their dotted paths."""
+
+    @property
+    def name(self) -> str:
+        return self.run_path.name
+
+    @property
+    def id(self) -> str:
+        """The same for a run that is resumed."""
+        return f"{fingerprint(str(self.run_path.resolve())):016x}"
+
+
+class Tracker(Protocol):
+    @classmethod
+    def open(cls, site: TrackerSite) -> Sink: ...
+
+
+def open_trackers(names: Sequence[str], site: TrackerSite) -> list[Sink]:
+    return [cast(Tracker, TRACKERS.get_target(name)).open(site) for name in names]
+
+
+def require_trackers(names: Sequence[str]) -> None:
+    """Raise where one is not known, or its package is not here."""
+    for name in names:
+        target = TRACKERS.get_target(name)
+        package = getattr(target, "package", None)
+        if package is not None:
+            require_package(package, extra=name, asked_by=f"report.trackers: {name}")
+
+
+def _package(name: str, module: str) -> Any:
+    return require_package(module, extra=name, asked_by=f"report.trackers: {name}")
+
+
+class WandbTracker:
+    """Weights & Biases."""
+
+    package = "wandb"
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+
+    @classmethod
+    def open(cls, site: TrackerSite) -> WandbTracker:
+        wandb = _package("wandb", cls.package)
+        run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=site.name,
+            id=site.id,
+            resume="allow",
+            dir=str(site.run_path),
+            config=dict(site.settings),
+        )
+        return cls(run)
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MlflowTracker:
+    """MLflow; without `MLFLOW_TRACKING_URI` a database in the run directory."""
+
+    package = "mlflow"
+
+    def __init__(self, client: Any, run_id: str, make_metric: Any) -> None:
+        self._client = client
+        self._run_id = run_id
+        self._make_metric = make_metric
+
+    @classmethod
+    def open(cls, site: TrackerSite) -> MlflowTracker:
+        mlflow = _package("mlflow", cls.package)
+        entities = _package("mlflow", "mlflow.entities")
+        client = mlflow.MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{site.run_path}/mlflow.db")
+        project = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        found = client.get_experiment_by_name(project)
+        experiment = found.experiment_id if found else client.create_experiment(project)
+        run_id = client.create_run(experiment, run_name=site.name).info.run_id
+        params = [entities.Param(key, str(value)[:500]) for key, value in site.settings.items()]
+        # The most that a server takes at once.
+        for start in range(0, len(params), 100):
+            client.log_batch(run_id, params=params[start : start + 100])
+        return cls(client, run_id, entities.Metric)
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        now_ms = int(time.time() * 1000)
+        rows = [self._make_metric(name, float(value), now_ms, step) for name, value in metrics.items()]
+        self._client.log_batch(self._run_id, metrics=rows)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run_id)
+
+
+class SwanlabTracker:
+    """SwanLab; `SWANLAB_MODE=local` or `offline` keeps everything on this machine."""
+
+    package = "swanlab"
+
+    def __init__(self, swanlab: Any) -> None:
+        self._swanlab = swanlab
+
+    @classmethod
+    def open(cls, site: TrackerSite) -> SwanlabTracker:
+        swanlab = _package("swanlab", cls.package)
+        swanlab.init(
+            project=os.environ.get("SWANLAB_PROJECT", PROJECT),
+            experiment_name=site.name,
+            config=dict(site.settings),
+            logdir=str(site.run_path / "swanlab"),
+            mode=os.environ.get("SWANLAB_MODE"),
+        )
+        return cls(swanlab)
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        self._swanlab.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._swanlab.finish()
+
+
+class TrackioTracker:
+    """Trackio, which is on this machine unless it is told otherwise (`TRACKIO_DIR` says where)."""
+
+    package = "trackio"
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+
+    @classmethod
+    def open(cls, site: TrackerSite) -> TrackioTracker:
+        trackio = _package("trackio", cls.package)
+        project = os.environ.get("TRACKIO_PROJECT", PROJECT)
+        return cls(trackio.init(project=project, name=site.name, config=dict(site.settings), resume="allow"))
+
+    def write(self, step: int, metrics: Metrics) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
