@@ -29,12 +29,18 @@ class Place:
 
 def find_users_line(error: BaseException) -> Place | None:
     """The innermost line of the user's on the way to an error; None where none is on it."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if _is_users(frame.filename):
-            return Place(
-                file=frame.filename, line=frame.lineno or 0, function=frame.name, text=(frame.line or "").strip()
-            )
-    return None
+    users = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    return _place(users[-1]) if users else None
+
+
+def find_line(error: BaseException) -> Place | None:
+    """The user's line; where none is on the way, the one that raised; None for an error that was never raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return find_users_line(error) or (_place(frames[-1]) if frames else None)
+
+
+def _place(frame: traceback.FrameSummary) -> Place:
+    return Place(file=frame.filename, line=frame.lineno or 0, function=frame.name, text=(frame.line or "").strip())
 
 
 def _is_users(filename: str) -> bool:

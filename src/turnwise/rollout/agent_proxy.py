@@ -11,21 +11,19 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import sysconfig
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from turnwise.config.sections.context import ContextSettings
 from turnwise.context.trajectory import make_trajectory
 from turnwise.errors import ContextOverflow, EngineError, EnvError
+from turnwise.floor.users_code import find_line
 from turnwise.protocols import ChatTemplate, Engine
 from turnwise.rollout.env_manager import EnvStateManager, dynamics_seed
 from turnwise.rollout.judges import Judging
@@ -40,8 +38,6 @@ _MAX_THREADS = 256
 """Programs of plain code that run at the same time; further ones wait for their turn."""
 _CLOSE_S = 30.0
 """Longest time that a workflow may take to let go of what it holds."""
-_PACKAGE = Path(__file__).resolve().parents[1]
-_INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
 _scopes = count()
 log = logging.getLogger(__name__)
 
@@ -244,18 +240,6 @@ def _is_plain(workflow: object) -> bool:
 
 def _describe(error: Exception) -> str:
     """What was raised, and the innermost line of the user's that led to it; the library's only where there is none."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not _is_ours(f.filename)]
-    users = [f for f in own if not _is_installed(f.filename)]
-    place = (users or own or frames)[-1:]
-    told = "".join(f" ({frame.filename}:{frame.lineno}, in {frame.name})" for frame in place)
+    place = find_line(error)
+    told = "" if place is None else f" ({place.file}:{place.line}, in {place.function})"
     return f"{type(error).__name__}: {error}{told}"
-
-
-def _is_ours(file: str) -> bool:
-    return Path(file).is_relative_to(_PACKAGE)
-
-
-def _is_installed(file: str) -> bool:
-    """Whether it belongs to Python or to a package that is installed beside us."""
-    return file.startswith("<") or any(Path(file).is_relative_to(folder) for folder in _INSTALLED)
