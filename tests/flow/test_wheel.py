@@ -24,6 +24,7 @@ SOURCES = Path(__file__).parents[2]
 COMMAND_LINES = {
     "train": ["train", "--resume", "run"],
     "eval": ["eval", "run", "--episodes", "3"],
+    "compare": ["compare", "run", "run"],
     "play": ["play", "frozen_lake", "--agent", "oracle"],
     "envs": ["envs"],
     "check": ["check", "frozenlake"],
