@@ -58,7 +58,7 @@ def test_all_names_exist_and_an_unknown_one_is_an_attribute_error() -> None:
 @pytest.mark.parametrize(
     ("function", "parameters"),
     [
-        ("train", ["recipe", "overrides", "run_dir", "console"]),
+        ("train", ["recipe", "overrides", "run_dir", "console", "callbacks"]),
         ("evaluate", ["target", "episodes", "recipe", "split", "console", "overrides"]),
         ("resume", ["run", "console"]),
         ("open_run", ["path"]),

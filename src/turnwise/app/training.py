@@ -240,7 +240,7 @@ class Training:
         """Ctrl-C, or a system that ends its jobs: saved is the last step, unless an update was broken off."""
         step, path = self._progress.step, self._directory.path
         if start.parts.learner.policy_version == self._progress.policy_version and not checkpointer.has_saved(step):
-            checkpointer.save(self._now())
+            self._save(checkpointer)
         print_notice(self._console, f"interrupted after step {step}; go on with: turnwise train --resume {path}")
 
     def _go_back(self, checkpointer: Checkpointer, collapse: Finding) -> None:
