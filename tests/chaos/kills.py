@@ -95,6 +95,8 @@ def play_chaos(folder: Path, *, num_kills: int, seed: int, modes: Sequence[Mode]
         except (AssertionError, subprocess.TimeoutExpired) as error:
             tallies[mode].lost.append(f"{type(error).__name__}: {error}")
         shutil.rmtree(path, ignore_errors=True)
+        # An hour is long without a word.
+        sys.stderr.write(f"run {turn}, {mode}: {tallies[mode]}\n")
     return tallies
 
 
