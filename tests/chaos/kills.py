@@ -95,6 +95,8 @@ def play_chaos(folder: Path, *, num_kills: int, seed: int, modes: Sequence[Mode]
         except (AssertionError, subprocess.TimeoutExpired) as error:
             tallies[mode].lost.append(f"{type(error).__name__}: {error}")
         shutil.rmtree(path, ignore_errors=True)
+        # An hour is long without a word.
+        sys.stderr.write(f"run {turn}, {mode}: {tallies[mode]}\n")
     return tallies
 
 
@@ -147,8 +149,8 @@ def _disturb(path: Path, mode: Mode, dice: random.Random, *, at_most: int, typic
     processes = [_start(command, log) for command in _commands(path, mode)]
     try:
         for _ in range(min(5, at_most)):
-            time.sleep(dice.uniform(0.2, 1.0) * typical_s)
             number = dice.randrange(len(processes))
+            _wait_for_moment(path, processes[number], dice, typical_s=typical_s)
             if processes[number].poll() is None:
                 processes[number].send_signal(dice.choice(_KILLS))
                 num_kills += 1
@@ -167,6 +169,30 @@ def _disturb(path: Path, mode: Mode, dice: random.Random, *, at_most: int, typic
             process.kill()
             process.wait()
     return num_kills
+
+
+def _wait_for_moment(path: Path, process: subprocess.Popen[bytes], dice: random.Random, *, typical_s: float) -> None:
+    """One time in five while it starts; otherwise when it has written a few more things, whatever they are."""
+    if dice.random() < 0.2:
+        time.sleep(dice.uniform(0.0, 0.5) * typical_s)
+        return
+    wanted, deadline_s = _count_signs(path) + dice.randint(1, 8), time.monotonic() + HANG_S
+    while process.poll() is None and _count_signs(path) < wanted and time.monotonic() < deadline_s:
+        time.sleep(0.005)
+
+
+def _count_signs(path: Path) -> int:
+    """Episodes, steps, checkpoints finished or not, weights, stored rollouts: all that a run writes on its way."""
+    files = [path / "metrics.jsonl", path / "explorer.jsonl", *path.glob("unfinished/*.jsonl")]
+    names = [*path.glob("checkpoints/*"), *path.glob("checkpoints/.*"), *path.glob("weights/*")]
+    return sum(_count_lines(file) for file in files) + len(names)
+
+
+def _count_lines(file: Path) -> int:
+    try:
+        return file.read_bytes().count(b"\n")
+    except FileNotFoundError:
+        return 0
 
 
 # --- what must be there -----------------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def test_a_failing_rollout_ends_the_run_with_its_own_error(monkeypatch: pytest.M
     async def fail(*_: object, **__: object) -> None:
         raise RuntimeError("the rollout broke")
 
-    monkeypatch.setattr(pipelined, "explore", fail)
+    monkeypatch.setattr(pipelined, "explore_on_record", fail)
     with pytest.raises(RuntimeError, match="the rollout broke"):
         run(train_pipelined, parts_of())
 
@@ -139,7 +139,7 @@ def test_a_rollout_that_never_ends_is_named_when_the_deadline_passes(monkeypatch
     async def hang(*_: object, **__: object) -> None:
         await asyncio.sleep(3600)
 
-    monkeypatch.setattr(pipelined, "explore", hang)
+    monkeypatch.setattr(pipelined, "explore_on_record", hang)
     with pytest.raises(SyncError, match=r"the trainer has waited \d+ s for rollout 1.*sync\.timeout_s is 0\.2"):
         run(train_pipelined, parts_of("sync.timeout_s=0.2"))
 
