@@ -113,13 +113,20 @@ class ModelHandle:
         )
         requests = [self._request(prompt, sampling, manner, number) for number in range(n)]
         if n == 1:
-            completions: Sequence[Completion] = [await self._engine.generate(requests[0])]
+            outcomes: Sequence[Completion | BaseException] = [await self._engine.generate(requests[0])]
         else:
-            completions = await asyncio.gather(*map(self._engine.generate, requests))
+            # Where one fails the others are waited for and written down: what was sampled is never lost.
+            outcomes = await asyncio.gather(*map(self._engine.generate, requests), return_exceptions=True)
         self._refuse_if_cancelled()
-        return [
-            self._recorder.record(prompt, completion, step=step, reading=manner.reading) for completion in completions
+        replies = [
+            self._recorder.record(prompt, outcome, step=step, reading=manner.reading)
+            for outcome in outcomes
+            if isinstance(outcome, Completion)
         ]
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return replies
 
     def recite(self, messages: Sequence[ChatMessage], reply: str, *, prefix: str = "") -> Response:
         """Write down a reply that somebody else gave, as if the model had sampled it with certainty."""

@@ -114,7 +114,7 @@ def _read_conversation(given: object) -> list[dict[str, Any]]:
     return messages
 
 
-def _read_blocks(blocks: Sequence[object], role: str, where: str) -> list[dict[str, Any]]:
+def _read_blocks(blocks: Sequence[Any], role: str, where: str) -> list[dict[str, Any]]:
     """Results of tools become messages of their own, before what the user says beside them."""
     texts, calls, results = [], [], []
     for block in blocks:

@@ -8,7 +8,7 @@ episode of which nothing is heard any more becomes a failed trajectory, so that 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -52,7 +52,7 @@ class _OpenEpisode:
     id: TrajectoryId
     group: _OpenGroup
     heard_at_s: float
-    sub_rewards: Counter[int] = field(default_factory=Counter)
+    sub_rewards: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     """By step: what single calls were given."""
 
 
@@ -141,8 +141,9 @@ class EpisodeRecorder:
             told = found.episode.read_outcome(outcome)
         except RewardError as error:
             raise ServeError(str(error)) from error
-        rewards = Counter(found.sub_rewards)
-        rewards.update(_by_step(told.reward, calls))
+        rewards = found.sub_rewards.copy()
+        for step, reward in _by_step(told.reward, calls).items():
+            rewards[step] += reward
         num_anew = sum(call.is_anew for call in calls)
         is_saved = self._end(name, found, rewards, found.episode.stop_reason, is_success=told.is_success)
         return {
