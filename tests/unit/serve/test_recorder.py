@@ -122,6 +122,9 @@ def test_nobody_is_answered_without_the_token() -> None:
     ("path", "body", "method", "status"),
     [
         ("/v1/nothing", {}, "POST", 404),
+        ("/../../etc/passwd", None, "GET", 404),
+        ("/%2e%2e/%2e%2e/etc/passwd", None, "GET", 404),
+        ("/episodes/..%2f..%2fetc/v1/chat/completions", HELLO, "POST", 404),
         ("/v1/chat/completions", None, "GET", 405),
         ("/v1/models", {}, "POST", 405),
         ("/episodes/7-0/v1/chat/completions", HELLO, "POST", 404),
