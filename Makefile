@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PARALLEL := -n auto --maxprocesses=8 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test coverage test-fast test-vllm envs-of-others test-envs test-ray test-ui chaos docs check format bench results clean
+.PHONY: help install train test coverage test-fast test-vllm envs-of-others test-envs test-ray test-agents test-ui chaos docs check format bench results clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -57,6 +57,16 @@ test-envs: install envs-of-others ## set up verifiers and gem-llm in .venv-envs 
 test-ray: install ## install the extra ray and run the tests that need it
 	$(BIN)/pip install --quiet -c constraints.txt ray
 	$(BIN)/pytest -m ray --durations=8
+
+test-agents: install .venv-agents/.installed ## set up the agent frameworks in .venv-agents and run the tests that need them
+	TURNWISE_AGENTS_PYTHON=$(CURDIR)/.venv-agents/bin/python $(BIN)/pytest tests/unit/serve/test_agent_frameworks.py --durations=8
+
+.venv-agents/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-agents
+	.venv-agents/bin/pip install --quiet -c constraints.txt torch
+	@# Not by our constraints: the frameworks name the versions of openai and mcp that they go with.
+	.venv-agents/bin/pip install --quiet -e '.[serve,agents]' httpx
+	@touch $@
 
 test-ui: install ## install playwright and run the tests that need a browser (Chromium: apt install chromium)
 	$(BIN)/pip install --quiet -c constraints.txt playwright

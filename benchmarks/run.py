@@ -15,7 +15,9 @@ import torch
 
 NAMES = (
     "buffer",
+    "conversations",
     "credit",
+    "endpoint",
     "engine_multi_turn",
     "learning_record",
     "memory",

@@ -114,7 +114,10 @@ class Workflow(ABC):
         return
 
     def is_success(self, total_reward: float) -> bool:
-        """Whether the run counts as a success in reports; by default, whether it earned something."""
+        """Whether the run counts as a success in reports; by default, whether it earned something.
+
+        Where rewards are also paid on the way, say here whether the goal was reached, or tell `finish`.
+        """
         return total_reward > 0
 
     def finish(
@@ -124,8 +127,12 @@ class Workflow(ABC):
         stop_reason: StopReason = StopReason.TERMINATED,
         final_observation: str = "",
         failure: str = "",
+        is_success: bool | None = None,
     ) -> Trajectory:
-        """The run as a trajectory: `reward` is for its end, or by step, beside those of `facts`."""
+        """The run as a trajectory: `reward` is for its end, or by step, beside those of `facts`.
+
+        `is_success` says whether the goal was reached; None asks the method of that name.
+        """
         calls = self.model.calls
         last = calls[-1].step if calls else 0
         facts = dict(self.facts)
@@ -140,7 +147,7 @@ class Workflow(ABC):
             facts,
             is_cut_at_calls=self.is_cut_at_calls,
             stop_reason=stop_reason,
-            is_success=not stop_reason.is_error and self.is_success(total),
+            is_success=not stop_reason.is_error and (self.is_success(total) if is_success is None else is_success),
             final_observation=final_observation,
             failure=failure,
         )

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import SupportsFloat
 
@@ -21,6 +22,16 @@ _log = logging.getLogger("turnwise.serve")
 
 _told: set[str] = set()
 """What was told of once in this process: programs ask for the same in every call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an episode was worth."""
+
+    reward: float | dict[int, float]
+    """For its end, or by step."""
+    is_success: bool | None = None
+    """Whether the goal was reached; None: nobody said."""
 
 
 class Episode:
@@ -108,6 +119,18 @@ class Episode:
         """Nobody got these replies, so nobody acted on them."""
         lost = set(map(id, responses))
         self.model.calls[:] = [call for call in self.model.calls if id(call) not in lost]
+
+    def read_outcome(self, given: object) -> Outcome:
+        """A reward, or `{"reward": …, "is_success": …}` with `rewards` where each call has its own."""
+        if not isinstance(given, Mapping):
+            return Outcome(self.read_reward(given))
+        said = given.get("is_success")
+        if set(given) - {"is_success"} not in ({"reward"}, {"rewards"}) or not isinstance(said, bool | None):
+            raise RewardError(
+                f"{dict(given)!r} given; expected a number, or a mapping with 'reward' (or 'rewards', one for each "
+                "call) and 'is_success' (true or false)."
+            )
+        return Outcome(self.read_reward(given["reward"] if "reward" in given else given["rewards"]), said)
 
     def read_reward(self, given: object) -> float | dict[int, float]:
         """One number for the whole episode, or a list with one for each call."""

@@ -123,8 +123,8 @@ def _read_blocks(blocks: Sequence[Any], role: str, where: str) -> list[dict[str,
                 texts.append(text)
             case {"type": "tool_use", "id": identity, "name": name, "input": arguments}:
                 calls.append({"id": identity, "function": {"name": name, "arguments": arguments}})
-            case {"type": "tool_result", "tool_use_id": identity}:
-                text = _text_of(block.get("content") or "", where)
+            case {"type": "tool_result", "tool_use_id": identity, **rest}:
+                text = _text_of(rest.get("content") or "", where)
                 results.append({"role": "tool", "content": text, "tool_call_id": identity})
             case {"type": "thinking" | "redacted_thinking"}:
                 pass

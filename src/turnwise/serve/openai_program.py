@@ -1,8 +1,8 @@
-"""`rollout.workflow: openai_program`: trains a program that knows nothing but an OpenAI client.
+"""`rollout.workflow: openai_program`: trains a program that knows nothing but a client of a chat API.
 
 The program is a function, plain or a coroutine, that is given `base_url`, `api_key` and the task, plays it and returns
-its reward. All programs that run at the same time share one endpoint in this process, so that the engine puts their
-calls into one batch.
+its reward, or `{"reward": …, "is_success": …}`. All programs that run at the same time share one endpoint in this
+process, so that the engine puts their calls into one batch.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from typing import Any, NoReturn
 
 from turnwise.config.registry import import_target
 from turnwise.errors import ConfigError, EngineError, ServeError
+from turnwise.exchange import TurnFacts
 from turnwise.rollout.workflow import Workflow
 from turnwise.serve.endpoint import ChatEndpoint
-from turnwise.serve.episode import Episode
+from turnwise.serve.episode import Episode, Outcome
 from turnwise.types import StopReason, Trajectory
 
 _EXPECTED = "expected 'package.module:function', a function that takes (base_url, api_key, task) and returns a reward."
@@ -46,20 +47,23 @@ class OpenAiProgramWorkflow(Workflow):
             keeps_sampling=True,
         )
         async with _offer(episode) as (base_url, api_key):
-            reward = await self._earn(partial(program, base_url=base_url, api_key=api_key, task=self.task), episode)
-        return self.finish(reward, stop_reason=episode.stop_reason)
+            outcome = await self._earn(partial(program, base_url=base_url, api_key=api_key, task=self.task), episode)
+        for call in self.model.calls:
+            # A conversation that the program edited could not go on over the sampled tokens.
+            self.facts[call.step] = TurnFacts(metrics={"encoded_anew": float(call.is_anew)})
+        return self.finish(outcome.reward, stop_reason=episode.stop_reason, is_success=outcome.is_success)
 
-    async def _earn(self, program: Callable[[], Any], episode: Episode) -> float | Mapping[int, float]:
+    async def _earn(self, program: Callable[[], Any], episode: Episode) -> Outcome:
         try:
-            reward = episode.read_reward(await self._call(program))
+            outcome = episode.read_outcome(await self._call(program))
         except Exception:
             # Programs do not expect to be cut short: what a budget made them raise is the end of an episode.
             if episode.refusal is None:
                 raise
-            reward = 0.0
+            outcome = Outcome(0.0)
         if episode.stop_reason is StopReason.ENGINE_ERROR:
             raise EngineError(str(episode.refusal))
-        return reward
+        return outcome
 
 
 def _import_program(workflow_args: Mapping[str, Any]) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ episode of which nothing is heard any more becomes a failed trajectory, so that 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -19,7 +20,7 @@ from turnwise.context.trajectory import make_trajectory
 from turnwise.errors import RewardError, ServeError
 from turnwise.exchange import TurnFacts
 from turnwise.rollout.model_handle import ModelHandle
-from turnwise.serve.episode import Episode
+from turnwise.serve.episode import Episode, read_number
 from turnwise.types import Group, StopReason, Task, Trajectory, TrajectoryId
 
 DEFAULT = "default"
@@ -51,6 +52,8 @@ class _OpenEpisode:
     id: TrajectoryId
     group: _OpenGroup
     heard_at_s: float
+    sub_rewards: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
+    """By step: what single calls were given."""
 
 
 class Journal(Protocol):
@@ -120,11 +123,14 @@ class EpisodeRecorder:
 
     def end(self, name: str, outcome: dict[str, Any]) -> dict[str, Any]:
         found = self._get(name)
-        if set(outcome) not in ({"reward"}, {"rewards"}):
+        if "call" in outcome:
+            return self._reward_call(name, found, outcome)
+        if set(outcome) - {"is_success"} not in ({"reward"}, {"rewards"}):
             raise ServeError(
-                f"{sorted(outcome)} given; expected 'reward', a number, or 'rewards', a list of one for each call."
+                f"{sorted(outcome)} given; expected 'reward', a number, or 'rewards', a list of one for each call, and "
+                "'is_success' where it is known."
             )
-        (given,) = outcome.values()
+        given = outcome.get("reward", outcome.get("rewards"))
         calls = found.episode.model.calls
         if isinstance(given, list) is ("reward" in outcome) or not calls:
             raise ServeError(
@@ -132,11 +138,34 @@ class EpisodeRecorder:
                 "each call, after at least one call."
             )
         try:
-            rewards = _by_step(found.episode.read_reward(given), calls)
+            told = found.episode.read_outcome(outcome)
         except RewardError as error:
             raise ServeError(str(error)) from error
-        is_saved = self._end(name, found, rewards, found.episode.stop_reason)
-        return {"id": name, "trajectory": str(found.id), "calls": len(calls), "group_saved": is_saved}
+        rewards = found.sub_rewards.copy()
+        for step, reward in _by_step(told.reward, calls).items():
+            rewards[step] += reward
+        num_anew = sum(call.is_anew for call in calls)
+        is_saved = self._end(name, found, rewards, found.episode.stop_reason, is_success=told.is_success)
+        return {
+            "id": name,
+            "trajectory": str(found.id),
+            "calls": len(calls),
+            "encoded_anew": num_anew,
+            "group_saved": is_saved,
+        }
+
+    def _reward_call(self, name: str, found: _OpenEpisode, outcome: dict[str, Any]) -> dict[str, Any]:
+        """A reward for one call, named by the id of its reply; the episode goes on."""
+        call = outcome["call"]
+        steps = {str(response.step) for response in found.episode.model.calls}
+        step = call.rpartition("-")[2] if isinstance(call, str) else ""
+        if set(outcome) != {"call", "reward"} or step not in steps:
+            raise ServeError(f"{outcome!r} given; expected 'call', the id of a reply of this episode, and 'reward'.")
+        try:
+            found.sub_rewards[int(step)] += read_number(outcome["reward"])
+        except RewardError as error:
+            raise ServeError(str(error)) from error
+        return {"id": name, "call": call, "reward": found.sub_rewards[int(step)]}
 
     def close(self) -> None:
         """What has ended is saved, also where siblings have not."""
@@ -175,7 +204,14 @@ class EpisodeRecorder:
         self._episodes[name] = _OpenEpisode(episode, trajectory, group, self._clock())
 
     def _end(
-        self, name: str, found: _OpenEpisode, rewards: Mapping[int, float], reason: StopReason, failure: str = ""
+        self,
+        name: str,
+        found: _OpenEpisode,
+        rewards: Mapping[int, float],
+        reason: StopReason,
+        failure: str = "",
+        *,
+        is_success: bool | None = None,
     ) -> bool:
         """Says whether the group was saved with it."""
         calls, group = list(found.episode.model.calls), found.group
@@ -186,7 +222,7 @@ class EpisodeRecorder:
             {step: TurnFacts(reward=reward) for step, reward in rewards.items()},
             is_cut_at_calls=True,
             stop_reason=reason,
-            is_success=sum(rewards.values()) > 0,
+            is_success=sum(rewards.values()) > 0 if is_success is None else is_success,
             failure=failure,
         )
         is_complete = len(group.ended) == group.size

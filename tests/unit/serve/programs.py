@@ -35,6 +35,13 @@ async def play_async(*, base_url: str, api_key: str, task: Any) -> list[float]:
     return rewards
 
 
+def play_unsuccessful(*, base_url: str, api_key: str, task: Any) -> dict[str, object]:
+    """Earns something on the way, and does not reach its goal."""
+    client = OpenAI(base_url=base_url, api_key=api_key, http_client=CONNECTIONS)
+    client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": "x"}])
+    return {"reward": 0.01, "is_success": False}
+
+
 def play_endless(*, base_url: str, api_key: str, task: Any) -> float:
     """Never ends by itself."""
     client = OpenAI(base_url=base_url, api_key=api_key, http_client=CONNECTIONS)

@@ -50,7 +50,7 @@ class OneEpisode:
             engine,
             tool_template(),
             sampling=Sampling(temperature=0.7, max_new_tokens=200),
-            max_tokens=4000,
+            max_tokens=40_000,
             seed=1,
             name="episode",
         )

@@ -94,6 +94,11 @@ def test_one_reward_is_for_the_end_and_a_list_for_every_call() -> None:
     assert [turn.reward for turn in play_one("play_async").turns] == [0.0, 1.0, 2.0]
 
 
+def test_a_program_says_whether_it_reached_its_goal() -> None:
+    trajectory = play_one("play_unsuccessful")
+    assert (trajectory.episode_return, trajectory.is_success) == (0.01, False)
+
+
 def test_the_run_says_at_which_temperature_its_programs_play() -> None:
     engine = EchoEngine()
     play("play_plain", engine)

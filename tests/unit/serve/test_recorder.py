@@ -122,6 +122,9 @@ def test_nobody_is_answered_without_the_token() -> None:
     ("path", "body", "method", "status"),
     [
         ("/v1/nothing", {}, "POST", 404),
+        ("/../../etc/passwd", None, "GET", 404),
+        ("/%2e%2e/%2e%2e/etc/passwd", None, "GET", 404),
+        ("/episodes/..%2f..%2fetc/v1/chat/completions", HELLO, "POST", 404),
         ("/v1/chat/completions", None, "GET", 405),
         ("/v1/models", {}, "POST", 405),
         ("/episodes/7-0/v1/chat/completions", HELLO, "POST", 404),
@@ -157,6 +160,7 @@ def test_every_call_is_a_step_recorded_with_the_tokens_that_were_sampled() -> No
             "id": episode,
             "trajectory": "3/words/served/0/0",
             "calls": 3,
+            "encoded_anew": 0,
             "group_saved": True,
         }
 
@@ -321,7 +325,11 @@ def test_a_default_episode_that_never_ends_is_not_kept_forever(monkeypatch: pyte
         {"rewards": [1, 2]},
         {"rewards": [None]},
         {"reward": 1, "rewards": [1]},
+        {"reward": 1, "is_success": "yes"},
         {"score": 1},
+        {"call": "chatcmpl-0-0-7", "reward": 1},
+        {"call": 0, "reward": 1},
+        {"call": "chatcmpl-0-0-0", "reward": "much"},
     ],
 )
 def test_a_reward_that_is_none_is_refused_and_the_episode_goes_on(outcome: dict[str, object]) -> None:
@@ -392,3 +400,42 @@ def test_an_episode_is_written_down_until_its_group_is_saved() -> None:
         assert stage.written == []
 
     stage.play(scene)
+
+
+def test_the_client_says_whether_the_goal_was_reached() -> None:
+    stage = Stage()
+
+    async def scene(client: Client, _recorder: EpisodeRecorder) -> None:
+        for outcome in ({"reward": 0.3, "is_success": False}, {"reward": -1, "is_success": True}, {"reward": 0.3}):
+            episode = await client.begin()
+            await client.chat(episode)
+            await client.reward(episode, **outcome)
+
+    stage.play(scene)
+    assert [group.trajectories[0].is_success for group in stage.saved] == [False, True, True]
+
+
+def test_single_calls_are_rewarded_by_their_ids_while_the_episode_goes_on() -> None:
+    stage = Stage()
+
+    async def scene(client: Client, _recorder: EpisodeRecorder) -> None:
+        episode = await client.begin()
+        replies = [await client.chat(episode) for _ in range(3)]
+        for reward in (0.5, 0.25):
+            told = await client.reward(episode, call=replies[1]["id"], reward=reward)
+        assert told["reward"] == 0.75
+        await client.reward(episode, reward=1)
+
+    stage.play(scene)
+    assert stage.rewards() == [[[0.0, 0.75, 1.0]]]
+
+
+def test_a_conversation_that_was_edited_is_counted() -> None:
+    async def scene(client: Client, _recorder: EpisodeRecorder) -> None:
+        episode = await client.begin()
+        await client.chat(episode)
+        edited = [*HELLO["messages"], {"role": "assistant", "content": "edited"}, {"role": "user", "content": "and?"}]
+        await client.chat(episode, messages=edited)
+        assert (await client.reward(episode, reward=1))["encoded_anew"] == 1
+
+    Stage().play(scene)

@@ -1,0 +1,34 @@
+"""The house with the OpenAI Agents SDK, over the Responses API.
+
+python examples/agents/openai_agents.py MODEL
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from agents import Agent, MaxTurnsExceeded, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
+from house import MAX_CALLS, TASK, House, train
+from openai import AsyncOpenAI
+
+import turnwise as tw
+
+set_tracing_disabled(True)
+
+
+async def play(*, base_url: str, api_key: str, task: tw.WorkflowTask) -> dict[str, object]:
+    house = House(task.seed)
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+        agent = Agent(
+            name="walker",
+            instructions="Use the tools.",
+            model=OpenAIResponsesModel(model="policy", openai_client=client),
+            tools=[function_tool(house.look), function_tool(house.take), function_tool(house.open_door)],
+        )
+        with suppress(MaxTurnsExceeded):
+            await Runner.run(agent, TASK, max_turns=MAX_CALLS)
+    return house.reward()
+
+
+if __name__ == "__main__":
+    train("openai_agents")
