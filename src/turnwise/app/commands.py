@@ -22,7 +22,7 @@ from turnwise.app.length import settle_length
 from turnwise.app.refusals import refuse_what_cannot_run
 from turnwise.config.checks import find_no_effect
 from turnwise.config.load import dump_settings, load_recipe, load_settings, parse_params, translate_file
-from turnwise.config.recipes import find_named, find_recipe, list_recipes
+from turnwise.config.recipes import find_named, find_recipe, list_recipes, refuse_endless_name
 from turnwise.config.registry import ENVS
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.check import check_env
@@ -41,7 +41,10 @@ def run(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 
 def _refuse_empty_words(options: argparse.Namespace) -> None:
-    """An empty word is a variable that was not set, and never means the default."""
+    """An empty word is a variable that was not set, and never means the default; an endless one is no name."""
+    for given in vars(options).values():
+        if isinstance(given, str):
+            refuse_endless_name(given)
     if empty := [name for name, given in vars(options).items() if isinstance(given, str) and not given.strip()]:
         shown = (
             empty[0].upper() if empty[0] in ("recipe", "target", "run", "dir") else f"--{empty[0].replace('_', '-')}"

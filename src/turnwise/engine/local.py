@@ -8,6 +8,7 @@ of text, episodes or rewards.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -260,6 +261,11 @@ class LocalEngine:
         # By lists: on a GPU it is here that the numbers are waited for.
         ids, logprobs = ids.tolist(), logprobs.tolist()
         self._costs.add(len(jobs), time.perf_counter() - started_s)
+        if not all(map(math.isfinite, logprobs)):
+            raise EngineError(
+                "the model's probabilities are not finite, so nothing can be sampled from it. Its weights are broken: "
+                "look at learn/grad_norm in metrics.jsonl, or give another model.path."
+            )
         for job, token, logprob in zip(jobs, ids, logprobs, strict=True):
             job.token_ids.append(token)
             job.logprobs.append(logprob)

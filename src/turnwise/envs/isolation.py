@@ -22,6 +22,7 @@ from typing import Any
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError, EnvError, TaskError, TurnwiseError
+from turnwise.floor import outsiders
 
 _START_LIMIT_S = 60.0
 """A process may import a large package before its first answer."""
@@ -252,4 +253,4 @@ def _as_plain(value: Any) -> object:
 def _name_error(error: BaseException) -> tuple[str, str]:
     """A failure of turnwise's own speaks for itself; any other is named."""
     own = isinstance(error, TurnwiseError)
-    return type(error).__name__, str(error) if own else f"{type(error).__name__}: {error}"
+    return type(error).__name__, outsiders.told_by(error) if own else outsiders.tell_error(error)

@@ -23,7 +23,8 @@ from typing import Any
 
 from turnwise.config.sections.context import ContextSettings
 from turnwise.context.trajectory import make_trajectory
-from turnwise.errors import ContextOverflow, EngineError, EnvError
+from turnwise.errors import ContextOverflow, EngineError, EnvError, WorkflowError
+from turnwise.floor.outsiders import read_reward, show, tell_error, told_by
 from turnwise.protocols import ChatTemplate, Engine
 from turnwise.rollout.env_manager import EnvStateManager, dynamics_seed
 from turnwise.rollout.judges import Judging
@@ -147,8 +148,11 @@ class AgentProxy:
         try:
             async with deadline:
                 workflow = await self._open_workflow(task, name, attempt, model)
-                return await workflow.run()
-        except Exception as error:  # noqa: BLE001 - a user's program may raise whatever it likes
+                return _checked(await workflow.run(), workflow)
+        except BaseException as error:
+            # A user's program may raise whatever it likes; what ends this task, or the run, is not its doing.
+            if isinstance(error, KeyboardInterrupt | GeneratorExit) or _is_cancelled(error):
+                raise
             reason, failure = self._tell(error, is_late=deadline.expired())
             model.cancel(failure)
             return self._cut_short(task, name, model, workflow, reason, failure)
@@ -205,14 +209,15 @@ class AgentProxy:
     def _cut_short(
         task: Task, name: TrajectoryId, model: ModelHandle, workflow: Workflow | None, reason: StopReason, failure: str
     ) -> Trajectory:
-        """What was sampled and noted until then."""
+        """What was sampled and noted until then; without the notes where they are what is broken."""
         if workflow is not None:
-            return workflow.finish(stop_reason=reason, failure=failure)
+            with suppress(Exception):
+                return _checked(workflow.finish(stop_reason=reason, failure=failure), workflow)
         return make_trajectory(
             name, task, model.calls, {}, is_cut_at_calls=True, stop_reason=reason, is_success=False, failure=failure
         )
 
-    def _tell(self, error: Exception, *, is_late: bool) -> tuple[StopReason, str]:
+    def _tell(self, error: BaseException, *, is_late: bool) -> tuple[StopReason, str]:
         if is_late:
             limit = self.rules.limits.timeout_s
             return (
@@ -226,7 +231,7 @@ class AgentProxy:
         }
         for kind, reason in reasons.items():
             if isinstance(error, kind):
-                return reason, str(error)
+                return reason, told_by(error)
         return StopReason.WORKFLOW_ERROR, _describe(error)
 
 
@@ -236,8 +241,24 @@ def _is_plain(workflow: object) -> bool:
     return step is not None and not inspect.iscoroutinefunction(step)
 
 
-def _describe(error: Exception) -> str:
+def _checked(played: object, workflow: Workflow) -> Trajectory:
+    """What a workflow returned, if it can be learnt from."""
+    name = type(workflow).__name__
+    if not isinstance(played, Trajectory):
+        raise WorkflowError(f"{name}.run returned {show(played)}; expected what self.finish(reward) returns.")
+    for turn in played.turns:
+        read_reward(turn.reward, f"{name}: the reward of turn {turn.index} is")
+    return played
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    """Whether it is this very task that is to end; a program can raise the same."""
+    current = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and current is not None and current.cancelling() > 0
+
+
+def _describe(error: BaseException) -> str:
     """What was raised, and the innermost line of whoever raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
+    return f"{tell_error(error)}{place}"

@@ -63,11 +63,11 @@ class ModelHandle:
     def chat(self, messages: Sequence[ChatMessage], **wishes: Any) -> list[Response]:
         """`chat_async` for programs that run in a thread of their own: it waits for the replies."""
         self._refuse_if_cancelled()
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return asyncio.run_coroutine_threadsafe(self.chat_async(messages, **wishes), self._loop).result()
-        raise WorkflowError("model.chat was called in a coroutine, where it would wait for itself. Await chat_async.")
+        if _is_in_coroutine():
+            raise WorkflowError(
+                "model.chat was called in a coroutine, where it would wait for itself. Await chat_async."
+            )
+        return asyncio.run_coroutine_threadsafe(self.chat_async(messages, **wishes), self._loop).result()
 
     async def chat_async(
         self,
@@ -136,6 +136,14 @@ class ModelHandle:
     def _refuse_if_cancelled(self) -> None:
         if self._cancelled:
             raise WorkflowError(f"the episode is over: {self._cancelled}")
+
+
+def _is_in_coroutine() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _read_messages(messages: Sequence[ChatMessage]) -> list[Message]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from turnwise.envs.base import BaseEnv
-from turnwise.envs.boundary import reset_env, step_env
-from turnwise.errors import EnvError
+from turnwise.envs.boundary import ask_rule, reset_env, step_env
+from turnwise.errors import EnvError, RewardError
 from turnwise.floor.seeds import derive_seed
 from turnwise.types import StepResult, Task
 
@@ -33,7 +33,7 @@ def play_rule(
     """One episode, move by move, until the world or the budget ends it."""
     observation = reset_env(env, seed=task.seed, split=task.split, dynamics_seed=dynamics_seed)
     for _ in range(max_actions):
-        action = rule(env, observation)
+        action = ask_rule(env, rule, observation)
         result = step_env(env, action)
         yield Move(observation=observation, action=action, result=result)
         if result.done:
@@ -90,6 +90,6 @@ def _outcome(env: BaseEnv, rule: Rule, task: Task, max_actions: int) -> tuple[bo
         for move in play_rule(env, rule, task, max_actions=max_actions, dynamics_seed=derive_seed("rule", task.id)):
             total += move.result.reward
             is_success = move.result.done and bool(move.result.is_success)
-    except EnvError:
+    except (EnvError, RewardError):
         return False, total
     return is_success, total

@@ -8,14 +8,14 @@ for: a host keeps them.
 from __future__ import annotations
 
 import hmac
-import math
 import re
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Any, Protocol, SupportsFloat
+from typing import Any, Protocol
 
 from turnwise.context.recorder import Response
 from turnwise.errors import ContextOverflow, EngineError, RewardError, ServeError, TurnwiseError
+from turnwise.floor.outsiders import read_reward
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.serve.chat_api import ChatCall, ChatReply, read_chat, read_object
 from turnwise.serve.http import HttpLimits, HttpReply, HttpRequest, HttpServer, json_reply
@@ -103,9 +103,7 @@ class Episode:
 
 
 def _read_number(given: object) -> float:
-    if not isinstance(given, SupportsFloat) or not math.isfinite(float(given)):
-        raise RewardError(f"reward {given!r} given; expected a finite number.")
-    return float(given)
+    return read_reward(given, "reward")
 
 
 class EpisodeHost(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.base import BaseEnv
 from turnwise.errors import EngineError
 from turnwise.rollout.agent_proxy import AgentProxy
+from turnwise.rollout.environment import EnvironmentWorkflow
 from turnwise.rollout.limits import Limits, RunnerLimits
 from turnwise.types import Completion, GenerateRequest, Group, Sampling, StopReason, Task, Trajectory
 
@@ -249,3 +251,35 @@ def test_a_proxy_plays_again_and_again() -> None:
         for a, b in zip(one.trajectories, other.trajectories, strict=True):
             assert np.array_equal(a.segments[0].token_ids, b.segments[0].token_ids)
             assert (a.id.rollout, b.id.rollout) == (1, 2)
+
+
+class RaisingWorkflow(EnvironmentWorkflow):
+    """Raises what its test chooses, from a coroutine."""
+
+    raised: ClassVar[BaseException]
+
+    async def run(self) -> Trajectory:
+        await asyncio.sleep(0)
+        raise self.raised
+
+
+@pytest.mark.parametrize("raised", [asyncio.CancelledError(), SystemExit(3), StopIteration("x")])
+def test_whatever_a_workflow_raises_is_data(raised: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has cancelled it: a program can raise `CancelledError` of its own."""
+    monkeypatch.setattr(RaisingWorkflow, "raised", raised, raising=False)
+    states = make_states(lambda *_: WordWorld(), groups=2, group_size=2, limits=Limits(max_turns=4))
+    engine = ScriptedEngine(lambda _: say("stay"), stop_ids=TEMPLATE.stop_ids)
+    groups = collect(proxy_of(engine, TEMPLATE, states, workflow=RaisingWorkflow))
+    assert {t.stop_reason for g in groups for t in g.trajectories} == {StopReason.WORKFLOW_ERROR}
+
+
+class IdleWorkflow(EnvironmentWorkflow):
+    async def run(self) -> Trajectory:
+        return None  # type: ignore[return-value]
+
+
+def test_a_workflow_that_returns_no_trajectory_is_data() -> None:
+    states = make_states(lambda *_: WordWorld(), groups=2, group_size=2, limits=Limits(max_turns=4))
+    engine = ScriptedEngine(lambda _: say("stay"), stop_ids=TEMPLATE.stop_ids)
+    groups = collect(proxy_of(engine, TEMPLATE, states, workflow=IdleWorkflow))
+    assert "returned None" in groups[0].trajectories[0].failure
