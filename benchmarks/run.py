@@ -15,6 +15,7 @@ import torch
 
 NAMES = (
     "buffer",
+    "busy_neighbour",
     "credit",
     "engine_multi_turn",
     "learning_record",

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from turnwise import __version__
 from turnwise.errors import ClusterError, LearnError, SyncError, TurnwiseError, did_you_mean
+from turnwise.floor.thread_waits import wait_briefly
 
 _OVERRIDES = """
 settings can be changed with key.path=value or --key.path value, for example
@@ -244,6 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `turnwise` command."""
     words = list(sys.argv[1:] if argv is None else argv)
     options, rest = _build_parser().parse_known_args(words)
+    wait_briefly()
     # Imported after parsing: help and mistakes in the words answer at once, without loading torch.
     from turnwise.app import commands  # noqa: PLC0415
 

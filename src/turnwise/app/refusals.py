@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from turnwise.app.length import settle_length
@@ -22,6 +23,7 @@ from turnwise.engine.openai_address import Endpoint
 from turnwise.envs.boundary import reset_env
 from turnwise.errors import ConfigError, EnvError, TurnwiseError
 from turnwise.experience.files import read_experiences
+from turnwise.floor.daemon_threads import call_within
 from turnwise.rollout.chosen import find_workflow, read_pairs, require_oracle
 from turnwise.rollout.worlds import World, count_held_out, main_world, worlds_of
 
@@ -113,9 +115,11 @@ def _splits_played(settings: TurnwiseSettings, world: World) -> dict[str, bool]:
 
 
 def _try(world: World, split: str, *, is_sure: bool) -> None:
-    env = world.make(split)
+    env, limit_s = world.make(split), world.timeout_s if world.is_guarded else None
     try:
-        reset_env(env, seed=0, split=split)
+        call_within(limit_s, partial(reset_env, env, 0, split=split))
+    except TimeoutError as error:
+        raise EnvError(f"env.type: reset took longer than rollout.episode_timeout_s = {limit_s:g}.") from error
     except EnvError:
         # One task that fails is an episode that fails: data, not the end of a run.
         if is_sure:

@@ -108,7 +108,7 @@ def measure_rule_in(settings: TurnwiseSettings, rule: str, tasks: Sequence[Task]
             f"environment '{settings.env.type}' cannot be played by '{rule}'. {did_you_mean(rule, rules)}"
         )
     own = [task for task in tasks if task.tag == world.tag]
-    return _measure(env, rules[rule], own, world.limits.actions_left(0, 0), judging)
+    return _measure(world, env, rules[rule], own, judging)
 
 
 def measure_baselines(
@@ -124,7 +124,7 @@ def measure_baselines(
         own = [task for task in tasks if task.tag == world.tag]
         env, rules = _env_and_rules(world, tasks[0].split)
         for name, rule in rules.items():
-            success, _ = _measure(env, rule, own, world.limits.actions_left(0, 0), judging)
+            success, _ = _measure(world, env, rule, own, judging)
             found[name if len(worlds) == 1 else f"{name}/{world.tag}"] = success
     return found
 
@@ -138,10 +138,11 @@ def baseline_intervals(baselines: Mapping[str, float], tasks: Sequence[Task]) ->
 
 
 def _measure(
-    env: BaseEnv, rule: Rule, tasks: Sequence[Task], max_actions: int, judging: Judging | None
+    world: World, env: BaseEnv, rule: Rule, tasks: Sequence[Task], judging: Judging | None
 ) -> tuple[float, float]:
+    max_actions, limit_s = world.limits.actions_left(0, 0), world.timeout_s if world.is_guarded else None
     if judging is None or tasks[0].tag not in judging.tags:
-        return measure_rule(env, rule, tasks, max_actions)
+        return measure_rule(env, rule, tasks, max_actions, timeout_s=limit_s)
     scores = judging.judge.score([_converse(env, rule, task, max_actions) for task in tasks])
     numbers = [0.0 if isinstance(score, RewardError) else score for score in scores]
     return sum(n > judging.success_above for n in numbers) / len(tasks), sum(numbers) / len(tasks)

@@ -13,7 +13,6 @@ import inspect
 import logging
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,6 +23,7 @@ from typing import Any
 from turnwise.config.sections.context import ContextSettings
 from turnwise.context.trajectory import make_trajectory
 from turnwise.errors import ContextOverflow, EngineError, EnvError, WorkflowError
+from turnwise.floor.daemon_threads import DaemonThreads
 from turnwise.floor.outsiders import read_reward, show, tell_error, told_by
 from turnwise.protocols import ChatTemplate, Engine
 from turnwise.rollout.env_manager import EnvStateManager, dynamics_seed
@@ -79,7 +79,7 @@ class AgentProxy:
         self._shaping = shaping
         self._scope = next(_scopes)
         """Keeps apart what an engine keeps for episodes of one name: a task may be sampled and played greedily."""
-        self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="workflow")
+        self._threads = DaemonThreads(_MAX_THREADS, "workflow")
 
     @property
     def env_seconds(self) -> float:

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from turnwise.context.messages import read_message
 from turnwise.context.recorder import Prompt, Recorder, Response, completion_of
 from turnwise.errors import WorkflowError
+from turnwise.floor.async_calls import is_in_event_loop
 from turnwise.floor.seeds import derive_seed
 from turnwise.protocols import ChatTemplate, Engine
 from turnwise.types import Asked, Completion, GenerateRequest, IntArray, Message, Sampling, ToolSchema
@@ -63,7 +64,7 @@ class ModelHandle:
     def chat(self, messages: Sequence[ChatMessage], **wishes: Any) -> list[Response]:
         """`chat_async` for programs that run in a thread of their own: it waits for the replies."""
         self._refuse_if_cancelled()
-        if _is_in_coroutine():
+        if is_in_event_loop():
             raise WorkflowError(
                 "model.chat was called in a coroutine, where it would wait for itself. Await chat_async."
             )
@@ -136,14 +137,6 @@ class ModelHandle:
     def _refuse_if_cancelled(self) -> None:
         if self._cancelled:
             raise WorkflowError(f"the episode is over: {self._cancelled}")
-
-
-def _is_in_coroutine() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _read_messages(messages: Sequence[ChatMessage]) -> list[Message]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import ask_rule, reset_env, step_env
 from turnwise.errors import EnvError, RewardError
+from turnwise.floor.daemon_threads import call_within
 from turnwise.floor.seeds import derive_seed
 from turnwise.types import StepResult, Task
 
@@ -76,9 +78,17 @@ def random_rule(seed: int) -> Rule:
     return choose
 
 
-def measure_rule(env: BaseEnv, rule: Rule, tasks: Sequence[Task], max_actions: int) -> tuple[float, float]:
-    """Mean success and mean return of a rule over tasks, at most `max_actions` actions each."""
-    outcomes = [_outcome(env, rule, task, max_actions) for task in tasks]
+def measure_rule(
+    env: BaseEnv, rule: Rule, tasks: Sequence[Task], max_actions: int, *, timeout_s: float | None = None
+) -> tuple[float, float]:
+    """Mean success and mean return of a rule over tasks, at most `max_actions` actions and `timeout_s` each."""
+    outcomes: list[tuple[bool, float]] = []
+    try:
+        for task in tasks:
+            outcomes.append(call_within(timeout_s, partial(_outcome, env, rule, task, max_actions)))
+    except TimeoutError:
+        # The environment still hangs in that call, and there is no other: all that are left have failed.
+        outcomes += [(False, 0.0)] * (len(tasks) - len(outcomes))
     successes, returns = zip(*outcomes, strict=True)
     return sum(successes) / len(tasks), sum(returns) / len(tasks)
 
