@@ -19,6 +19,7 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.learn import FilePtx, OraclePtx
 from turnwise.config.sections.reward import ModelJudgeSettings
 from turnwise.config.sections.warm_start import EndpointWarmStart, LessonSettings, OracleWarmStart
+from turnwise.config.trust import DistrustError, refuse_stranger
 from turnwise.engine.openai_address import Endpoint
 from turnwise.envs.boundary import reset_env
 from turnwise.errors import ConfigError, EnvError, TurnwiseError
@@ -49,6 +50,8 @@ def find_refusals(settings: TurnwiseSettings) -> list[Refusal]:
     unsettled: list[Refusal] = []
     try:
         settings = settle_length(settings)
+    except DistrustError:
+        pass
     except TurnwiseError as error:
         unsettled = [Refusal(about="settings", message=str(error))]
     found = [Refusal(about="settings", message=problem) for problem in find_contradictions(settings)]
@@ -76,6 +79,9 @@ def find_refusals(settings: TurnwiseSettings) -> list[Refusal]:
 def _caught(about: str, check: Callable[[], object]) -> list[Refusal]:
     try:
         check()
+    except DistrustError:
+        # Nothing is said against what was not looked at.
+        return []
     except TurnwiseError as error:
         return [Refusal(about=about, message=str(error))]
     return []
@@ -96,6 +102,8 @@ def _world_refusals(settings: TurnwiseSettings, path: str, world: World) -> list
     for split, is_sure in _splits_played(settings, world).items():
         try:
             _try(world, split, is_sure=is_sure)
+        except DistrustError:
+            break
         except TurnwiseError as error:
             reasons[_at_path(str(error), path)] = None
     return [Refusal(about=path, message=reason) for reason in reasons]
@@ -149,6 +157,8 @@ def _check_oracle(settings: TurnwiseSettings) -> None:
 
 def _check_endpoint(settings: TurnwiseSettings) -> None:
     if isinstance(settings.warm_start, EndpointWarmStart):
+        # It is sent a key, so that an address of a stranger's must not be asked either.
+        refuse_stranger(f"warm_start: {settings.warm_start.url}")
         Endpoint(settings.warm_start, where="warm_start").find_model()
 
 

@@ -172,7 +172,7 @@ class IsolatedEnv(RemoteEnv):
         assert self._process is not None
         assert self._pipe is not None
         self._process.kill()
-        self._process.join()
+        self._process.join(_DEATH_LIMIT_S)
         self._pipe.close()
         self._process = self._pipe = None
 

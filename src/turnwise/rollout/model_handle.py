@@ -16,6 +16,7 @@ from turnwise.context.recorder import Prompt, Recorder, Response, completion_of
 from turnwise.errors import WorkflowError
 from turnwise.floor.async_calls import is_in_event_loop
 from turnwise.floor.seeds import derive_seed
+from turnwise.floor.waits import waiting
 from turnwise.protocols import ChatTemplate, Engine
 from turnwise.types import Asked, Completion, GenerateRequest, IntArray, Message, Sampling, ToolSchema
 
@@ -95,10 +96,11 @@ class ModelHandle:
             _read_messages(messages), max_new_tokens=sampling.max_new_tokens, prefix=prefix, tools=tools
         )
         requests = [self._request(prompt, sampling) for _ in range(n)]
-        if n == 1:
-            completions: Sequence[Completion] = [await self._engine.generate(requests[0])]
-        else:
-            completions = await asyncio.gather(*map(self._engine.generate, requests))
+        with waiting(f"episode {self._name}", "the engine's reply", None):
+            if n == 1:
+                completions: Sequence[Completion] = [await self._engine.generate(requests[0])]
+            else:
+                completions = await asyncio.gather(*map(self._engine.generate, requests))
         self._refuse_if_cancelled()
         return [self._recorder.record(prompt, completion, step=step) for completion in completions]
 
