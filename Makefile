@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PARALLEL := -n auto --maxprocesses=8 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test coverage test-fast test-vllm test-ray check format bench results clean
+.PHONY: help install train test coverage test-fast test-vllm test-ray fuzz soak check format bench results clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -46,6 +46,12 @@ test-vllm: install .venv-vllm/.installed ## set up vLLM for the CPU in .venv-vll
 test-ray: install ## install the extra ray and run the tests that need it
 	$(BIN)/pip install --quiet -c constraints.txt ray
 	$(BIN)/pytest -m ray --durations=8
+
+fuzz: install ## ten thousand hostile inputs for every reader; takes an hour
+	$(BIN)/pytest $(PARALLEL) tests/fuzz --hypothesis-profile=fuzz --durations=0
+
+soak: install ## two thousand short steps; fails where memory grows
+	$(BIN)/python -m benchmarks.soak --steps 2000
 
 check: install ## format, lint, types, import layers
 	$(BIN)/ruff format --check .
