@@ -76,7 +76,8 @@ class MergedWeights(Mapping[str, Tensor]):
         own_name, tensor = self._tensors[name]
         owner, _, kind = own_name.partition(".base_layer.")
         tensor = read_whole(tensor)
-        return tensor + _delta(self._layers[owner]).to(tensor.dtype) if kind == "weight" else tensor
+        # Added in the adapters' own type, and rounded once.
+        return (tensor + _delta(self._layers[owner])).to(tensor.dtype) if kind == "weight" else tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

@@ -28,7 +28,7 @@ from turnwise.learn.correction import importance_weights
 from turnwise.learn.kl import KlPrice
 from turnwise.learn.losses import estimate_kl, value_loss
 from turnwise.learn.meter import Meter, batch_metrics
-from turnwise.learn.models import checkpoint_gradients, checkpointed_layers
+from turnwise.learn.models import cast_frozen, checkpoint_gradients, checkpointed_layers
 from turnwise.learn.pack import MicroBatch, pack_without_credit, split_rows, token_weights
 from turnwise.learn.parallel.team import Team
 from turnwise.learn.policy import (
@@ -67,7 +67,12 @@ class Trainer:
     def open(cls, settings: learning.LearnSettings, site: LearnerSite, team: Team | None = None) -> Trainer:
         team = team or Team(chosen_device(settings.device, "learn.device"))
         return cls(
-            load_model(site.model_path, device=team.loads_on),
+            # What stays frozen is never held in float32, not even while it is loaded.
+            load_model(
+                site.model_path,
+                dtype=torch_dtype(site.model.dtype if isinstance(site.model.lora, Lora) else "float32"),
+                device=team.loads_on,
+            ),
             settings,
             site.loss,
             temperature=site.temperature,
@@ -92,6 +97,8 @@ class Trainer:
         self.seed = seed
         if isinstance(model_settings.lora, Lora):
             add_adapter(model, model_settings.lora, seed=seed)
+            if model_settings.dtype == "bfloat16":
+                cast_frozen(model, torch.bfloat16)
         # Without dropout: the policy that is trained must be the one that sampled.
         self.actor = PolicyModel(model.eval(), temperature, torch_dtype(model_settings.dtype))
         self.critic = make_critic(settings.critic, self.actor)

@@ -63,7 +63,7 @@ from turnwise.rollout.workflow import Workflow
 from turnwise.rollout.worlds import World, count_held_out, worlds_of
 from turnwise.sites import EngineSite, LearnerSite, TransportSite
 from turnwise.sync.memory import MemoryChannel, SharedChannel
-from turnwise.sync.probe import Probe, ProbedChannel, ScoringEngine, ScoringLearner, largest_gap
+from turnwise.sync.probe import Probe, ProbedChannel, ScoringEngine, ScoringLearner
 from turnwise.types import Message, Sampling, Task
 
 log = logging.getLogger(__name__)
@@ -186,7 +186,7 @@ def _make_probe(explore: ExploreParts, learner: Learner) -> Probe | None:
         )
         return None
     text = explore.template.encode_prompt([Message("user", _PROBE_TEXT)])
-    return Probe(text, learner, engine, max_gap=largest_gap(settings.sync.max_probe_gap, settings.model.dtype))
+    return Probe(text, learner, engine, max_gap=settings.sync.max_probe_gap, dtype=settings.model.dtype)
 
 
 def _learning(settings: TurnwiseSettings, model_path: str | Path, run_path: Path | None) -> dict[str, Any]:
