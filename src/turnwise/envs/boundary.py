@@ -80,13 +80,13 @@ def step_env(env: BaseEnv | Env, action: str) -> StepResult:
 def describe_env(env: BaseEnv) -> EnvDescription:
     """What an environment says about itself after a reset."""
     try:
-        return EnvDescription(
-            instructions=env.instructions, legend=env.legend, action_names=env.action_names, example=env.example
-        )
+        texts = {name: whole_text(getattr(env, name)) for name in ("instructions", "legend", "example")}
+        names = env.action_names
+        return EnvDescription(**texts, action_names=None if names is None else tuple(map(whole_text, names)))
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise _failure(env, "instructions, legend or action_names", error) from error
+        raise _failure(env, "instructions, legend, example or action_names", error) from error
 
 
 def count_tasks(env: BaseEnv, split: str) -> int | None:

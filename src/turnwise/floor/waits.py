@@ -1,13 +1,17 @@
 """Who waits for whom in this process, since when, and until when at most: a table, and the file that shows it.
 
 Whoever waits for something that may not come says so with `waiting`. `show_waits` keeps `waiting.json` of a run up to
-date, at most once a second: a run that stands still can then be asked from outside what it stands before.
+date, at most once a second: a run that stands still can then be asked from outside what it stands before. Code that
+blocks the event loop says nothing itself; it is seen because the loop's pulse stops, and told by its file and line.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,11 +24,17 @@ from typing import Any
 from turnwise.errors import RunError
 from turnwise.floor.files import write_whole
 
+log = logging.getLogger(__name__)
+
 _SHOWN_AFTER_S = 1.0
 """Shorter waits are how a run breathes."""
 _MAX_SHOWN = 50
 """The oldest: of a hundred episodes that wait for one engine, some tell enough."""
 _PERIOD_S = 1.0
+_PULSE_S = 0.5
+_STALLED_AFTER_S = 5.0
+"""From here on a loop without a pulse is told; passes and updates of small models are shorter."""
+_WARNED_AFTER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,27 +77,67 @@ def find_waits(*, older_than_s: float = 0.0) -> list[Wait]:
     return sorted((wait for wait in _open.copy().values() if wait.since_s <= latest_s), key=lambda wait: wait.since_s)
 
 
+class _Pulse:
+    """Of the event loop that it is made in: whether it comes back from what it calls, and what it is in."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._beat()
+
+    def _beat(self) -> None:
+        self._last_s = time.time()
+        self._next = self._loop.call_later(_PULSE_S, self._beat)
+
+    def stop(self) -> None:
+        self._next.cancel()
+
+    def find_stall(self) -> Wait | None:
+        """Since when it has not come back, and from where; None where it is well."""
+        last_s = self._last_s
+        frame = sys._current_frames().get(self._thread)
+        if time.time() - last_s < _STALLED_AFTER_S or frame is None:
+            return None
+        place = f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}"
+        return Wait(
+            who="the event loop", reason=f"code that has not returned: {place}", since_s=last_s, deadline_s=None
+        )
+
+
 @contextmanager
 def show_waits(path: Path) -> Iterator[None]:
-    """Inside, the file tells who has been waiting for a second or more; afterwards nothing of this process is in it."""
-    is_over = threading.Event()
-    thread = threading.Thread(target=_keep_up, args=(path, is_over), name="waits", daemon=True)
+    """Inside, the file tells who has been waiting for a second or more; afterwards nothing of this process is in it.
+
+    Called where an event loop runs.
+    """
+    is_over, pulse = threading.Event(), _Pulse()
+    thread = threading.Thread(target=_keep_up, args=(path, is_over, pulse), name="waits", daemon=True)
     thread.start()
     try:
         yield
     finally:
         is_over.set()
+        pulse.stop()
         thread.join(_PERIOD_S)
         _write(path, [])
 
 
-def _keep_up(path: Path, is_over: threading.Event) -> None:
+def _keep_up(path: Path, is_over: threading.Event, pulse: _Pulse) -> None:
     written: list[dict[str, Any]] = []
+    warned_s = time.time()
     while not is_over.wait(_PERIOD_S):
-        found = [wait.to_dict() for wait in find_waits(older_than_s=_SHOWN_AFTER_S)[:_MAX_SHOWN]]
+        waits = find_waits(older_than_s=_SHOWN_AFTER_S)[:_MAX_SHOWN]
+        if (stall := pulse.find_stall()) is not None:
+            waits.insert(0, stall)
+        found = [wait.to_dict() for wait in waits]
         if found != written:
             _write(path, found)
             written = found
+        if waits and time.time() - max(waits[0].since_s, warned_s) >= _WARNED_AFTER_S:
+            warned_s = time.time()
+            others = f", and {len(waits) - 1} others wait" if waits[1:] else ""
+            waited_s = warned_s - waits[0].since_s
+            log.warning("%s has been waiting %.0f s for %s%s", waits[0].who, waited_s, waits[0].reason, others)
 
 
 def _write(path: Path, found: list[dict[str, Any]]) -> None:
