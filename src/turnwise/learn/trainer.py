@@ -22,13 +22,13 @@ from turnwise.config.sections.model import Lora, ModelSettings
 from turnwise.errors import LearnError
 from turnwise.floor.freed_memory import return_freed_memory
 from turnwise.learn.activations import pass_size_of
-from turnwise.learn.adapters import MergedWeights, add_adapter, fold_adapter, has_adapter
+from turnwise.learn.adapters import MergedWeights, add_adapter, fold_adapter, has_adapter, loaded_type
 from turnwise.learn.checkpoint import read_state, write_state
 from turnwise.learn.correction import importance_weights
 from turnwise.learn.kl import KlPrice
 from turnwise.learn.losses import estimate_kl, value_loss
 from turnwise.learn.meter import Meter, batch_metrics
-from turnwise.learn.models import cast_frozen, checkpoint_gradients, checkpointed_layers
+from turnwise.learn.models import checkpoint_gradients, checkpointed_layers
 from turnwise.learn.pack import MicroBatch, pack_without_credit, split_rows, token_weights
 from turnwise.learn.parallel.team import Team
 from turnwise.learn.policy import (
@@ -67,12 +67,7 @@ class Trainer:
     def open(cls, settings: learning.LearnSettings, site: LearnerSite, team: Team | None = None) -> Trainer:
         team = team or Team(chosen_device(settings.device, "learn.device"))
         return cls(
-            # What stays frozen is never held in float32, not even while it is loaded.
-            load_model(
-                site.model_path,
-                dtype=torch_dtype(site.model.dtype if isinstance(site.model.lora, Lora) else "float32"),
-                device=team.loads_on,
-            ),
+            load_model(site.model_path, dtype=loaded_type(site.model), device=team.loads_on),
             settings,
             site.loss,
             temperature=site.temperature,
@@ -96,9 +91,7 @@ class Trainer:
         self.settings = settings
         self.seed = seed
         if isinstance(model_settings.lora, Lora):
-            add_adapter(model, model_settings.lora, seed=seed)
-            if model_settings.dtype == "bfloat16":
-                cast_frozen(model, torch.bfloat16)
+            add_adapter(model, model_settings.lora, seed=seed, frozen_in=loaded_type(model_settings))
         # Without dropout: the policy that is trained must be the one that sampled.
         self.actor = PolicyModel(model.eval(), temperature, torch_dtype(model_settings.dtype))
         self.critic = make_critic(settings.critic, self.actor)

@@ -89,7 +89,7 @@ def build_play(
     run_path: Path | None = None,
     model: PreTrainedModel | None = None,
 ) -> PlayParts:
-    """A model that answers, and the tasks of a split, each to be played once; `model` where it is a learner's own."""
+    """A model that answers, and the tasks of a split, each to be played; `model` where it is a learner's own."""
     words = load_words(settings, str(model_path))
     engine = open_engine(words, str(model_path), run_path=run_path, model=model)
     judging = build_judging(settings)
@@ -103,6 +103,7 @@ def build_play(
         eval_proxy=stage.proxy(
             [replace(world, groups=max(counts[world.tag], 1)) for world in worlds_of(settings)],
             split="eval",
+            group_size=settings.eval.samples,
             temperature=settings.eval.temperature,
         ),
         eval_tasks=held_out_tasks(settings, split),

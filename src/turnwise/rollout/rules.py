@@ -13,7 +13,7 @@ from turnwise.envs.boundary import ask_rule, reset_env, step_env
 from turnwise.errors import EnvError, RewardError
 from turnwise.floor.daemon_threads import call_within
 from turnwise.floor.seeds import derive_seed
-from turnwise.types import StepResult, Task
+from turnwise.types import NO_POLICY, StepResult, StopReason, Task, Trajectory, TrajectoryId, Turn
 
 Rule: TypeAlias = Callable[[BaseEnv, str], str]
 """What to do in an environment that has just said this."""
@@ -78,28 +78,82 @@ def random_rule(seed: int) -> Rule:
     return choose
 
 
-def measure_rule(
-    env: BaseEnv, rule: Rule, tasks: Sequence[Task], max_actions: int, *, timeout_s: float | None = None
-) -> tuple[float, float]:
-    """Mean success and mean return of a rule over tasks, at most `max_actions` actions and `timeout_s` each."""
-    outcomes: list[tuple[bool, float]] = []
-    try:
-        for task in tasks:
-            outcomes.append(call_within(timeout_s, partial(_outcome, env, rule, task, max_actions)))
-    except TimeoutError:
-        # The environment still hangs in that call, and there is no other: all that are left have failed.
-        outcomes += [(False, 0.0)] * (len(tasks) - len(outcomes))
-    successes, returns = zip(*outcomes, strict=True)
-    return sum(successes) / len(tasks), sum(returns) / len(tasks)
+def record_rules(
+    env: BaseEnv, rule: Rule, tasks: Sequence[Task], max_actions: int, *, samples: int = 1, timeout_s: float | None
+) -> list[Trajectory]:
+    """Every task `samples` times, each episode within `timeout_s`; None: no limit."""
+    played: list[Trajectory] = []
+    is_hung = False
+    for task, sibling in ((task, sibling) for task in tasks for sibling in range(samples)):
+        if not is_hung:
+            try:
+                record = partial(record_rule, env, rule, task, max_actions, sibling=sibling)
+                played.append(call_within(timeout_s, record))
+                continue
+            except TimeoutError:
+                # The environment still hangs in that call, and there is no other: all that are left fail too.
+                is_hung = True
+        failure = f"a rule's episode took longer than rollout.episode_timeout_s = {timeout_s:g}."
+        played.append(_ended(task, sibling, reason=StopReason.TIMEOUT, failure=failure))
+    return played
 
 
-def _outcome(env: BaseEnv, rule: Rule, task: Task, max_actions: int) -> tuple[bool, float]:
-    """An episode that fails has what it earned until then, and no success, as in a rollout."""
-    total, is_success = 0.0, False
+def record_rule(env: BaseEnv, rule: Rule, task: Task, max_actions: int, *, sibling: int = 0) -> Trajectory:
+    """One episode as it would stand in a rollout, without tokens; one that fails has what it earned until then.
+
+    Siblings take other chances where the world takes any.
+    """
+    turns: list[Turn] = []
+    dynamics_seed = derive_seed("rule", task.id, *([sibling] if sibling else []))
+    reason, failure, final, is_success = StopReason.MAX_ACTIONS, "", "", False
     try:
-        for move in play_rule(env, rule, task, max_actions=max_actions, dynamics_seed=derive_seed("rule", task.id)):
-            total += move.result.reward
-            is_success = move.result.done and bool(move.result.is_success)
-    except (EnvError, RewardError):
-        return False, total
-    return is_success, total
+        for move in play_rule(env, rule, task, max_actions=max_actions, dynamics_seed=dynamics_seed):
+            turns.append(_to_turn(len(turns), move))
+            final, result = move.result.text, move.result
+            is_success = result.done and bool(result.is_success)
+            if result.done:
+                reason = StopReason.TERMINATED if result.terminated else StopReason.ENV_TRUNCATED
+    except (EnvError, RewardError) as error:
+        reason, failure, is_success = StopReason.ENV_ERROR, str(error), False
+    return _ended(task, sibling, turns, reason=reason, failure=failure, is_success=is_success, final=final)
+
+
+def _ended(
+    task: Task,
+    sibling: int,
+    turns: Sequence[Turn] = (),
+    *,
+    reason: StopReason,
+    failure: str,
+    is_success: bool = False,
+    final: str = "",
+) -> Trajectory:
+    return Trajectory(
+        id=TrajectoryId(0, task.id, sibling),
+        task=task,
+        segments=(),
+        turns=tuple(turns),
+        stop_reason=reason,
+        is_success=is_success,
+        final_observation=final,
+        failure=failure,
+    )
+
+
+def _to_turn(index: int, move: Move) -> Turn:
+    result = move.result
+    return Turn(
+        index=index,
+        segment_index=0,
+        observation=move.observation,
+        response_text=move.action,
+        actions=(move.action,),
+        reward=result.reward,
+        penalty=0.0,
+        policy_version=NO_POLICY,
+        step=index,
+        is_valid=result.is_valid,
+        is_effective=result.is_effective,
+        metrics=result.metrics,
+        info=result.info,
+    )

@@ -32,6 +32,8 @@ NAMES = {
     "env": "env: {type: 'stranger_NUMBER:Lake', size: 4}",
     "function": "env: {type: 'function:stranger_NUMBER:pay'}",
     "gymnasium": "env: {type: 'gymnasium:stranger_NUMBER:Lake-v0'}",
+    "verifiers": "env: {type: 'verifiers:stranger_NUMBER'}",
+    "python": "env: {type: bandit}\nrollout: {isolation: {type: process, python: './stranger_NUMBER.py'}}",
     "openenv": "env: {type: 'openenv:http://127.0.0.1:9'}",
     "mix": "env: {type: bandit}\nmix: {other: {env: {type: 'stranger_NUMBER:Lake'}}}",
     "workflow": "env: {type: bandit}\nrollout: {workflow: 'stranger_NUMBER:Flow'}",

@@ -21,7 +21,7 @@ from turnwise.floor.daemon_threads import count_left_behind
 from turnwise.rollout.agent_proxy import AgentProxy
 from turnwise.rollout.environment import EnvironmentWorkflow
 from turnwise.rollout.limits import Limits, RunnerLimits
-from turnwise.rollout.rules import measure_rule
+from turnwise.rollout.rules import record_rules
 from turnwise.rollout.worlds import main_world
 from turnwise.types import Completion, GenerateRequest, Group, Sampling, StopReason, Task, Trajectory
 
@@ -311,7 +311,9 @@ def test_episode_timeout_ends_an_environment_that_blocks_inside_the_process(monk
     groups = collect(proxy_of(engine, TEMPLATE, states, limits=RunnerLimits(timeout_s=0.2)))
     assert {t.stop_reason for g in groups for t in g.trajectories} == {StopReason.TIMEOUT}
     assert count_left_behind() == 4
-    assert measure_rule(world.make("train"), lambda *_: "go", TASKS, 3, timeout_s=0.1) == (0.0, 0.0)
+    hung = record_rules(world.make("train"), lambda *_: "go", TASKS, 3, timeout_s=0.1)
+    assert {played.stop_reason for played in hung} == {StopReason.TIMEOUT}
+    assert len(hung) == len(TASKS)
     BlockingWorld.gate.set()
 
 
