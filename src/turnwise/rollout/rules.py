@@ -35,7 +35,7 @@ def play_rule(
     """One episode, move by move, until the world or the budget ends it."""
     observation = reset_env(env, seed=task.seed, split=task.split, dynamics_seed=dynamics_seed)
     for _ in range(max_actions):
-        action = ask_rule(env, rule, observation)
+        action = rule(env, observation)
         result = step_env(env, action)
         yield Move(observation=observation, action=action, result=result)
         if result.done:
@@ -107,7 +107,8 @@ def record_rule(env: BaseEnv, rule: Rule, task: Task, max_actions: int, *, sibli
     dynamics_seed = derive_seed("rule", task.id, *([sibling] if sibling else []))
     reason, failure, final, is_success = StopReason.MAX_ACTIONS, "", "", False
     try:
-        for move in play_rule(env, rule, task, max_actions=max_actions, dynamics_seed=dynamics_seed):
+        guarded = partial(_ask, rule)
+        for move in play_rule(env, guarded, task, max_actions=max_actions, dynamics_seed=dynamics_seed):
             turns.append(_to_turn(len(turns), move))
             final, result = move.result.text, move.result
             is_success = result.done and bool(result.is_success)
@@ -116,6 +117,11 @@ def record_rule(env: BaseEnv, rule: Rule, task: Task, max_actions: int, *, sibli
     except (EnvError, RewardError) as error:
         reason, failure, is_success = StopReason.ENV_ERROR, str(error), False
     return _ended(task, sibling, turns, reason=reason, failure=failure, is_success=is_success, final=final)
+
+
+def _ask(rule: Rule, env: BaseEnv, observation: str) -> str:
+    """A rule of an author's own may fail as its world may."""
+    return ask_rule(env, rule, observation)
 
 
 def _ended(
