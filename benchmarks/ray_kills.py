@@ -11,13 +11,17 @@ rollout.
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import random
 import sqlite3
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +34,7 @@ WORDS = (f"learn.steps={STEPS}", "report.checkpoint_every=3", "eval.episodes=0")
 RANKS = "learn.parallel={type: fsdp, ranks: 2}"
 ON_VLLM = ("engine.type=vllm", "engine.start=true", f"engine.python={VLLM_PYTHON}", "engine.start_timeout_s=600")
 LONGEST_DELAY_S = 1.5
+LONGEST_TRIAL_S = 900.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,23 +90,44 @@ KINDS: dict[str, tuple[tuple[str, ...], Callable[[Watched, Any, Any, random.Rand
 """What the run is told besides, and how the part is killed."""
 
 
-def try_one(kind: str, dice: random.Random) -> Kill:
-    words, hit = KINDS[kind]
-    step, delay_s = dice.randrange(0, STEPS), dice.uniform(0.0, LONGEST_DELAY_S)
+def draw(kind: str, dice: random.Random) -> Kill:
+    """When it will happen."""
+    return Kill(kind=kind, step=dice.randrange(0, STEPS), delay_s=dice.uniform(0.0, LONGEST_DELAY_S), outcome="")
+
+
+def try_apart(planned: Kill) -> Kill:
+    """In a process of its own: a run that hangs does not disturb the next one."""
+    words = [planned.kind, str(planned.step), str(planned.delay_s)]
+    told = subprocess.run(
+        [sys.executable, "-m", "benchmarks.ray_kills", "--one", *words],
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_TRIAL_S,
+        # Ray starts workers with a niceness of 15, with which a busy machine starves them.
+        env={**os.environ, "RAY_worker_niceness": "0"},
+    )
+    lines = [line for line in told.stdout.splitlines() if line.startswith("{")]
+    outcome = json.loads(lines[-1])["outcome"] if lines else f"lost: it ended with {told.returncode}: {told.stderr}"
+    return replace(planned, outcome=outcome)
+
+
+def try_here(planned: Kill) -> Kill:
+    words, hit = KINDS[planned.kind]
+    dice = random.Random(planned.delay_s)
     with cluster() as nodes, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         node = nodes.add_node(num_cpus=3)
         run = Watched(Path(folder) / "run", nodes.address, [*WORDS, *words])
         try:
             run.wait_until(lambda: "explorer-1" in run.actors, "explorers")
-            if step:
-                run.wait_for_step(step)
-            time.sleep(delay_s)
+            if planned.step:
+                run.wait_for_step(planned.step)
+            time.sleep(planned.delay_s)
             hit(run, nodes, node, dice)
             run.finish()
             outcome = what_is_wrong(run) or "survived"
         except AssertionError as error:
             outcome = f"lost: {error}"
-    return Kill(kind=kind, step=step, delay_s=delay_s, outcome=outcome)
+    return replace(planned, outcome=outcome)
 
 
 def what_is_wrong(run: Watched) -> str:
@@ -120,12 +146,19 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=list(KINDS))
+    parser.add_argument("--one", nargs=3, metavar=("KIND", "STEP", "DELAY_S"), help="a single kill, in this process")
     given = parser.parse_args()
+    if given.one:
+        kind, step, delay_s = given.one
+        tried = try_here(Kill(kind=kind, step=int(step), delay_s=float(delay_s), outcome=""))
+        print(json.dumps(asdict(tried)), flush=True)
+        # What a hung run has left behind must not hold up the end of the process.
+        os._exit(0)
     dice = random.Random(given.seed)
     kinds = [given.only] if given.only else [kind for kind in KINDS if kind != "vLLM server" or VLLM_PYTHON]
     kills: list[Kill] = []
     for number in range(given.kills):
-        kills.append(try_one(kinds[number % len(kinds)], dice))
+        kills.append(try_apart(draw(kinds[number % len(kinds)], dice)))
         print(kills[-1], flush=True)
     print("\n| killed | tried | survived |\n|---|---|---|")
     for kind in kinds:
