@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PARALLEL := -n auto --maxprocesses=8 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test coverage test-fast test-vllm envs-of-others test-envs test-ray test-agents test-ui chaos docs check format bench results clean
+.PHONY: help install train test coverage test-fast test-vllm envs-of-others test-envs test-ray test-agents test-ui chaos fuzz soak docs check format bench results clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -67,6 +67,12 @@ test-agents: install .venv-agents/.installed ## set up the agent frameworks in .
 	@# Not by our constraints: the frameworks name the versions of openai and mcp that they go with.
 	.venv-agents/bin/pip install --quiet -e '.[serve,agents]' httpx
 	@touch $@
+
+fuzz: install ## ten thousand hostile inputs for every reader; takes an hour
+	$(BIN)/pytest $(PARALLEL) tests/fuzz --hypothesis-profile=fuzz --durations=0
+
+soak: install ## two thousand short steps; fails where memory grows
+	$(BIN)/python -m benchmarks.soak --steps 2000
 
 test-ui: install ## install playwright and run the tests that need a browser (Chromium: apt install chromium)
 	$(BIN)/pip install --quiet -c constraints.txt playwright

@@ -15,6 +15,7 @@ import torch
 
 NAMES = (
     "buffer",
+    "busy_neighbour",
     "conversations",
     "credit",
     "endpoint",

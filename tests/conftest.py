@@ -14,9 +14,11 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A busy machine is no reason to fail: examples may take as long as they take. `make test-fast` tries fewer of them.
+# A busy machine is no reason to fail: examples may take as long as they take. `make test-fast` tries fewer of
+# them, `make fuzz` ten thousand of each.
 settings.register_profile("whole", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("fast", settings.get_profile("whole"), max_examples=20)
+settings.register_profile("fuzz", settings.get_profile("whole"), max_examples=10_000, print_blob=True)
 settings.load_profile("whole")
 
 

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from turnwise import __version__
 from turnwise.errors import ClusterError, LearnError, SyncError, TurnwiseError, did_you_mean
 from turnwise.floor.async_calls import Terminated
+from turnwise.floor.thread_waits import wait_briefly
 from turnwise.floor.users_code import find_users_line
 
 _OVERRIDES = """
@@ -97,6 +98,12 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config-name", metavar="NAME", help="a recipe's name")
 
 
+def _add_trust(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trust", action="store_true", help="import the modules that the file names, which runs them (default: never)"
+    )
+
+
 def _add_train(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
     parser = _add(commands, "train", "train a recipe", _OVERRIDES)
     _add_recipe(parser)
@@ -176,15 +183,18 @@ def _add_look_before(commands: argparse._SubParsersAction) -> None:  # type: ign
     check.add_argument("target", metavar="FILE|ENV", help="a recipe, a YAML file, or an environment")
     check.add_argument("--python", metavar="PROGRAM", help="the Python that an environment runs under (default: this)")
     check.add_argument("--json", action="store_true", help="print JSON")
+    _add_trust(check)
     convert = _add(commands, "convert", "write a config file of another project in the words of this one")
     convert.add_argument("file", metavar="FILE", help="a YAML file of RAGEN, align-anything, verl or Trinity-RFT")
     convert.add_argument("--out", metavar="FILE", help="where to write it (default: the terminal)")
     convert.add_argument("--json", action="store_true", help="print what has become of every key as JSON")
+    _add_trust(convert)
     plan = _add(commands, "plan", "say in plain words what a recipe will do", _OVERRIDES)
     _add_recipe(plan)
     plan.add_argument("--model", metavar="NAME", help="count for qwen2.5-0.5b, qwen2.5-7b or qwen2.5-32b on GPUs")
     plan.add_argument("--gpus", type=int, metavar="N", help="how many, with --model (default: 1, 8 and 64)")
     plan.add_argument("--json", action="store_true", help="print JSON")
+    _add_trust(plan)
     doctor = _add(
         commands,
         "doctor",
@@ -327,6 +337,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, rest = parser.parse_known_args(words)
     if options.command == "completion":
         return _print_completion(parser, options.shell)
+    wait_briefly()
     # Imported after parsing: help and mistakes in the words answer at once, without loading torch.
     from turnwise.app import commands  # noqa: PLC0415
 

@@ -31,6 +31,7 @@ def load_model(
             "Give a Hugging Face model folder, a hub name, or 'tiny' for the built-in model."
         ) from error
     _leave_files(model)
+    _refuse_broken_weights(model, path)
     return cast(nn.Module, model).to(device or best_device())  # type: ignore[return-value]
 
 
@@ -38,6 +39,19 @@ def _leave_files(model: nn.Module) -> None:
     """Weights in memory of their own: as a view into its file, each one that changes would be held twice."""
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
+
+
+def _refuse_broken_weights(model: nn.Module, path: str | Path) -> None:
+    """A model with one weight that is no number says nothing sensible, and every number after it is none either."""
+    # A sum is one pass without a copy; only where it is no number is every weight looked at.
+    sums = ((name, tensor) for name, tensor in model.state_dict().items() if not torch.isfinite(tensor.sum()))
+    broken = [name for name, tensor in sums if not torch.isfinite(tensor).all()]
+    if broken:
+        raise ModelError(
+            f"model.path '{path}' has weights that are not finite, in {len(broken)} of {len(model.state_dict())} "
+            f"tensors: {', '.join(broken[:3])}{' …' if broken[3:] else ''}. It can neither play nor learn. Give an "
+            "earlier checkpoint, or load the files anew."
+        )
 
 
 def torch_dtype(name: str) -> torch.dtype:

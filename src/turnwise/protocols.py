@@ -113,6 +113,11 @@ class ChatTemplate(Protocol):
         """Whether earlier turns are rendered differently later, so that each turn needs a segment of its own."""
         ...
 
+    @property
+    def longest_token(self) -> int:
+        """The most characters that one token stands for: what a text has at least, before it is cut into tokens."""
+        ...
+
     def encode_prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> IntArray:
         """The whole conversation up to and including the header of the next reply."""
         ...

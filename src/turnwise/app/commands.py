@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from turnwise.app.length import settle_length
 from turnwise.app.refusals import refuse_what_cannot_run
 from turnwise.config.checks import find_no_effect
 from turnwise.config.load import dump_settings, load_recipe, load_settings, parse_params, translate_file
-from turnwise.config.recipes import find_named, find_recipe, list_recipes
+from turnwise.config.recipes import find_named, find_recipe, list_recipes, refuse_endless_name
 from turnwise.config.registry import ENVS
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.config.trust import only_looking
 from turnwise.envs.check import check_env
 from turnwise.envs.isolation import check_elsewhere
 from turnwise.envs.make import make_env
@@ -44,7 +45,10 @@ def run(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 
 def _refuse_empty_words(options: argparse.Namespace) -> None:
-    """An empty word is a variable that was not set, and never means the default."""
+    """An empty word is a variable that was not set, and never means the default; an endless one is no name."""
+    for given in vars(options).values():
+        if isinstance(given, str):
+            refuse_endless_name(given)
     if empty := [name for name, given in vars(options).items() if isinstance(given, str) and not given.strip()]:
         shown = (
             empty[0].upper() if empty[0] in ("recipe", "target", "run", "dir") else f"--{empty[0].replace('_', '-')}"
@@ -159,28 +163,37 @@ def _check(options: argparse.Namespace, overrides: list[str], console: Console) 
     if options.target not in known and not Path(options.target).suffix and not Path(options.target).exists():
         meant = did_you_mean(options.target, known)
         raise ConfigError(f"there is no recipe, file or environment named '{options.target}'. {meant}")
+    with only_looking(trusts=options.trust) as unseen:
+        return _check_file(options, overrides, console, unseen)
+
+
+def _check_file(
+    options: argparse.Namespace, overrides: list[str], console: Console, unseen: Mapping[str, object]
+) -> int:
     translation = translate_file(options.target, overrides)
     if translation is not None and not options.json:
         console.print(describe_translation(translation), soft_wrap=True)
     loaded = load_recipe(options.target, overrides)
     refuse_what_cannot_run(loaded.settings)
-    settings = settle_length(loaded.settings)
-    notes = [*find_no_effect(settings), *_notes_on_model(settings)]
+    settings = loaded.settings if unseen else settle_length(loaded.settings)
+    notes = [*find_no_effect(settings), *_notes_on_model(settings, unseen)]
+    notes += [f"'{name}' was not looked at: that would run it. Read it, then give --trust." for name in unseen]
     if options.json:
         keys = {} if translation is None else {"dialect": translation.dialect, "keys": to_translation_rows(translation)}
         found = {"file": str(find_recipe(options.target)), "settings": settings.model_dump(mode="json"), "notes": notes}
-        console.print_json(json.dumps({**found, **keys}))
+        console.print_json(json.dumps({**found, "not_looked_at": list(unseen), **keys}))
         return 0
     console.print(dump_settings(settings, loaded.pretrained), markup=False, highlight=False)
     for note in notes:
         console.print(f"note: {note}", markup=False)
-    console.print(f"{find_recipe(options.target)} is valid.", markup=False, highlight=False)
+    verdict = "is valid as far as it was looked at" if unseen else "is valid"
+    console.print(f"{find_recipe(options.target)} {verdict}.", markup=False, highlight=False)
     return 0
 
 
-def _notes_on_model(settings: TurnwiseSettings) -> list[str]:
+def _notes_on_model(settings: TurnwiseSettings, unseen: Mapping[str, object]) -> list[str]:
     """The built-in model is made to fit, so there is nothing to look at, and no reason to load torch."""
-    if settings.model.path == "tiny":
+    if settings.model.path == "tiny" or unseen:
         return []
     from turnwise.app.misfits import find_misfits
     from turnwise.app.models import note_on
@@ -194,8 +207,9 @@ def _convert(options: argparse.Namespace, overrides: list[str], console: Console
     translation = translate_file(options.file)
     if translation is None:
         raise ConfigError(f"'{options.file}' is written in the words of turnwise already; there is nothing to convert.")
-    # Loaded as `train` would: what is written out has been understood.
-    refuse_what_cannot_run(load_settings(options.file))
+    # Loaded as `train` would, but for code that the file names: what is written out has been understood.
+    with only_looking(trusts=options.trust):
+        refuse_what_cannot_run(load_settings(options.file))
     text = to_recipe(translation, Path(options.file).name)
     if options.json:
         shown = {"dialect": translation.dialect, "keys": to_translation_rows(translation), "recipe": text}
@@ -209,8 +223,12 @@ def _convert(options: argparse.Namespace, overrides: list[str], console: Console
 
 
 def _plan(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
-    loaded = load_recipe(*_recipe_and_overrides(options, overrides))
-    refuse_what_cannot_run(loaded.settings)
+    with only_looking(trusts=options.trust) as unseen:
+        loaded = load_recipe(*_recipe_and_overrides(options, overrides))
+        refuse_what_cannot_run(loaded.settings)
+    if unseen:
+        named = " and ".join(f"'{name}'" for name in unseen)
+        raise ConfigError(f"a plan of this file would run {named}, which it names. Read it, then give --trust.")
     if options.model is not None or options.gpus is not None:
         return _plan_on_gpus(options, loaded.settings, console)
     from turnwise.app.plan import describe_plan, make_plan

@@ -32,7 +32,8 @@ def write_completion(parser: argparse.ArgumentParser, shell: str) -> str:
         "bash": "\n".join(_bash_function(name, " ".join(known)) for name, known in words.items()),
         "zsh": "\n".join(_zsh_function(name, " ".join(known)) for name, known in words.items()),
     }
-    return shtab.complete(parser, shell=shell, preamble=preamble)
+    # Its annotation knows a text for all shells alone; a text for each is what its documentation says.
+    return shtab.complete(parser, shell=shell, preamble=preamble)  # type: ignore[arg-type]
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:

@@ -15,6 +15,7 @@ from turnwise.app.set_up import announce
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.warm_start import OracleWarmStart
 from turnwise.floor.files import encode_object, write_whole
+from turnwise.floor.waits import show_waits
 from turnwise.loop.build import build_explore, build_learn, build_play
 from turnwise.loop.evaluate import Evaluation, evaluate_once
 from turnwise.loop.explore import Explored
@@ -44,7 +45,8 @@ class Exploring:
             model = resolve_model(self._settings)
             parts = build_explore(self._settings, model, run_path=self._directory.path)
         try:
-            await self._explore(parts, shared, await self._start(parts, shared, model))
+            with show_waits(self._directory.waits):
+                await self._explore(parts, shared, await self._start(parts, shared, model))
         finally:
             await parts.engine.close()
         print_notice(

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from turnwise.app.length import settle_length
@@ -18,10 +19,12 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.learn import FilePtx, OraclePtx
 from turnwise.config.sections.reward import ModelJudgeSettings
 from turnwise.config.sections.warm_start import EndpointWarmStart, LessonSettings, OracleWarmStart
+from turnwise.config.trust import DistrustError, refuse_stranger
 from turnwise.engine.openai_address import Endpoint
 from turnwise.envs.boundary import reset_env
 from turnwise.errors import ConfigError, EnvError, TurnwiseError
 from turnwise.experience.files import read_experiences
+from turnwise.floor.daemon_threads import call_within
 from turnwise.report.callbacks import open_callbacks
 from turnwise.report.trackers import require_trackers
 from turnwise.rollout.chosen import find_workflow, read_pairs, require_oracle
@@ -49,6 +52,8 @@ def find_refusals(settings: TurnwiseSettings) -> list[Refusal]:
     unsettled: list[Refusal] = []
     try:
         settings = settle_length(settings)
+    except DistrustError:
+        pass
     except TurnwiseError as error:
         unsettled = [Refusal(about="settings", message=str(error))]
     found = [Refusal(about="settings", message=problem) for problem in find_contradictions(settings)]
@@ -78,6 +83,9 @@ def find_refusals(settings: TurnwiseSettings) -> list[Refusal]:
 def _caught(about: str, check: Callable[[], object]) -> list[Refusal]:
     try:
         check()
+    except DistrustError:
+        # Nothing is said against what was not looked at.
+        return []
     except TurnwiseError as error:
         return [Refusal(about=about, message=str(error))]
     return []
@@ -98,6 +106,8 @@ def _world_refusals(settings: TurnwiseSettings, path: str, world: World) -> list
     for split, is_sure in _splits_played(settings, world).items():
         try:
             _try(world, split, is_sure=is_sure)
+        except DistrustError:
+            break
         except TurnwiseError as error:
             reasons[_at_path(str(error), path)] = None
     return [Refusal(about=path, message=reason) for reason in reasons]
@@ -117,9 +127,11 @@ def _splits_played(settings: TurnwiseSettings, world: World) -> dict[str, bool]:
 
 
 def _try(world: World, split: str, *, is_sure: bool) -> None:
-    env = world.make(split)
+    env, limit_s = world.make(split), world.timeout_s if world.is_guarded else None
     try:
-        reset_env(env, seed=0, split=split)
+        call_within(limit_s, partial(reset_env, env, 0, split=split))
+    except TimeoutError as error:
+        raise EnvError(f"env.type: reset took longer than rollout.episode_timeout_s = {limit_s:g}.") from error
     except EnvError:
         # One task that fails is an episode that fails: data, not the end of a run.
         if is_sure:
@@ -149,6 +161,8 @@ def _check_oracle(settings: TurnwiseSettings) -> None:
 
 def _check_endpoint(settings: TurnwiseSettings) -> None:
     if isinstance(settings.warm_start, EndpointWarmStart):
+        # It is sent a key, so that an address of a stranger's must not be asked either.
+        refuse_stranger(f"warm_start: {settings.warm_start.url}")
         Endpoint(settings.warm_start, where="warm_start").find_model()
 
 

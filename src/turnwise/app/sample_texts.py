@@ -15,6 +15,9 @@ _NUM_EPISODES = 400
 _PREAMBLE_WEIGHT = 50
 """The instructions stand in every first prompt; counted once, their words would stay in single bytes."""
 
+_MAX_CHARACTERS = 20_000
+"""Of one observation: beyond it there is nothing new to learn about its words."""
+
 
 def draw_sample_texts(world: World) -> list[str]:
     """Observations and rendered answers of training tasks; the same for the same world."""
@@ -35,5 +38,6 @@ def draw_sample_texts(world: World) -> list[str]:
 
 def _texts_of_turn(observation: str, answers: Sequence[str], world: World) -> list[str]:
     # Observations stand behind a role token or behind a line break; words look different there.
+    observation = observation[:_MAX_CHARACTERS]
     seen = [observation, f"\n{observation}", f" {observation}"]
     return [*seen, *(render_answer([answer], world.context.answer) for answer in answers), *answers]

@@ -26,6 +26,7 @@ from turnwise.app.set_up import Start, Workers, open_workers, set_up
 from turnwise.app.watching import CollapsedError, Watcher
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import SyncError
+from turnwise.floor.waits import show_waits
 from turnwise.loop.build import find_loop
 from turnwise.loop.evaluate import Evaluation, baseline_intervals, is_evaluation_due, measure_baselines
 from turnwise.loop.explore import Explored
@@ -85,12 +86,13 @@ class Training:
         workers = self._workers or open_workers(
             self._settings, self._directory, self._console, self._checkpoint, self._stages
         )
-        start = await set_up(workers, self._directory, self._console, self._checkpoint)
-        try:
-            await self._play_and_learn(start, loop)
-        finally:
-            self._callbacks.close()
-            await start.close()
+        with show_waits(self._directory.waits):
+            start = await set_up(workers, self._directory, self._console, self._checkpoint)
+            try:
+                await self._play_and_learn(start, loop)
+            finally:
+                self._callbacks.close()
+                await start.close()
 
     async def _play_and_learn(self, start: Start, loop: Callable[..., Awaitable[None]]) -> None:
         self._directory, self._progress = start.directory, start.progress

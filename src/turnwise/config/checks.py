@@ -36,6 +36,7 @@ from turnwise.config.sections.reward import FunctionJudgeSettings, ModelJudgeSet
 from turnwise.config.sections.rollout import RayIsolation
 from turnwise.config.sections.warm_start import EndpointWarmStart
 from turnwise.config.settings import Settings
+from turnwise.config.trust import DistrustError, as_far_as_seen
 from turnwise.errors import ConfigError
 
 Rule: TypeAlias = Callable[[TurnwiseSettings], Iterator[str]]
@@ -53,12 +54,12 @@ def check_settings(settings: TurnwiseSettings) -> None:
 
 def find_contradictions(settings: TurnwiseSettings) -> list[str]:
     """Everything that the rules say against these settings."""
-    return [problem for rule in RULES for problem in rule(settings)]
+    return [problem for rule in RULES for problem in as_far_as_seen(rule(settings))]
 
 
 def find_no_effect(settings: TurnwiseSettings) -> list[str]:
     """Settings that were chosen and change nothing in this combination."""
-    return list(_notes(settings, "", settings))
+    return list(as_far_as_seen(_notes(settings, "", settings)))
 
 
 def _notes(section: Settings, path: str, run: TurnwiseSettings) -> Iterator[str]:
@@ -110,7 +111,7 @@ def _rewards_itself(workflow: str) -> bool:
         return False
     try:
         return callable(getattr(WORKFLOWS.get_target(workflow), "reward", None))
-    except ConfigError:
+    except (ConfigError, DistrustError):
         return False
 
 

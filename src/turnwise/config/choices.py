@@ -38,6 +38,7 @@ from turnwise.config.sections.mix import MixedEnv, MixSettings
 from turnwise.config.sections.rollout import RolloutSettings
 from turnwise.config.sections.sync import SyncSettings
 from turnwise.config.settings import Settings
+from turnwise.config.trust import DistrustError
 from turnwise.errors import ConfigError
 
 
@@ -144,7 +145,13 @@ def _section_class(
         known = ", ".join(sorted(choice.registry))
         raise ConfigError(f"{path}.{choice.key} is missing. Choose an {choice.registry.kind}: {known}.")
     name = _spell_as_registered(choice, section)
-    params = params_class(choice, name, path) if choice.takes_params else Settings
+    try:
+        params = params_class(choice, name, path) if choice.takes_params else Settings
+    except DistrustError:
+        # Which keys it has is known to its class alone: they are left out with it.
+        params = Settings
+        for key in section.keys() - choice.base.model_fields.keys():
+            del section[key]
     bases = (choice.base,) if params is Settings else (params, choice.base)
     return _compose(bases, tuple(inside.items()), choice.key)
 

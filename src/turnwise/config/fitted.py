@@ -11,6 +11,7 @@ from typing import Any
 
 from turnwise.config.registry import gives_no_rewards
 from turnwise.config.sections.model import TinySettings
+from turnwise.config.trust import DistrustError
 from turnwise.errors import ConfigError
 
 _VLLM_HEAD_WIDTH = 32
@@ -64,7 +65,7 @@ def needs_judge(raw: dict[str, Any]) -> bool:
     tags = mixed if isinstance(mixed, dict) else {}
     names = [_find(raw, "env", "type"), *(_find(tags, tag, "env", "type") for tag in tags)]
     # What is no environment is refused by whoever reads it.
-    with suppress(ConfigError):
+    with suppress(ConfigError, DistrustError):
         return any(isinstance(name, str) and gives_no_rewards(name) for name in names)
     return False
 

@@ -267,8 +267,11 @@ def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> list[Layer]:
     for part in find_composed(config, path.parent):
         composed = _merge_layers(_plain(_read_with_bases(part, (*seen, path.resolve()))))
         config = _merge_foreign(composed, config, str(path))
-    base_name = config.pop("extends", None)
-    own = split_layer(_as_dict(config), str(path))
+    keys = _as_dict(config)
+    base_name = keys.pop("extends", None)
+    if OmegaConf.is_interpolation(config, "extends"):
+        raise ConfigError(f"'{path}': extends: '{base_name}' given; expected the name of a recipe or a file as it is.")
+    own = split_layer(keys, str(path))
     if base_name is None:
         return own
     _tell(describe_namesake(str(base_name), beside=path.parent))
@@ -283,7 +286,7 @@ def _tell(notice: str | None) -> None:
 def _read_yaml(path: Path) -> DictConfig:
     try:
         config = OmegaConf.load(path)
-    except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError, OmegaConfBaseException) as error:
         if path.suffix not in _SETTINGS_SUFFIXES:
             raise ConfigError(describe_other_file(path)) from error
         raise ConfigError(f"'{path}' is not valid YAML: {_one_line(error)}") from error
@@ -318,7 +321,7 @@ def _parse_override(text: str) -> DictConfig:
         raise ConfigError(f"override '{text}' is not of the form key.path=value.")
     try:
         return OmegaConf.from_dotlist([text])
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, IndexError, TypeError, AttributeError) as error:
         raise ConfigError(f"override '{text}': the value is not valid YAML: {_one_line(error)}") from error
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from turnwise.config.trust import refuse_stranger
 from turnwise.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
@@ -92,10 +93,14 @@ class Registry(Mapping[str, str]):
         if name in self._added:
             return self._added[name]
         if name in self.default_mapping:
-            return import_target(self.default_mapping[name], self.kind)
+            return import_target(self.default_mapping[name], self.kind, is_known=True)
         prefix, colon, rest = name.partition(":")
         if colon and prefix in self.adapters:
-            adapt = cast("Callable[[str], object]", import_target(self.adapters[prefix], self.kind))
+            if ":" in rest or prefix == "verifiers":
+                # A module or an address: `function:package.module:name`, `gymnasium:module:ID`, `openenv:URL`; what
+                # verifiers is given is a module too.
+                refuse_stranger(name)
+            adapt = cast("Callable[[str], object]", import_target(self.adapters[prefix], self.kind, is_known=True))
             return adapt(rest)
         if colon or "." in name:
             return import_target(name, self.kind)
@@ -110,7 +115,7 @@ class Registry(Mapping[str, str]):
         if name not in self._params:
             return getattr(self.get_target(name), "Params", None)
         where = self._params[name]
-        return None if where is None else import_target(where, self.kind)
+        return None if where is None else import_target(where, self.kind, is_known=True)
 
 
 def _is_written_again(old: object, new: object) -> bool:
@@ -119,8 +124,13 @@ def _is_written_again(old: object, new: object) -> bool:
     return places[0] == places[1] != (None, None)
 
 
-def import_target(target: str, kind: str) -> object:
-    """The object behind `module:attribute` or `module.attribute`; `kind` says in messages what it is for."""
+def import_target(target: str, kind: str, *, is_known: bool = False) -> object:
+    """The object behind `module:attribute` or `module.attribute`; `kind` says in messages what it is for.
+
+    What is not `is_known` was named by a config, and is not imported where one is only looked at.
+    """
+    if not is_known:
+        refuse_stranger(target)
     module_name, _, attribute = target.partition(":") if ":" in target else target.rpartition(".")
     if str(Path.cwd()) not in sys.path:
         # A user's plug-in usually lies beside the recipe it is named in.

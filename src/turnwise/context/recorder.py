@@ -140,6 +140,7 @@ class Recorder:
     ) -> Prompt:
         """The tokens to continue; raises ContextOverflow where a reply no longer fits behind them."""
         said = tuple(messages)
+        self._refuse_endless(said, tools)
         before, context = self._encode(said, tools)
         if prefix:
             context = np.concatenate([context, self._template.encode_text(prefix)])
@@ -193,6 +194,15 @@ class Recorder:
         for reply in {Message("assistant", text), Message("assistant", shown), response.message}:
             self._said.setdefault(_key_of((*prompt.messages, reply)), response)
         return response
+
+    def _refuse_endless(self, messages: tuple[Message, ...], tools: Sequence[ToolSchema]) -> None:
+        """What can never fit is not cut into tokens first: a text of megabytes would hold everyone else up."""
+        length = sum(len(message.text) for message in messages) + sum(len(str(tool.to_mapping())) for tool in tools)
+        if length > self._template.longest_token * self._max_tokens:
+            raise ContextOverflow(
+                f"{length:,} characters do not fit into context.max_tokens = {self._max_tokens}, whatever they say: no "
+                f"token is longer than {self._template.longest_token}. Raise it, or say less."
+            )
 
     def _read(self, text: str, reading: Reading) -> Message:
         if not reading.takes_calls:

@@ -97,6 +97,10 @@ class LearnedTemplate:
     def rewrites_history(self) -> bool:
         return bool(self.why_cut)
 
+    @cached_property
+    def longest_token(self) -> int:
+        return self._codec.longest_token
+
     @property
     def supports_tools(self) -> bool:
         """Whether the template writes tools, calls and results, and its calls can be read."""

@@ -103,6 +103,11 @@ class Codec:
         self.num_ids = max(len(tokenizer), max(self.special_ids, default=0) + 1)
         self.model_name = str(tokenizer.name_or_path or type(tokenizer).__name__)
 
+    @property
+    def longest_token(self) -> int:
+        """Characters of the longest entry of the vocabulary; of bytes each is written as one."""
+        return max(map(len, self._tokenizer.get_vocab()))
+
     def _marks_in(self, source: str) -> list[str]:
         return [text for text in self.spellings.values() if text in source]
 

@@ -8,6 +8,7 @@ of text, episodes or rewards.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -26,10 +27,14 @@ from turnwise.engine.rows import Row
 from turnwise.engine.runner import ModelRunner
 from turnwise.engine.sampling import draw_uniforms, sample_tokens
 from turnwise.errors import EngineError, SyncError
+from turnwise.floor.waits import waiting
 from turnwise.pretrained import chosen_device, load_model, torch_dtype
 from turnwise.protocols import Weights
 from turnwise.sites import EngineSite
 from turnwise.types import Completion, FinishReason, GenerateRequest, Metrics, Sampling
+
+_DRAIN_S = 600.0
+"""Longest wait for running requests; each ends by itself, after so many tokens."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +86,8 @@ class LocalEngine:
         self._driver: asyncio.Task[None] | None = None
         self._num_updates = 0
         """Callers of `update_weights` that wait for running requests to end."""
+        self._drained: list[asyncio.Future[None]] = []
+        """Those who wait until the last running request has ended."""
         self._costs = PassCosts()
         self._runner = ModelRunner(model)
 
@@ -157,11 +164,30 @@ class LocalEngine:
         """Replace the weights between requests: running ones end under the old weights, new ones wait meanwhile."""
         self._num_updates += 1
         try:
-            while self._active:
-                await asyncio.sleep(0)
+            await self._drain()
             self.load_weights(weights, policy_version)
         finally:
             self._num_updates -= 1
+
+    def _tell_drained(self) -> None:
+        for waiting_one in self._drained:
+            if not waiting_one.done():
+                waiting_one.set_result(None)
+        self._drained.clear()
+
+    async def _drain(self) -> None:
+        """Wait until no request is running; none begins meanwhile."""
+        if not self._active:
+            return
+        why = f"{len(self._active)} running requests to end before new weights"
+        with waiting("the local engine", why, _DRAIN_S):
+            try:
+                async with asyncio.timeout(_DRAIN_S):
+                    while self._active:
+                        self._drained.append(asyncio.get_running_loop().create_future())
+                        await self._drained[-1]
+            except TimeoutError as error:
+                raise SyncError(f"the local engine has waited {_DRAIN_S:g} s for {why}.") from error
 
     # --- the driver: one forward pass after another while there is work ------------------------------------------
 
@@ -191,6 +217,7 @@ class LocalEngine:
                 future.set_exception(failure)
         self._pending.clear()
         self._active.clear()
+        self._tell_drained()
         self._rows_by_key.clear()
         self._runner.forget_all()
 
@@ -260,6 +287,11 @@ class LocalEngine:
         # By lists: on a GPU it is here that the numbers are waited for.
         ids, logprobs = ids.tolist(), logprobs.tolist()
         self._costs.add(len(jobs), time.perf_counter() - started_s)
+        if not all(map(math.isfinite, logprobs)):
+            raise EngineError(
+                "the model's probabilities are not finite, so nothing can be sampled from it. Its weights are broken: "
+                "look at learn/grad_norm in metrics.jsonl, or give another model.path."
+            )
         for job, token, logprob in zip(jobs, ids, logprobs, strict=True):
             job.token_ids.append(token)
             job.logprobs.append(logprob)
@@ -273,6 +305,8 @@ class LocalEngine:
     def _finish(self, job: _Job, reason: FinishReason | None = None) -> None:
         job.row.is_busy = False
         self._active.remove(job)
+        if not self._active:
+            self._tell_drained()
         if reason is not None and not job.future.done():
             job.future.set_result(
                 Completion(

@@ -40,8 +40,9 @@ class BaseEnv(ABC):
     has_oracle: bool = False
     is_judged: ClassVar[bool] = False
     """Its rewards come from a judge: `reward.judge`."""
-    is_slow: ClassVar[bool] = False
-    """A call may wait: others go on meanwhile. Its time is then not counted as time in environments."""
+    is_slow: bool = False
+    """A call may wait: it is made in a thread, and others go on meanwhile. Its time is then not counted as time in
+    environments. With `rollout.episode_timeout_s` every environment of your own is taken for one."""
     packages: ClassVar[tuple[str, ...]] = ()
     """Modules that an instance imports when it is made; where many processes play it, they are imported once."""
     baselines: ClassVar[Mapping[str, Callable[[Any], str]]] = {}

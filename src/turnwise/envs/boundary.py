@@ -1,22 +1,21 @@
 """The border to an author's environment: whatever it answers or raises becomes a `StepResult` or a typed error.
 
 In come an environment and the arguments of one call; out comes checked, normalised data. It refuses to know who plays
-and what the numbers mean. Only here is any exception caught, because an author's code may raise whatever it likes and
-the other episodes must go on.
+and what the numbers mean. Only here is any exception caught, because an author's code may raise whatever it likes, a
+`CancelledError` or a `SystemExit` too, and the other episodes must go on. Ctrl-C alone is the user's and goes through.
 """
 
 from __future__ import annotations
 
 import math
-import reprlib
-from collections.abc import Mapping
-from numbers import Real
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from turnwise.errors import EnvError, RewardError, TaskError
+from turnwise.errors import EnvError, TaskError, TurnwiseError
 from turnwise.exchange import EnvDescription
+from turnwise.floor.outsiders import read_reward, show, tell_error, whole_text
 from turnwise.types import Info, Metrics, StepResult
 
 if TYPE_CHECKING:
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
     from turnwise.protocols import Env
 
 
-_RAISED = (Exception, SystemExit)
-"""What an author's code may raise; one that calls `sys.exit` ends its episode, not the run."""
+_MAX_TEXT = 4_000_000
+"""Characters of an observation. No context holds so much, and every turn of a rollout is kept until it is learnt."""
 
 
 def reset_env(
@@ -34,10 +33,10 @@ def reset_env(
     """The first text of an episode; Gymnasium's pair of text and info is understood as well."""
     try:
         answer = env.reset(seed, split=split, dynamics_seed=dynamics_seed)
-    except TaskError:
+    except (TaskError, KeyboardInterrupt):
         # The task itself cannot be made: no fault of the author's code, and it names the settings to change.
         raise
-    except _RAISED as error:
+    except BaseException as error:
         raise _failure(env, f"reset(seed={seed}, split={split!r})", error) from error
     if isinstance(answer, tuple) and len(answer) == 2:
         answer = answer[0]
@@ -48,8 +47,10 @@ def step_env(env: BaseEnv | Env, action: str) -> StepResult:
     """One step, from four values (observation, reward, done, info) or Gymnasium's five."""
     try:
         answer: object = env.step(action)
-    except _RAISED as error:
-        raise _failure(env, f"step({reprlib.repr(action)})", error) from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise _failure(env, f"step({show(action)})", error) from error
     if not isinstance(answer, tuple) or len(answer) not in (4, 5):
         size = f" of {len(answer)}" if isinstance(answer, tuple) else ""
         raise EnvError(
@@ -65,7 +66,7 @@ def step_env(env: BaseEnv | Env, action: str) -> StepResult:
         terminated = done and not truncated
     return StepResult(
         text=_checked_text(answer[0], env, "step"),
-        reward=_checked_reward(answer[1], env),
+        reward=read_reward(answer[1], f"{_name(env)}.step returned the reward"),
         terminated=terminated,
         truncated=truncated,
         is_valid=_said_flag(info, "action_is_valid", env, default=True),
@@ -79,23 +80,25 @@ def step_env(env: BaseEnv | Env, action: str) -> StepResult:
 def describe_env(env: BaseEnv) -> EnvDescription:
     """What an environment says about itself after a reset."""
     try:
-        return EnvDescription(
-            instructions=env.instructions, legend=env.legend, action_names=env.action_names, example=env.example
-        )
-    except _RAISED as error:
-        raise _failure(env, "instructions, legend or action_names", error) from error
+        texts = {name: whole_text(getattr(env, name)) for name in ("instructions", "legend", "example")}
+        names = env.action_names
+        return EnvDescription(**texts, action_names=None if names is None else tuple(map(whole_text, names)))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise _failure(env, "instructions, legend, example or action_names", error) from error
 
 
 def count_tasks(env: BaseEnv, split: str) -> int | None:
     """How many tasks a split has; None where there is no end of them."""
     try:
         count: object = env.num_tasks(split)
-    except TaskError:
+    except (TaskError, KeyboardInterrupt):
         raise
-    except _RAISED as error:
+    except BaseException as error:
         raise _failure(env, f"num_tasks({split!r})", error) from error
     if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-        raise EnvError(f"{_name(env)}.num_tasks returned {reprlib.repr(count)}; expected a number above 0, or None.")
+        raise EnvError(f"{_name(env)}.num_tasks returned {show(count)}; expected a number above 0, or None.")
     return count
 
 
@@ -103,31 +106,39 @@ def call_env(env: BaseEnv, method: str, *args: object) -> object:
     """Any other method of an author's: `oracle`, `snapshot`, `restore`."""
     try:
         return getattr(env, method)(*args)
-    except _RAISED as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise _failure(env, f"{method}()", error) from error
+
+
+def ask_rule(env: BaseEnv, rule: Callable[[BaseEnv, str], str], observation: str) -> str:
+    """What a simple rule of an author's, or the oracle, would do now."""
+    try:
+        action: object = rule(env, observation)
+    except (TurnwiseError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise _failure(env, "oracle() or a rule of it", error) from error
+    if not isinstance(action, str):
+        raise EnvError(f"a rule of {_name(env)} chose {show(action)}; expected an action (str).")
+    return whole_text(action)
 
 
 def _checked_text(text: object, env: object, method: str) -> str:
     if not isinstance(text, str):
         raise EnvError(f"{_name(env)}.{method} returned a {type(text).__name__} as observation; expected text (str).")
-    return text
-
-
-def _checked_reward(reward: object, env: object) -> float:
-    if not isinstance(reward, (Real, np.bool_)):
-        raise RewardError(f"{_name(env)}.step returned the reward {reprlib.repr(reward)}; expected a real number.")
-    try:
-        number = float(reward)
-    except OverflowError:  # a whole number may be larger than any float
-        number = math.inf
-    if not math.isfinite(number):
-        raise RewardError(f"{_name(env)}.step returned the reward {reprlib.repr(reward)}; expected a finite number.")
-    return number
+    if len(text) > _MAX_TEXT:
+        raise EnvError(
+            f"{_name(env)}.{method} returned an observation of {len(text):,} characters; expected at most "
+            f"{_MAX_TEXT:,}."
+        )
+    return whole_text(text)
 
 
 def _checked_flag(flag: object, env: object) -> bool:
     if not isinstance(flag, (bool, np.bool_)):
-        raise EnvError(f"{_name(env)}.step returned {reprlib.repr(flag)} where True or False says whether it is over.")
+        raise EnvError(f"{_name(env)}.step returned {show(flag)} where True or False says whether it is over.")
     return bool(flag)
 
 
@@ -141,7 +152,7 @@ def _said_flag(info: Info, key: str, env: object, *, default: bool) -> bool:
     """What an environment says under a name that the house acts on: anything but a truth value would be guessed at."""
     flag = info.get(key, default)
     if not isinstance(flag, (bool, np.bool_)):
-        raise EnvError(f"{_name(env)}.step returned info[{key!r}] = {reprlib.repr(flag)}; expected True or False.")
+        raise EnvError(f"{_name(env)}.step returned info[{key!r}] = {show(flag)}; expected True or False.")
     return bool(flag)
 
 
@@ -170,4 +181,4 @@ def _name(env: object) -> str:
 
 
 def _failure(env: object, call: str, error: BaseException) -> EnvError:
-    return EnvError(f"{_name(env)}.{call} failed: {type(error).__name__}: {error}")
+    return EnvError(f"{_name(env)}.{call} failed: {tell_error(error)}")

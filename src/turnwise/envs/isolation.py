@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from turnwise.config.trust import refuse_stranger
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.check import Check, CheckReport
 from turnwise.envs.other_python import OtherProcess, check_under, find_python
@@ -150,6 +151,7 @@ class IsolatedEnv(RemoteEnv):
             self._process = context.Process(target=serve, args=(theirs, *arguments), daemon=True)
             self._process.start()
         else:
+            refuse_stranger(f"rollout.isolation.python: {self._python}")
             self._process = find_python(self._python).start("serve", theirs, arguments, self._start_limit_s)
         theirs.close()
         self._wait("start", self._start_limit_s)
@@ -189,6 +191,6 @@ class IsolatedEnv(RemoteEnv):
         assert self._process is not None
         assert self._pipe is not None
         self._process.kill()
-        self._process.join()
+        self._process.join(_DEATH_LIMIT_S)
         self._pipe.close()
         self._process = self._pipe = None

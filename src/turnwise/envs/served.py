@@ -18,6 +18,7 @@ from typing import Any
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError, TurnwiseError
+from turnwise.floor import outsiders
 
 
 def serve(pipe: Connection, name: str, params: Mapping[str, object], max_memory_mb: int | None) -> None:
@@ -93,4 +94,4 @@ def _as_plain(value: Any) -> object:
 def _name_error(error: BaseException) -> tuple[str, str]:
     """A failure of turnwise's own speaks for itself; any other is named."""
     own = isinstance(error, TurnwiseError)
-    return type(error).__name__, str(error) if own else f"{type(error).__name__}: {error}"
+    return type(error).__name__, outsiders.told_by(error) if own else outsiders.tell_error(error)

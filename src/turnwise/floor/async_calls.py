@@ -22,12 +22,20 @@ def run_async(work: Coroutine[object, object, T]) -> T:
     SIGTERM cancels the work as Ctrl-C does, between two steps of the event loop, and then raises `Terminated`; a
     program's own handler of that signal stays.
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    # Not called inside an `except`: every failure of the work would then begin with "no running event loop".
+    if not is_in_event_loop():
         return _run_here(work)
     with ThreadPoolExecutor(max_workers=1) as pool:
         return pool.submit(asyncio.run, work).result()
+
+
+def is_in_event_loop() -> bool:
+    """Whether the caller is a coroutine, or was called by one."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 async def unbroken(work: Awaitable[T]) -> T:

@@ -42,6 +42,7 @@ from turnwise.learn.policy import (
 )
 from turnwise.learn.schedule import make_optimizer, set_learning_rate
 from turnwise.learn.silence import is_silent_at_zero, rows_that_teach
+from turnwise.learn.soundness import refuse_unsound
 from turnwise.learn.tracer import UpdateTracer
 from turnwise.learn.warm_start import add_imitation_gradient, imitate
 from turnwise.learn.whole import read_whole
@@ -149,8 +150,7 @@ class Trainer:
 
     def step(self, batch: Batch) -> StepReport:
         """One update: `epochs` passes over the batch in `minibatches` optimizer steps each."""
-        if not batch.loss_mask.any():
-            raise LearnError("the batch has no sampled tokens; nothing can be learnt from it.")
+        refuse_unsound(batch)
         meter = Meter(self.team)
         self._return_freed_memory()
         set_learning_rate(self.optimizer, self.settings, self.policy_version)

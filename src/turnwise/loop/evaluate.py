@@ -18,7 +18,7 @@ from turnwise.report.eval_results import results_of
 from turnwise.report.intervals import share_interval
 from turnwise.report.metrics import split_by_tag, told_numbers
 from turnwise.rollout.judges import Judging
-from turnwise.rollout.rules import Rule, record_rule, rules_of
+from turnwise.rollout.rules import Rule, record_rules, rules_of
 from turnwise.rollout.worlds import World, main_world, worlds_of
 from turnwise.types import Metrics, Task, Trajectory
 
@@ -127,7 +127,7 @@ def play_rule_in(settings: TurnwiseSettings, rule: str, tasks: Sequence[Task]) -
             f"environment '{settings.env.type}' cannot be played by '{rule}'. {did_you_mean(rule, rules)}"
         )
     own = [task for task in tasks if task.tag == world.tag]
-    trajectories = _play(env, rules[rule], own, world.limits.actions_left(0, 0), judging, settings.eval.samples)
+    trajectories = _play(world, env, rules[rule], own, judging, settings.eval.samples)
     return Evaluation.of(settings, trajectories)
 
 
@@ -149,7 +149,7 @@ def measure_baselines(
         own = [task for task in tasks if task.tag == world.tag]
         env, rules = _env_and_rules(world, tasks[0].split)
         for name, rule in rules.items():
-            played = _play(env, rule, own, world.limits.actions_left(0, 0), judging)
+            played = _play(world, env, rule, own, judging)
             share = sum(trajectory.is_success for trajectory in played) / len(played)
             found[name if len(worlds) == 1 else f"{name}/{world.tag}"] = share
     return found
@@ -164,9 +164,10 @@ def baseline_intervals(baselines: Mapping[str, float], tasks: Sequence[Task]) ->
 
 
 def _play(
-    env: BaseEnv, rule: Rule, tasks: Sequence[Task], max_actions: int, judging: Judging | None, samples: int = 1
+    world: World, env: BaseEnv, rule: Rule, tasks: Sequence[Task], judging: Judging | None, samples: int = 1
 ) -> list[Trajectory]:
-    played = [record_rule(env, rule, task, max_actions, sibling=n) for task in tasks for n in range(samples)]
+    max_actions, limit_s = world.limits.actions_left(0, 0), world.timeout_s if world.is_guarded else None
+    played = record_rules(env, rule, tasks, max_actions, samples=samples, timeout_s=limit_s)
     return played if judging is None else judging.apply(played)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from turnwise.config.sections.reward import NoFilter
+from turnwise.floor.daemon_threads import count_left_behind
 from turnwise.loop.parts import ExploreParts
 from turnwise.loop.stages import STAGES, Stages
 from turnwise.rollout.filters import filter_groups
@@ -19,6 +20,8 @@ class Explored:
 
     played: list[Group]
     kept: list[Group]
+    num_left_behind: int = 0
+    """Calls of environments and programs that still run though their episodes are over."""
 
     @property
     def tokens_sampled(self) -> int:
@@ -27,7 +30,11 @@ class Explored:
 
     @property
     def metrics(self) -> Metrics:
-        return {"rollout/groups_played": float(len(self.played)), "rollout/groups_kept": float(len(self.kept))}
+        return {
+            "rollout/groups_played": float(len(self.played)),
+            "rollout/groups_kept": float(len(self.kept)),
+            "rollout/left_behind": float(self.num_left_behind),
+        }
 
 
 async def explore(
@@ -55,7 +62,7 @@ async def explore(
         if len(kept) >= wanted:
             break
     parts.tasks.feedback(played)
-    explored = Explored(played=played, kept=kept[:wanted])
+    explored = Explored(played=played, kept=kept[:wanted], num_left_behind=count_left_behind())
     parts.on_explored(step, explored)
     return explored
 

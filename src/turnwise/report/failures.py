@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from turnwise.types import Group
 
-_ARGUMENTS = re.compile(r"\(.*?\)", re.DOTALL)
+_ARGUMENTS = re.compile(r"^([\w.]+)\(.*?\)(?= failed: )", re.DOTALL)
+"""Of the call that failed, at the start of a failure; brackets further on belong to what it says."""
 _MAX_CAUSES = 20
 """Causes that differ in every episode must not fill a summary."""
 _MAX_LENGTH = 200
@@ -28,5 +29,5 @@ def count_failures(groups: Sequence[Group], before: Mapping[str, int]) -> dict[s
 
 def cause_of(failure: str) -> str:
     """The first line of a failure without the arguments of the call, which differ from episode to episode."""
-    first_line = _ARGUMENTS.sub("", failure).strip().split("\n")[0]
+    first_line = _ARGUMENTS.sub(r"\1", failure).strip().split("\n")[0]
     return first_line[:_MAX_LENGTH] or "no reason given"

@@ -121,6 +121,11 @@ class RunDirectory:
         return self.path / "findings.jsonl"
 
     @property
+    def waits(self) -> Path:
+        """Who waits for whom; there while somebody has been waiting for a second or more."""
+        return self.path / "waiting.json"
+
+    @property
     def summary(self) -> Path:
         return self.path / "summary.json"
 

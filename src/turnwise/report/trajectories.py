@@ -17,9 +17,14 @@ import numpy as np
 
 from turnwise.errors import RunError
 from turnwise.floor.files import read_text, write_whole
+from turnwise.floor.outsiders import show
 from turnwise.floor.segments import decode_text, encode_text
 from turnwise.report.run_dir import step_name
 from turnwise.types import StopReason, Task, Trajectory, TrajectoryId, Turn
+
+_MAX_DEPTH = 20
+_MAX_WHOLE = 10**300
+"""About what a float holds."""
 
 
 class TrajectoryWriter:
@@ -90,17 +95,29 @@ def _encode_turn(turn: Turn) -> dict[str, object]:
     }
 
 
-def _plain(value: object) -> object:
-    """The same value in what JSON has. Environments may put anything into `info`; what is no data becomes its text."""
+def _plain(value: object, depth: int = 0) -> object:
+    """The same value in what JSON has. Environments may put anything into `info`; what is no data becomes its text.
+
+    A list that holds itself has no end, and a number of thousands of digits cannot be read again: both are shown.
+    """
+    if depth > _MAX_DEPTH or (isinstance(value, int) and abs(value) > _MAX_WHOLE):
+        return show(value)
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {_name(key): _plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(item) for item in value]
+        return [_plain(item, depth + 1) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, str | bool | int) else str(value)
+    return value if value is None or isinstance(value, str | bool | int) else _name(value)
+
+
+def _name(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - the boundary: an author's `__str__` may raise whatever it likes
+        return show(value)
 
 
 def decode_trajectory(record: dict[str, Any]) -> Trajectory:

@@ -12,7 +12,6 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,7 +21,9 @@ from typing import Any
 
 from turnwise.config.sections.context import ContextSettings
 from turnwise.context.trajectory import make_trajectory
-from turnwise.errors import ContextOverflow, EngineError, EnvError
+from turnwise.errors import ContextOverflow, EngineError, EnvError, WorkflowError
+from turnwise.floor.daemon_threads import DaemonThreads
+from turnwise.floor.outsiders import read_reward, show, tell_error, told_by
 from turnwise.floor.users_code import find_line
 from turnwise.protocols import ChatTemplate, Engine
 from turnwise.rollout.env_manager import EnvStateManager, dynamics_seed
@@ -79,7 +80,7 @@ class AgentProxy:
         self._shaping = shaping
         self._scope = next(_scopes)
         """Keeps apart what an engine keeps for episodes of one name: a task may be sampled and played greedily."""
-        self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="workflow")
+        self._threads = DaemonThreads(_MAX_THREADS, "workflow")
 
     @property
     def env_seconds(self) -> float:
@@ -149,8 +150,11 @@ class AgentProxy:
         try:
             async with deadline:
                 workflow = await self._open_workflow(task, name, attempt, model)
-                return await workflow.run()
-        except Exception as error:  # noqa: BLE001 - a user's program may raise whatever it likes
+                return _checked(await workflow.run(), workflow)
+        except BaseException as error:
+            # A user's program may raise whatever it likes; what ends this task, or the run, is not its doing.
+            if isinstance(error, KeyboardInterrupt | GeneratorExit) or _is_cancelled(error):
+                raise
             reason, failure = self._tell(error, is_late=deadline.expired())
             model.cancel(failure)
             return self._cut_short(task, name, model, workflow, reason, failure)
@@ -207,14 +211,15 @@ class AgentProxy:
     def _cut_short(
         task: Task, name: TrajectoryId, model: ModelHandle, workflow: Workflow | None, reason: StopReason, failure: str
     ) -> Trajectory:
-        """What was sampled and noted until then."""
+        """What was sampled and noted until then; without the notes where they are what is broken."""
         if workflow is not None:
-            return workflow.finish(stop_reason=reason, failure=failure)
+            with suppress(Exception):
+                return _checked(workflow.finish(stop_reason=reason, failure=failure), workflow)
         return make_trajectory(
             name, task, model.calls, {}, is_cut_at_calls=True, stop_reason=reason, is_success=False, failure=failure
         )
 
-    def _tell(self, error: Exception, *, is_late: bool) -> tuple[StopReason, str]:
+    def _tell(self, error: BaseException, *, is_late: bool) -> tuple[StopReason, str]:
         if is_late:
             limit = self.rules.limits.timeout_s
             return (
@@ -228,7 +233,7 @@ class AgentProxy:
         }
         for kind, reason in reasons.items():
             if isinstance(error, kind):
-                return reason, str(error)
+                return reason, told_by(error)
         return StopReason.WORKFLOW_ERROR, _describe(error)
 
 
@@ -238,8 +243,24 @@ def _is_plain(workflow: object) -> bool:
     return step is not None and not inspect.iscoroutinefunction(step)
 
 
-def _describe(error: Exception) -> str:
+def _checked(played: object, workflow: Workflow) -> Trajectory:
+    """What a workflow returned, if it can be learnt from."""
+    name = type(workflow).__name__
+    if not isinstance(played, Trajectory):
+        raise WorkflowError(f"{name}.run returned {show(played)}; expected what self.finish(reward) returns.")
+    for turn in played.turns:
+        read_reward(turn.reward, f"{name}: the reward of turn {turn.index} is")
+    return played
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    """Whether it is this very task that is to end; a program can raise the same."""
+    current = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and current is not None and current.cancelling() > 0
+
+
+def _describe(error: BaseException) -> str:
     """What was raised, and the innermost line of the user's that led to it; the library's only where there is none."""
     place = find_line(error)
     told = "" if place is None else f" ({place.file}:{place.line}, in {place.function})"
-    return f"{type(error).__name__}: {error}{told}"
+    return f"{tell_error(error)}{told}"

@@ -8,7 +8,6 @@ Workflows take their episodes from it one by one (`open`); whoever drives a roll
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +18,7 @@ from turnwise.envs.make import make_env
 from turnwise.envs.tasks import SeedTasks
 from turnwise.errors import EnvError
 from turnwise.exchange import EnvInput, EnvOutput, RolloutState
+from turnwise.floor.daemon_threads import DaemonThreads
 from turnwise.floor.seeds import derive_seed
 from turnwise.rollout.env_groups import EnvConfigs, EnvGroups
 from turnwise.rollout.env_pool import EnvPool
@@ -85,7 +85,7 @@ class EnvStateManager:
         self._split = split
         self.invalid_penalty = invalid_penalty
         self._tasks = SeedTasks(self.env_configs.tags, self.env_configs.n_groups, first_seed, split)
-        self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="environment")
+        self._threads = DaemonThreads(_MAX_THREADS, "environment")
         self._pools: dict[str, EnvPool] = {}
         self._places: dict[int, _Place] = {}
         self._num_rollouts = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import contextmanager
 
 from turnwise.envs.base import BaseEnv
@@ -13,7 +13,7 @@ from turnwise.envs.base import BaseEnv
 class EnvPool:
     """Making an environment may take long, so that one is used for many episodes."""
 
-    def __init__(self, make_env: Callable[[], BaseEnv], threads: ThreadPoolExecutor) -> None:
+    def __init__(self, make_env: Callable[[], BaseEnv], threads: Executor) -> None:
         self.threads = threads
         """Where slow environments are waited for."""
         self.seconds = 0.0

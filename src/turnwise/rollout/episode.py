@@ -15,6 +15,7 @@ from turnwise.context.answer import ParsedAnswer
 from turnwise.envs.boundary import call_env, describe_env, reset_env, step_env
 from turnwise.errors import EnvError, RewardError, TaskError
 from turnwise.exchange import EnvDescription, HistoryEntry
+from turnwise.floor.waits import waiting
 from turnwise.rollout.limits import Limits
 from turnwise.types import StepResult, StopReason, Task
 
@@ -137,5 +138,7 @@ class EnvEpisode:
 
     async def _aside(self, call: Callable[[], T]) -> T:
         if self.env.is_slow:
-            return await asyncio.get_running_loop().run_in_executor(self._pool.threads, call)
+            # How long it may take is the business of the episode, or of whoever keeps the environment elsewhere.
+            with waiting(f"episode of {self.task.id}", f"its environment, {self.env.label()}", None):
+                return await asyncio.get_running_loop().run_in_executor(self._pool.threads, call)
         return call()

@@ -7,14 +7,13 @@ and one that cannot be scored becomes a failure: data, not an exception. It refu
 
 from __future__ import annotations
 
-import math
-import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import SupportsFloat
 
 from turnwise.config.sections.reward import BesideEnv
 from turnwise.errors import RewardError
+from turnwise.floor.outsiders import read_reward, show, tell_error
 from turnwise.protocols import Judge
 from turnwise.types import Message, StopReason, Trajectory
 
@@ -56,8 +55,11 @@ class Judging:
         return trajectory.task.tag in self.tags and is_unpaid
 
     def _with_score(self, trajectory: Trajectory, score: float | RewardError) -> Trajectory:
-        if not isinstance(score, RewardError) and not math.isfinite(score):
-            score = RewardError(f"the judge's score is {score}; expected a finite number.")
+        if not isinstance(score, RewardError):
+            try:
+                score = read_reward(score, "the judge's score is")
+            except RewardError as error:
+                score = error
         if isinstance(score, RewardError):
             failure = f"reward.judge: {score}"
             return replace(trajectory, stop_reason=StopReason.ENV_ERROR, failure=failure, is_success=False)
@@ -95,13 +97,10 @@ class FunctionJudge:
         name = getattr(self._function, "__name__", repr(self._function))
         try:
             score: object = self._function(prompt, response)
-            # A text such as "0.5" has no __float__, so it is refused although float() would read it.
-            return float(score) if isinstance(score, SupportsFloat) else _no_number(name, score)
         except Exception as error:  # noqa: BLE001 - the boundary: a user's function may raise whatever it likes
-            return RewardError(
-                f"{name}({reprlib.repr(prompt)}, {reprlib.repr(response)}) failed: {type(error).__name__}: {error}"
-            )
-
-
-def _no_number(name: str, score: object) -> RewardError:
-    return RewardError(f"{name} returned {reprlib.repr(score)}; expected a number.")
+            return RewardError(f"{name}({show(prompt)}, {show(response)}) failed: {tell_error(error)}")
+        try:
+            # A text such as "0.5" has no __float__, so it is refused although float() would read it.
+            return read_reward(score, f"{name} returned")
+        except RewardError as error:
+            return error

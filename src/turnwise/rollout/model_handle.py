@@ -17,7 +17,9 @@ import numpy as np
 from turnwise.context.messages import read_message
 from turnwise.context.recorder import Prompt, Reading, Recorder, Response, completion_of
 from turnwise.errors import WorkflowError
+from turnwise.floor.async_calls import is_in_event_loop
 from turnwise.floor.seeds import derive_seed
+from turnwise.floor.waits import waiting
 from turnwise.protocols import ChatTemplate, Engine
 from turnwise.types import Asked, Completion, GenerateRequest, IntArray, Message, Sampling, ToolSchema
 
@@ -78,11 +80,11 @@ class ModelHandle:
     def chat(self, messages: Sequence[ChatMessage], **wishes: Any) -> list[Response]:
         """`chat_async` for programs that run in a thread of their own: it waits for the replies."""
         self._refuse_if_cancelled()
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return asyncio.run_coroutine_threadsafe(self.chat_async(messages, **wishes), self._loop).result()
-        raise WorkflowError("model.chat was called in a coroutine, where it would wait for itself. Await chat_async.")
+        if is_in_event_loop():
+            raise WorkflowError(
+                "model.chat was called in a coroutine, where it would wait for itself. Await chat_async."
+            )
+        return asyncio.run_coroutine_threadsafe(self.chat_async(messages, **wishes), self._loop).result()
 
     async def chat_async(
         self,
@@ -112,11 +114,12 @@ class ModelHandle:
             _read_messages(messages), max_new_tokens=sampling.max_new_tokens, prefix=prefix, tools=tools
         )
         requests = [self._request(prompt, sampling, manner, number) for number in range(n)]
-        if n == 1:
-            outcomes: Sequence[Completion | BaseException] = [await self._engine.generate(requests[0])]
-        else:
-            # Where one fails the others are waited for and written down: what was sampled is never lost.
-            outcomes = await asyncio.gather(*map(self._engine.generate, requests), return_exceptions=True)
+        with waiting(f"episode {self._name}", "the engine's reply", None):
+            if n == 1:
+                outcomes: Sequence[Completion | BaseException] = [await self._engine.generate(requests[0])]
+            else:
+                # Where one fails the others are waited for and written down: what was sampled is never lost.
+                outcomes = await asyncio.gather(*map(self._engine.generate, requests), return_exceptions=True)
         self._refuse_if_cancelled()
         replies = [
             self._recorder.record(prompt, outcome, step=step, reading=manner.reading)

@@ -6,13 +6,13 @@ gave stays on each turn as the metric `env_reward`. Episodes that failed are lef
 
 from __future__ import annotations
 
-import math
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, SupportsFloat, TypeAlias
 
 from turnwise.errors import RewardError
+from turnwise.floor.outsiders import read_reward
 from turnwise.types import Group, Trajectory
 
 RewardFn: TypeAlias = Callable[[list[Trajectory]], Sequence[Any]]
@@ -54,9 +54,7 @@ def _with_score(play: Trajectory, score: object) -> Trajectory:
             f"reward_fn returned {reprlib.repr(score)} for {play.id}; expected a number, or one for each of its "
             f"{num_turns} turns."
         )
-    rewards = [float(one) for one in given if isinstance(one, SupportsFloat) and math.isfinite(float(one))]
-    if len(rewards) != num_turns:
-        raise RewardError(f"reward_fn returned {reprlib.repr(score)} for {play.id}; expected finite numbers.")
+    rewards = [read_reward(one, f"reward_fn, for {play.id}, returned") for one in given]
     return replace(
         play,
         turns=tuple(

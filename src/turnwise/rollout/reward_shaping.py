@@ -7,13 +7,12 @@ exception.
 
 from __future__ import annotations
 
-import math
-import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import SupportsFloat, TypeAlias
 
 from turnwise.errors import RewardError
+from turnwise.floor.outsiders import read_reward, tell_error
 from turnwise.types import Info, Metrics, StopReason, Trajectory, Turn
 
 
@@ -81,9 +80,6 @@ def _ask(shaping: Shaping, played: PlayedTurn) -> float:
     name = getattr(shaping, "__name__", repr(shaping))
     try:
         given: object = shaping(played)
-        number = float(given) if isinstance(given, SupportsFloat) else math.nan
     except Exception as error:
-        raise RewardError(f"{name} failed at turn {played.number}: {type(error).__name__}: {error}") from error
-    if not math.isfinite(number):
-        raise RewardError(f"{name} returned {reprlib.repr(given)} at turn {played.number}; expected a finite number.")
-    return number
+        raise RewardError(f"{name} failed at turn {played.number}: {tell_error(error)}") from error
+    return read_reward(given, f"{name}, at turn {played.number}, returned")

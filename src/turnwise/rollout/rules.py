@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from turnwise.envs.base import BaseEnv
-from turnwise.envs.boundary import reset_env, step_env
-from turnwise.errors import EnvError
+from turnwise.envs.boundary import ask_rule, reset_env, step_env
+from turnwise.errors import EnvError, RewardError
+from turnwise.floor.daemon_threads import call_within
 from turnwise.floor.seeds import derive_seed
 from turnwise.types import NO_POLICY, StepResult, StopReason, Task, Trajectory, TrajectoryId, Turn
 
@@ -76,6 +78,26 @@ def random_rule(seed: int) -> Rule:
     return choose
 
 
+def record_rules(
+    env: BaseEnv, rule: Rule, tasks: Sequence[Task], max_actions: int, *, samples: int = 1, timeout_s: float | None
+) -> list[Trajectory]:
+    """Every task `samples` times, each episode within `timeout_s`; None: no limit."""
+    played: list[Trajectory] = []
+    is_hung = False
+    for task, sibling in ((task, sibling) for task in tasks for sibling in range(samples)):
+        if not is_hung:
+            try:
+                record = partial(record_rule, env, rule, task, max_actions, sibling=sibling)
+                played.append(call_within(timeout_s, record))
+                continue
+            except TimeoutError:
+                # The environment still hangs in that call, and there is no other: all that are left fail too.
+                is_hung = True
+        failure = f"a rule's episode took longer than rollout.episode_timeout_s = {timeout_s:g}."
+        played.append(_ended(task, sibling, reason=StopReason.TIMEOUT, failure=failure))
+    return played
+
+
 def record_rule(env: BaseEnv, rule: Rule, task: Task, max_actions: int, *, sibling: int = 0) -> Trajectory:
     """One episode as it would stand in a rollout, without tokens; one that fails has what it earned until then.
 
@@ -85,14 +107,33 @@ def record_rule(env: BaseEnv, rule: Rule, task: Task, max_actions: int, *, sibli
     dynamics_seed = derive_seed("rule", task.id, *([sibling] if sibling else []))
     reason, failure, final, is_success = StopReason.MAX_ACTIONS, "", "", False
     try:
-        for move in play_rule(env, rule, task, max_actions=max_actions, dynamics_seed=dynamics_seed):
+        guarded = partial(_ask, rule)
+        for move in play_rule(env, guarded, task, max_actions=max_actions, dynamics_seed=dynamics_seed):
             turns.append(_to_turn(len(turns), move))
             final, result = move.result.text, move.result
             is_success = result.done and bool(result.is_success)
             if result.done:
                 reason = StopReason.TERMINATED if result.terminated else StopReason.ENV_TRUNCATED
-    except EnvError as error:
+    except (EnvError, RewardError) as error:
         reason, failure, is_success = StopReason.ENV_ERROR, str(error), False
+    return _ended(task, sibling, turns, reason=reason, failure=failure, is_success=is_success, final=final)
+
+
+def _ask(rule: Rule, env: BaseEnv, observation: str) -> str:
+    """A rule of an author's own may fail as its world may."""
+    return ask_rule(env, rule, observation)
+
+
+def _ended(
+    task: Task,
+    sibling: int,
+    turns: Sequence[Turn] = (),
+    *,
+    reason: StopReason,
+    failure: str,
+    is_success: bool = False,
+    final: str = "",
+) -> Trajectory:
     return Trajectory(
         id=TrajectoryId(0, task.id, sibling),
         task=task,

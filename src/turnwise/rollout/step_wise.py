@@ -6,15 +6,15 @@ writes `step` and `reward`, plain or as coroutines; plain code runs in a thread 
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, SupportsFloat
+from typing import Any
 
 from turnwise.context.recorder import Response
-from turnwise.errors import ContextOverflow, WorkflowError
+from turnwise.errors import ContextOverflow, RewardError, WorkflowError
 from turnwise.exchange import TurnFacts
+from turnwise.floor.outsiders import read_reward
 from turnwise.rollout.workflow import Workflow, read_count
 from turnwise.types import StopReason, Trajectory
 
@@ -73,9 +73,10 @@ class SteppedWorkflow(Workflow):
 
     async def _ask(self, reward: Callable[..., Any], *args: object) -> float:
         given = await self._call(reward, *args)
-        if not isinstance(given, SupportsFloat) or not math.isfinite(float(given)):
-            raise WorkflowError(f"{type(self).__name__}.reward returned {given!r}; expected a finite number.")
-        return float(given)
+        try:
+            return read_reward(given, f"{type(self).__name__}.reward returned")
+        except RewardError as error:
+            raise WorkflowError(str(error)) from error
 
     def _end(self, num_steps: int, stop_reason: StopReason, reward: float = 0.0) -> Trajectory:
         if self.model.calls:

@@ -11,7 +11,7 @@ import asyncio
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -47,7 +47,7 @@ class WorkflowTask:
     """A fresh environment as the settings describe it."""
     open_episode: Callable[..., EnvEpisode]
     """The task in such an environment, to be played turn by turn; `max_turns` shortens its budget."""
-    threads: ThreadPoolExecutor
+    threads: Executor
     """Where plain code runs."""
 
     @property

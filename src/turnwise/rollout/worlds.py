@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turnwise.config.load import env_params
-from turnwise.config.registry import gives_no_rewards
+from turnwise.config.registry import ENVS, gives_no_rewards
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.context import ContextSettings
 from turnwise.config.sections.env import EnvSettings
@@ -29,6 +29,16 @@ class World:
     context: ContextSettings
     limits: Limits
     isolation: NoIsolation | ProcessIsolation | RayIsolation
+    timeout_s: float | None = None
+    """`rollout.episode_timeout_s`."""
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether its calls are made in threads: one that hangs there can be left behind, one on the loop cannot.
+
+        Our own worlds do not hang, and are quicker than the way into a thread.
+        """
+        return self.timeout_s is not None and self.env.type not in ENVS.shipped
 
     @property
     def is_judged(self) -> bool:
@@ -46,7 +56,9 @@ class World:
     def make(self, split: str) -> BaseEnv:
         params = env_params(self.env, split)
         if isinstance(self.isolation, NoIsolation):
-            return make_env(self.env.type, **params)
+            env = make_env(self.env.type, **params)
+            env.is_slow = env.is_slow or self.is_guarded
+            return env
         limits = self.isolation
         if isinstance(limits, RayIsolation):
             if not is_in_actor():
@@ -71,6 +83,7 @@ def main_world(settings: TurnwiseSettings) -> World:
         context=context,
         limits=_limits(rollout.max_turns, rollout.max_actions, context),
         isolation=rollout.isolation,
+        timeout_s=rollout.episode_timeout_s,
     )
 
 
@@ -84,6 +97,7 @@ def worlds_of(settings: TurnwiseSettings) -> tuple[World, ...]:
             context=other.context,
             limits=_limits(other.max_turns, other.max_actions, other.context),
             isolation=settings.rollout.isolation,
+            timeout_s=settings.rollout.episode_timeout_s,
         )
         for tag, other in settings.mix.by_tag().items()
     )

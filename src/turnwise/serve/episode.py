@@ -6,14 +6,13 @@ In: calls. Out: responses, each recorded as a step. It refuses to know HTTP, and
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import SupportsFloat
 
 from turnwise.context.recorder import Reading, Response
 from turnwise.errors import ContextOverflow, EngineError, RewardError, ServeError, TurnwiseError
+from turnwise.floor.outsiders import read_reward
 from turnwise.rollout.model_handle import Manner, ModelHandle
 from turnwise.serve.calls import ModelCall
 from turnwise.types import StopReason
@@ -177,6 +176,4 @@ class Episode:
 
 
 def read_number(given: object) -> float:
-    if not isinstance(given, SupportsFloat) or not math.isfinite(float(given)):
-        raise RewardError(f"reward {given!r} given; expected a finite number.")
-    return float(given)
+    return read_reward(given, "reward")

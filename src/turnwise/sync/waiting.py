@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from turnwise.errors import SyncError
+from turnwise.floor.waits import waiting
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,14 @@ class Bell:
         self, is_over: Callable[[], bool], *, who: str, reason: str, timeout_s: float, setting: str = "sync.timeout_s"
     ) -> float:
         """Return the seconds waited once `is_over`; a SyncError when it does not come to pass in time."""
+        if is_over():
+            return 0.0
+        with waiting(who, reason, timeout_s):
+            return await self._wait_until(is_over, who, reason, timeout_s, setting)
+
+    async def _wait_until(
+        self, is_over: Callable[[], bool], who: str, reason: str, timeout_s: float, setting: str
+    ) -> float:
         started_s = time.monotonic()
         is_told = False
         while not is_over():

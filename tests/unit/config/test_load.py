@@ -356,3 +356,27 @@ def test_the_priority_of_a_buffer_is_a_choice_with_keys_of_its_own() -> None:
     assert load_settings({"env": {"type": "bandit"}}).buffer.model_dump()["priority"] == {"type": "newest"}
     with pytest.raises(ConfigError, match=r"buffer\.priority"):
         load_settings({"env": {"type": "bandit"}, "buffer": {"priority": {"type": "nope"}}})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("extends: ${env:HOME}", "expected the name of a recipe or a file as it is"),
+        ("extends: ${oc.env:HOME}", "expected the name of a recipe or a file as it is"),
+        (f"extends: {'x' * 5000}", "5,000 characters, is no name"),
+        (f"extends: {'/x' * 5000}", "10,000 characters, is no name"),
+        ('extends: "a\\0b"', "is no name"),
+        (f"run: {{seed: 1{'0' * 5000}}}", "not valid YAML"),
+        ("1: 2", "env.type is missing"),
+    ],
+)
+def test_hostile_files_are_refused_in_words(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "hostile.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        load_settings(tmp_path / "hostile.yaml")
+
+
+@pytest.mark.parametrize("word", ["[=1", "a={", "a=[*b]", "=", "env[0].type=x"])
+def test_hostile_overrides_are_refused_in_words(word: str) -> None:
+    with pytest.raises(ConfigError):
+        load_settings("frozenlake", [word])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from types import MappingProxyType
 from typing import Any
@@ -29,7 +30,7 @@ class Answering(BaseEnv):
         return self._give()
 
     def _give(self) -> Any:
-        if isinstance(self.answer, Exception):
+        if isinstance(self.answer, BaseException):
             raise self.answer
         return self.answer
 
@@ -183,3 +184,58 @@ def test_optional_parts_say_that_they_are_missing() -> None:
         with pytest.raises(EnvError, match="Answering has no"):
             call()
     assert (env.action_names, env.instructions, env.legend, env.has_oracle) == (None, "", "", False)
+
+
+# --- what a hostile author may hand over ------------------------------------------------------------------------------
+
+
+class OddError(BaseException):
+    """Neither an Exception nor Ctrl-C."""
+
+
+class SpeechlessError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [asyncio.CancelledError(), OddError("odd"), SpeechlessError(), GeneratorExit(), SystemExit(3), StopIteration()],
+)
+def test_whatever_an_author_raises_fails_one_call_and_nothing_else(raised: BaseException) -> None:
+    env = Answering(raised)
+    for call in (lambda: step_env(env, "go"), lambda: reset_env(env, 0)):
+        with pytest.raises(EnvError, match=rf"Answering\..*failed: {type(raised).__name__}"):
+            call()
+
+
+def test_ctrl_c_goes_through() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        step_env(Answering(KeyboardInterrupt()), "go")
+
+
+def test_a_lone_surrogate_in_an_observation_becomes_the_replacement_character() -> None:
+    """JSON and models can spell half a character; nothing that encodes text takes it."""
+    assert reset_env(Answering("bad \ud800 text"), 0) == "bad \ufffd text"
+    assert step_env(Answering(("a\udfff", 0.0, False, {})), "go").text == "a\ufffd"
+
+
+@pytest.mark.parametrize("reward", [1e39, -1e300, 2e18])
+def test_rewards_that_are_infinite_in_float32_are_refused_at_the_boundary(reward: float) -> None:
+    with pytest.raises(RewardError, match=r"float32. Scale the rewards down"):
+        step_env(Answering(("text", reward, False, {})), "go")
+
+
+def test_an_observation_of_many_megabytes_is_refused() -> None:
+    with pytest.raises(EnvError, match=r"5,000,000 characters; expected at most 4,000,000"):
+        step_env(Answering(("x" * 5_000_000, 0.0, False, {})), "go")
+
+
+@pytest.mark.parametrize("said", ["no", float("nan"), 1, None])
+def test_a_success_that_is_no_truth_value_is_refused(said: object) -> None:
+    with pytest.raises(EnvError, match="expected True or False"):
+        step_env(Answering(("text", 0.0, True, {"success": said})), "go")
+
+
+def test_numbers_of_thousands_of_digits_are_left_out_of_the_metrics() -> None:
+    assert step_env(Answering(("text", 0.0, False, {"n": 10**5000, "m": 2})), "go").metrics == {"m": 2.0}

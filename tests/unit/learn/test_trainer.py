@@ -363,14 +363,25 @@ def test_every_setting_of_the_optimizer_changes_the_weights(optim: dict[str, flo
 # --- failures --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_gradient_that_is_not_finite_stops_the_run_and_leaves_the_weights(bad: float) -> None:
+def test_a_gradient_that_is_not_finite_stops_the_run_and_leaves_the_weights() -> None:
     trainer = make_trainer(critic=VALUE_HEAD)
+    with torch.no_grad():
+        trainer.actor.model.model.layers[0].mlp.up_proj.weight.fill_(1e38)
     actor, critic = copy_of(trainer.actor.model), copy_of(trainer.critic)
     with pytest.raises(LearnError, match=r"gradient norm is (nan|inf).*weights are left as they were"):
-        trainer.step(make_batch(advantages=bad))
+        trainer.step(make_batch())
     assert is_equal(actor, trainer.actor.model)
     assert is_equal(critic, trainer.critic)
+    assert trainer.policy_version == 0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_advantages_that_are_not_finite_are_named_and_not_blamed_on_the_learning_rate(bad: float) -> None:
+    trainer = make_trainer(critic=VALUE_HEAD)
+    actor = copy_of(trainer.actor.model)
+    with pytest.raises(LearnError, match=rf"advantages that are not finite.*{bad}.*too large for float32"):
+        trainer.step(make_batch(advantages=bad))
+    assert is_equal(actor, trainer.actor.model)
     assert trainer.policy_version == 0
 
 

@@ -42,3 +42,11 @@ def test_causes_without_end_are_put_together(failed: Failed) -> None:
 def test_a_failure_without_words_and_one_with_too_many() -> None:
     assert cause_of("") == "no reason given"
     assert len(cause_of("x" * 1000)) == 200
+
+
+def test_brackets_of_what_was_said_stay() -> None:
+    """Only the arguments of the call that failed differ from episode to episode."""
+    assert cause_of("Env.step('a (b)') failed: ValueError: no (such) thing (1)") == (
+        "Env.step failed: ValueError: no (such) thing (1)"
+    )
+    assert cause_of("the episode took longer (3 s)") == "the episode took longer (3 s)"

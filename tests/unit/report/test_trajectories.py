@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -92,3 +93,23 @@ def test_a_damaged_line_is_named(tmp_path: Path, make_trajectory, damage) -> Non
     path.write_text(f"{first}\n{json.dumps(record)}\n")
     with pytest.raises(RunError, match="line 2: expected a trajectory"):
         read_trajectories(path)
+
+
+class Speechless:
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_info_that_json_cannot_hold_is_shown_and_stops_no_run(
+    tmp_path: Path, make_trajectory: Callable[..., Trajectory]
+) -> None:
+    """An integer of 5,000 digits, a list that holds itself, and an object without words."""
+    endless: list[object] = []
+    endless.append(endless)
+    played = make_trajectory()
+    first, *rest = played.turns
+    hostile = replace(first, info={"digits": 10**5000, "endless": endless, "speechless": Speechless(), "fine": 2})
+    path = TrajectoryWriter(tmp_path).write(1, [replace(played, turns=(hostile, *rest))])
+    (read,) = read_trajectories(path)
+    assert read.turns[0].info["fine"] == 2
+    assert "int" in read.turns[0].info["digits"]

@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from tests.clock import HANG_S, LoopClock
 from tests.unit.context.chat_families import template_of
+from turnwise.config.load import load_settings
 from turnwise.config.sections.context import ContextSettings
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.base import BaseEnv
 from turnwise.errors import EngineError
+from turnwise.floor.daemon_threads import count_left_behind
 from turnwise.rollout.agent_proxy import AgentProxy
+from turnwise.rollout.environment import EnvironmentWorkflow
 from turnwise.rollout.limits import Limits, RunnerLimits
+from turnwise.rollout.rules import record_rules
+from turnwise.rollout.worlds import main_world
 from turnwise.types import Completion, GenerateRequest, Group, Sampling, StopReason, Task, Trajectory
 
 from .worlds import BrokenStart, WordWorld, make_states
@@ -249,3 +255,68 @@ def test_a_proxy_plays_again_and_again() -> None:
         for a, b in zip(one.trajectories, other.trajectories, strict=True):
             assert np.array_equal(a.segments[0].token_ids, b.segments[0].token_ids)
             assert (a.id.rollout, b.id.rollout) == (1, 2)
+
+
+class RaisingWorkflow(EnvironmentWorkflow):
+    """Raises what its test chooses, from a coroutine."""
+
+    raised: ClassVar[BaseException]
+
+    async def run(self) -> Trajectory:
+        await asyncio.sleep(0)
+        raise self.raised
+
+
+@pytest.mark.parametrize("raised", [asyncio.CancelledError(), SystemExit(3), StopIteration("x")])
+def test_whatever_a_workflow_raises_is_data(raised: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has cancelled it: a program can raise `CancelledError` of its own."""
+    monkeypatch.setattr(RaisingWorkflow, "raised", raised, raising=False)
+    states = make_states(lambda *_: WordWorld(), groups=2, group_size=2, limits=Limits(max_turns=4))
+    engine = ScriptedEngine(lambda _: say("stay"), stop_ids=TEMPLATE.stop_ids)
+    groups = collect(proxy_of(engine, TEMPLATE, states, workflow=RaisingWorkflow))
+    assert {t.stop_reason for g in groups for t in g.trajectories} == {StopReason.WORKFLOW_ERROR}
+
+
+class IdleWorkflow(EnvironmentWorkflow):
+    async def run(self) -> Trajectory:
+        return None  # type: ignore[return-value]
+
+
+def test_a_workflow_that_returns_no_trajectory_is_data() -> None:
+    states = make_states(lambda *_: WordWorld(), groups=2, group_size=2, limits=Limits(max_turns=4))
+    engine = ScriptedEngine(lambda _: say("stay"), stop_ids=TEMPLATE.stop_ids)
+    groups = collect(proxy_of(engine, TEMPLATE, states, workflow=IdleWorkflow))
+    assert "returned None" in groups[0].trajectories[0].failure
+
+
+class BlockingWorld(WordWorld):
+    """An environment of somebody's own, which blocks the thread that it is called in."""
+
+    gate = threading.Event()
+
+    def step(self, action: str) -> tuple[object, ...]:
+        self.gate.wait()
+        return super().step(action)
+
+
+def test_episode_timeout_ends_an_environment_that_blocks_inside_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a limit, its calls are made in threads; the one that hangs is left behind and counted."""
+    monkeypatch.setattr(BlockingWorld, "gate", threading.Event())
+    settings = load_settings(
+        {"env": {"type": f"{__name__}:BlockingWorld"}, "rollout": {"episode_timeout_s": 0.2, "max_turns": 2}}
+    )
+    world = main_world(settings)
+    states = make_states(lambda _, split: world.make(split), groups=2, group_size=2, limits=Limits(max_turns=4))
+    engine = ScriptedEngine(lambda _: say("stay"), stop_ids=TEMPLATE.stop_ids)
+    groups = collect(proxy_of(engine, TEMPLATE, states, limits=RunnerLimits(timeout_s=0.2)))
+    assert {t.stop_reason for g in groups for t in g.trajectories} == {StopReason.TIMEOUT}
+    assert count_left_behind() == 4
+    hung = record_rules(world.make("train"), lambda *_: "go", TASKS, 3, timeout_s=0.1)
+    assert {played.stop_reason for played in hung} == {StopReason.TIMEOUT}
+    assert len(hung) == len(TASKS)
+    BlockingWorld.gate.set()
+
+
+def test_our_own_worlds_are_not_put_into_threads() -> None:
+    settings = load_settings("frozenlake", ["rollout.episode_timeout_s=3"])
+    assert not main_world(settings).make("train").is_slow

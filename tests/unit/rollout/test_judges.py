@@ -206,9 +206,9 @@ def test_numbers_of_other_libraries_are_numbers() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("0.5", "returned '0.5'; expected a number"),
-        (None, "returned None; expected a number"),
-        ([1], "expected a number"),
+        ("0.5", "returned '0.5'; expected a finite number"),
+        (None, "returned None; expected a finite number"),
+        ([1], "expected a finite number"),
     ],
 )
 def test_what_is_no_number_is_an_error(value: object, words: str) -> None:

@@ -80,3 +80,22 @@ def test_random_play_needs_a_list_of_actions() -> None:
     assert "random" not in rules_of(FreeText())
     with pytest.raises(EnvError, match="knows no list of actions"):
         random_rule(0)(FreeText(), "")
+
+
+def test_a_baseline_with_a_reward_that_is_no_number_loses_and_the_run_goes_on() -> None:
+    class Cursed(WordWorld):
+        def step(self, action: str) -> tuple[object, ...]:
+            text, _, done, info = super().step(action)
+            return text, float("nan"), done, info
+
+    played = record_rule(Cursed(), lambda *_: "win", Task(tag="words", seed=0), 3)
+    assert (played.stop_reason, played.is_success) == (StopReason.ENV_ERROR, False)
+
+
+def test_a_baseline_that_raises_or_chooses_no_text_loses() -> None:
+    def broken(*_: object) -> str:
+        raise ZeroDivisionError
+
+    for rule in (broken, lambda *_: 7):
+        played = record_rule(WordWorld(), rule, Task(tag="words", seed=0), 3)  # type: ignore[arg-type]
+        assert (played.stop_reason, played.is_success) == (StopReason.ENV_ERROR, False)

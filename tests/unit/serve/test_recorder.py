@@ -439,3 +439,19 @@ def test_a_conversation_that_was_edited_is_counted() -> None:
         assert (await client.reward(episode, reward=1))["encoded_anew"] == 1
 
     Stage().play(scene)
+
+
+@pytest.mark.parametrize("reward", [10**400, 1e39, -1e300])
+def test_a_reward_that_float32_cannot_hold_is_refused_and_the_episode_stays(reward: float) -> None:
+    stage = Stage()
+
+    async def scene(client: Client, _recorder: EpisodeRecorder) -> None:
+        episode = (await client.ask("/v1/episodes", {}))["id"]
+        await client.ask(f"/episodes/{episode}/v1/chat/completions", HELLO)
+        status, error = await client.reward(episode, reward=reward)
+        assert status == 400
+        assert "reward" in error["message"]
+        await client.reward(episode, reward=1)
+
+    stage.play(scene)
+    assert stage.rewards() == [[[1.0]]]

@@ -112,7 +112,7 @@ def detect_dialect(raw: Mapping[str, Any]) -> Dialect | None:
 
 def describe_likeness(keys: Iterable[str]) -> str | None:
     """Whose file this may be, where its top-level keys are neither ours nor anybody's; None where all are ours."""
-    foreign = [key for key in keys if key not in OUR_SECTIONS]
+    foreign = [str(key) for key in keys if key not in OUR_SECTIONS]
     if not foreign:
         return None
     scores = {d.name: sum(bool(get_close_matches(key, d.sections, cutoff=0.75)) for key in foreign) for d in DIALECTS}

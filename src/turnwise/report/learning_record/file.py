@@ -175,7 +175,9 @@ def _scan(file: BinaryIO, position: int, size: int) -> Iterator[_Place]:
 
 
 def _header_at(file: BinaryIO, position: int, size: int) -> BlockHeader | None:
-    """None where no whole block begins."""
+    """None where no whole block begins; a damaged index may point anywhere."""
+    if not 0 <= position < size:
+        return None
     file.seek(position)
     header = read_header(file.read(HEADER_BYTES))
     return header if header is not None and position + header.num_bytes <= size else None

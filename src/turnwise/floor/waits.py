@@ -1,0 +1,171 @@
+"""Who waits for whom in this process, since when, and until when at most: a table, and the file that shows it.
+
+Whoever waits for something that may not come says so with `waiting`. `show_waits` keeps `waiting.json` of a run up to
+date, at most once a second: a run that stands still can then be asked from outside what it stands before. Code that
+blocks the event loop says nothing itself; it is seen because the loop's pulse stops, and told by its file and line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from turnwise.errors import RunError
+from turnwise.floor.files import write_whole
+
+log = logging.getLogger(__name__)
+
+_SHOWN_AFTER_S = 1.0
+"""Shorter waits are how a run breathes."""
+_MAX_SHOWN = 50
+"""The oldest: of a hundred episodes that wait for one engine, some tell enough."""
+_PERIOD_S = 1.0
+_PULSE_S = 0.5
+_STALLED_AFTER_S = 5.0
+"""From here on a loop without a pulse is told; passes and updates of small models are shorter."""
+_WARNED_AFTER_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    who: str
+    reason: str
+    since_s: float
+    """By the clock on the wall, for whoever reads it elsewhere."""
+    deadline_s: float | None
+    """After how many seconds it is given up; None where whoever is waited for has a deadline of its own."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "who": self.who,
+            "for": self.reason,
+            "since": round(self.since_s, 3),
+            "deadline_s": self.deadline_s,
+            "pid": os.getpid(),
+        }
+
+
+_open: dict[int, Wait] = {}
+_numbers = count()
+
+
+@contextmanager
+def waiting(who: str, reason: str, deadline_s: float | None) -> Iterator[None]:
+    """Inside, `who` waits for `reason`, and will not wait longer than `deadline_s`."""
+    number = next(_numbers)
+    _open[number] = Wait(who=who, reason=reason, since_s=time.time(), deadline_s=deadline_s)
+    try:
+        yield
+    finally:
+        del _open[number]
+
+
+def find_waits(*, older_than_s: float = 0.0) -> list[Wait]:
+    """Those that go on now, the oldest first."""
+    latest_s = time.time() - older_than_s
+    return sorted((wait for wait in _open.copy().values() if wait.since_s <= latest_s), key=lambda wait: wait.since_s)
+
+
+class _Pulse:
+    """Of the event loop that it is made in: whether it comes back from what it calls, and what it is in."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._beat()
+
+    def _beat(self) -> None:
+        self._last_s = time.time()
+        self._next = self._loop.call_later(_PULSE_S, self._beat)
+
+    def stop(self) -> None:
+        self._next.cancel()
+
+    def find_stall(self) -> Wait | None:
+        """Since when it has not come back, and from where; None where it is well."""
+        last_s = self._last_s
+        frame = sys._current_frames().get(self._thread)
+        if time.time() - last_s < _STALLED_AFTER_S or frame is None:
+            return None
+        place = f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}"
+        return Wait(
+            who="the event loop", reason=f"code that has not returned: {place}", since_s=last_s, deadline_s=None
+        )
+
+
+@contextmanager
+def show_waits(path: Path) -> Iterator[None]:
+    """Inside, the file tells who has been waiting for a second or more; afterwards nothing of this process is in it.
+
+    Called where an event loop runs.
+    """
+    is_over, pulse = threading.Event(), _Pulse()
+    thread = threading.Thread(target=_keep_up, args=(path, is_over, pulse), name="waits", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        pulse.stop()
+        thread.join(_PERIOD_S)
+        _write(path, [])
+
+
+def _keep_up(path: Path, is_over: threading.Event, pulse: _Pulse) -> None:
+    written: list[dict[str, Any]] = []
+    warned_s = time.time()
+    while not is_over.wait(_PERIOD_S):
+        waits = find_waits(older_than_s=_SHOWN_AFTER_S)[:_MAX_SHOWN]
+        if (stall := pulse.find_stall()) is not None:
+            waits.insert(0, stall)
+        found = [wait.to_dict() for wait in waits]
+        if found != written:
+            _write(path, found)
+            written = found
+        if waits and time.time() - max(waits[0].since_s, warned_s) >= _WARNED_AFTER_S:
+            warned_s = time.time()
+            others = f", and {len(waits) - 1} others wait" if waits[1:] else ""
+            waited_s = warned_s - waits[0].since_s
+            log.warning("%s has been waiting %.0f s for %s%s", waits[0].who, waited_s, waits[0].reason, others)
+
+
+def _write(path: Path, found: list[dict[str, Any]]) -> None:
+    """What other processes of the run have written stays, while they live. A disk that is full ends no run here."""
+    rows = [row for row in _read(path) if _is_of_another(row)] + found
+    with suppress(RunError, OSError):
+        if rows:
+            write_whole(path, json.dumps(rows, indent=1))
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> list[Any]:
+    try:
+        rows = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return []
+    return rows if isinstance(rows, list) else []
+
+
+def _is_of_another(row: Any) -> bool:
+    pid = row.get("pid") if isinstance(row, dict) else None
+    if not isinstance(pid, int) or pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
