@@ -7,7 +7,8 @@ of the moment when it is written; everything else that is typed is a file.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from typing import Any
 
 import shtab
 
@@ -46,7 +47,7 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
             yield action
 
 
-def _complete(action: argparse.Action, how: Mapping[str, str]) -> None:
+def _complete(action: argparse.Action, how: Any) -> None:
     # The way in which shtab is told: an attribute of argparse's own object.
     action.complete = how  # type: ignore[attr-defined]
 
