@@ -86,38 +86,16 @@ def _recipe_and_overrides(options: argparse.Namespace, overrides: list[str]) -> 
 
 
 def _eval(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
-    if options.episodes is not None and options.episodes < 1:
-        raise ConfigError(f"--episodes: {options.episodes} given; expected at least 1.")
-    if options.env and options.recipe:
-        raise ConfigError("--env and --recipe given; expected one of them.")
-    if options.episodes is not None:
-        overrides = [*overrides, f"eval.episodes={options.episodes}"]
-    from turnwise.app.evaluating import evaluate_policy, evaluate_rule, show_report
-    from turnwise.app.policies import explained, is_endpoint
+    from turnwise.app.eval_command import run_eval
 
-    if options.target in ("oracle", "random"):
-        report = evaluate_rule(options.target, _setting_of(options, overrides), options.split)
-    elif options.env and not is_endpoint(options.target):
-        raise ConfigError(
-            "--env goes with oracle, random and endpoints; a run or model plays in the setting of its recipe."
-        )
-    else:
-        # Progress on the console would stand in front of the JSON.
-        shown = Console(quiet=True) if options.json else console
-        recipe = explained(options.env, {}, called=options.env) if options.env else options.recipe
-        report = evaluate_policy(options.target, overrides, shown, recipe=recipe, split=options.split)
-    if options.json:
-        console.print_json(json.dumps([report.to_dict()]))
-    else:
-        show_report(console, report)
-    return 0
+    return run_eval(options, overrides, console)
 
 
-def _setting_of(options: argparse.Namespace, overrides: list[str]) -> TurnwiseSettings:
-    """A recipe's setting, or an environment in its own default setting with a generous budget."""
-    if options.env:
-        return load_settings({"env": {"type": options.env}, "rollout": {"max_turns": 100}}, overrides)
-    return load_settings(options.recipe or "frozenlake", overrides)
+def _compare(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    _refuse(overrides)
+    from turnwise.app.comparing import run_compare
+
+    return run_compare(options, console)
 
 
 def _play(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
@@ -329,8 +307,22 @@ def _lab(options: argparse.Namespace, overrides: list[str], console: Console) ->
 def _serve(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
     from turnwise.app.serving import serve
 
-    serve(options.target, console, port=options.port, recipe=options.recipe, overrides=overrides)
+    serve(
+        options.target,
+        console,
+        port=options.port,
+        host=options.host,
+        recipe=options.recipe,
+        overrides=overrides,
+    )
     return 0
+
+
+def _look_after(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    _refuse(overrides)
+    from turnwise.app.looking import LOOKS
+
+    return LOOKS[options.command](options, console)
 
 
 def _refuse(overrides: Sequence[str]) -> None:
@@ -369,6 +361,7 @@ def _serve_env(options: argparse.Namespace, overrides: list[str], console: Conso
 _COMMANDS: dict[str, Callable[[argparse.Namespace, list[str], Console], int]] = {
     "train": _train,
     "eval": _eval,
+    "compare": _compare,
     "play": _play,
     "envs": _envs,
     "check": _check,
@@ -381,4 +374,8 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, list[str], Console], int]] = 
     "lab": _lab,
     "serve": _serve,
     "serve-env": _serve_env,
+    "show": _look_after,
+    "status": _look_after,
+    "view": _look_after,
+    "report": _look_after,
 }

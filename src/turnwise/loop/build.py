@@ -63,7 +63,7 @@ from turnwise.rollout.workflow import Workflow
 from turnwise.rollout.worlds import World, count_held_out, worlds_of
 from turnwise.sites import EngineSite, LearnerSite, TransportSite
 from turnwise.sync.memory import MemoryChannel, SharedChannel
-from turnwise.sync.probe import Probe, ProbedChannel, ScoringEngine, ScoringLearner, largest_gap
+from turnwise.sync.probe import Probe, ProbedChannel, ScoringEngine, ScoringLearner
 from turnwise.types import Message, Sampling, Task
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ def build_play(
     run_path: Path | None = None,
     model: PreTrainedModel | None = None,
 ) -> PlayParts:
-    """A model that answers, and the tasks of a split, each to be played once; `model` where it is a learner's own."""
+    """A model that answers, and the tasks of a split, each to be played; `model` where it is a learner's own."""
     words = load_words(settings, str(model_path))
     engine = open_engine(words, str(model_path), run_path=run_path, model=model)
     judging = build_judging(settings)
@@ -103,6 +103,7 @@ def build_play(
         eval_proxy=stage.proxy(
             [replace(world, groups=max(counts[world.tag], 1)) for world in worlds_of(settings)],
             split="eval",
+            group_size=settings.eval.samples,
             temperature=settings.eval.temperature,
         ),
         eval_tasks=held_out_tasks(settings, split),
@@ -186,7 +187,7 @@ def _make_probe(explore: ExploreParts, learner: Learner) -> Probe | None:
         )
         return None
     text = explore.template.encode_prompt([Message("user", _PROBE_TEXT)])
-    return Probe(text, learner, engine, max_gap=largest_gap(settings.sync.max_probe_gap, settings.model.dtype))
+    return Probe(text, learner, engine, max_gap=settings.sync.max_probe_gap, dtype=settings.model.dtype)
 
 
 def _learning(settings: TurnwiseSettings, model_path: str | Path, run_path: Path | None) -> dict[str, Any]:
