@@ -74,6 +74,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_export_model(commands)
     _add_lab(commands)
     _add_serve(commands)
+    _add_serve_env(commands)
     _add_look_after(commands)
     _add_completion(commands)
     return parser
@@ -291,6 +292,25 @@ def _add_serve(commands: argparse._SubParsersAction) -> None:  # type: ignore[ty
     )
 
 
+def _add_serve_env(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
+    parser = _add(
+        commands,
+        "serve-env",
+        "serve an environment to clients of OpenEnv's protocol",
+        "environment settings: key=value, for example\n  turnwise serve-env frozen_lake size=3 --port 8000\n",
+    )
+    parser.add_argument("env", metavar="ENV", help="an environment's name or package.module:Class")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="H",
+        help="where to listen (default: this machine alone; no token is asked)",
+    )
+    parser.add_argument("--port", type=int, default=0, metavar="N", help="where to listen (default: a free port)")
+    parser.add_argument("--max-sessions", type=int, default=64, metavar="N", help="most players at once (default: 64)")
+    parser.add_argument("--python", metavar="PROGRAM", help="the Python that it runs under (default: this)")
+
+
 def _add_look_after(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
     show = _add(commands, "show", "show an episode of a run turn by turn, with what was learnt from each token")
     show.add_argument("run", metavar="RUN", help="a run directory")
@@ -326,7 +346,7 @@ def _add_completion(commands: argparse._SubParsersAction) -> None:  # type: igno
 
 COMMANDS = (
     "train", "eval", "compare", "play", "envs", "check", "convert", "plan", "doctor", "explorers", "export",
-    "export-model", "lab", "serve", "show", "status", "view", "report", "completion",
+    "export-model", "lab", "serve", "serve-env", "show", "status", "view", "report", "completion",
 )  # fmt: skip
 
 

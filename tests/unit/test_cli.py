@@ -107,7 +107,8 @@ def test_settings_reach_the_recipe_in_any_form_and_place(
         ("play", ["ENV", "--seed N", "--split S", "--agent WHO", "key=value"]),
         ("envs", ["--json"]),
         ("export-model", ["RUN", "DIR", "--step N", "--push NAME"]),
-        ("check", ["FILE|ENV", "--json", "key.path=value"]),
+        ("check", ["FILE|ENV", "--python PROGRAM", "--json", "key.path=value"]),
+        ("serve-env", ["ENV", "--host H", "--port N", "--max-sessions N", "--python PROGRAM", "key=value"]),
         ("plan", ["RECIPE", "--config FILE", "--config-name NAME", "--json", "key.path=value"]),
         ("doctor", ["RECIPE", "--config FILE", "--config-name NAME", "--json", "key.path=value"]),
         ("lab", ["credit", "--world NAME", "--critic C", "--critic-noise X", "--episodes N", "--out DIR", "--json"]),
@@ -126,6 +127,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "--help")
     assert code == 0
     assert set(COMMANDS) == {
+        "serve-env",
         "train",
         "eval",
         "compare",

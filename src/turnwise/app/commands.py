@@ -361,6 +361,21 @@ def _show(console: Console, rows: Sequence[dict[str, Any]], *, as_json: bool) ->
     console.print(table)
 
 
+def _serve_env(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    from turnwise.app.env_serving import ServedEnv, serve_env
+
+    served = ServedEnv(
+        name=options.env,
+        params=parse_params(overrides),
+        python=options.python,
+        host=options.host,
+        port=options.port,
+        max_sessions=options.max_sessions,
+    )
+    serve_env(served, console)
+    return 0
+
+
 _COMMANDS: dict[str, Callable[[argparse.Namespace, list[str], Console], int]] = {
     "train": _train,
     "eval": _eval,
@@ -376,6 +391,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, list[str], Console], int]] = 
     "export-model": _export_model,
     "lab": _lab,
     "serve": _serve,
+    "serve-env": _serve_env,
     "show": _look_after,
     "status": _look_after,
     "view": _look_after,

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from turnwise.envs.adapters import textarena_game
+from turnwise.envs.boundary import reset_env, step_env
 from turnwise.envs.check import check_env
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError, EnvError, TaskError
@@ -151,3 +152,14 @@ class TestTextArena:
             make_env("textarena:ThreePlayerTicTacToe-v0").reset(0)
         with pytest.raises(ConfigError, match="'scripted' needs its opponent_moves"):
             make_env("textarena:TicTacToe-v0", opponent="scripted")
+
+
+def test_a_complaint_in_the_place_of_a_reward_is_an_invalid_move_worth_nothing() -> None:
+    pytest.importorskip("textarena", reason="needs the extra textarena")
+    env = make_env("textarena:Slitherlink-v0")
+    reset_env(env, 0)
+    results = []
+    while not results or not results[-1].done:
+        results.append(step_env(env, "no move"))
+        assert len(results) < 100
+    assert (results[-1].reward, results[-1].is_valid) == (0.0, False)

@@ -86,6 +86,9 @@ class TextArenaGame(ForeignWorld):
             rewards, about = self._game.close()
             reward = 0.0 if rewards is None else rewards.get(_POLICY, 0.0)
             is_valid = is_valid and not about[_POLICY].get("invalid_move", False)
+            if isinstance(reward, str):
+                # Some games give their complaint about a move in the place of a reward.
+                reward, is_valid = 0.0, False
         success = is_over and worth_of(reward) > self.params.success_above
         return self._text, reward, is_over, foreign_info(success=success, is_valid=is_valid, is_effective=is_valid)
 
