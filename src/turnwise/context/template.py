@@ -97,7 +97,7 @@ class LearnedTemplate:
     def rewrites_history(self) -> bool:
         return bool(self.why_cut)
 
-    @cached_property
+    @property
     def longest_token(self) -> int:
         return self._codec.longest_token
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -103,7 +104,7 @@ class Codec:
         self.num_ids = max(len(tokenizer), max(self.special_ids, default=0) + 1)
         self.model_name = str(tokenizer.name_or_path or type(tokenizer).__name__)
 
-    @property
+    @cached_property
     def longest_token(self) -> int:
         """Characters of the longest entry of the vocabulary; of bytes each is written as one."""
         return max(map(len, self._tokenizer.get_vocab()))
