@@ -39,6 +39,7 @@ from turnwise.learn.policy import (
     TokenScores,
     make_critic,
     make_reference,
+    pass_idly,
 )
 from turnwise.learn.schedule import make_optimizer, set_learning_rate
 from turnwise.learn.silence import is_silent_at_zero, rows_that_teach
@@ -141,6 +142,12 @@ class Trainer:
             reference_logprobs=split_rows(reference, batch),
             token_penalties=split_rows(penalties, batch),
         )
+
+    @torch.no_grad()
+    def logprobs_of(self, experiences: Sequence[Experience], of: str = "policy") -> Sequence[FloatArray]:
+        """What the policy of this moment, or its `reference`, makes of stored tokens; asking changes nothing."""
+        batch, model = pack_without_credit(experiences), self.actor if of == "policy" else self.reference
+        return split_rows(self._logprobs(model, batch) if model else batch.advantages, batch) or ()
 
     def score(self, token_ids: IntArray) -> FloatArray:
         """How likely the policy of this moment finds each token after the first, at temperature 1."""
@@ -275,7 +282,7 @@ class Trainer:
             with torch.set_grad_enabled(not self._is_critic_alone):
                 scores = self.actor.score(micro)
             if micro.num_action_tokens == 0:
-                self._pass_idly(micro, scores)
+                pass_idly(micro, scores, self.critic)
                 continue
             token_importance = torch.as_tensor(importance[micro.source], device=self._device)
             token_losses = self._token_losses(micro, scores, token_importance, num_tokens, meter, tracer)
@@ -287,13 +294,6 @@ class Trainer:
         self._add_supervised_gradient(meter)
         self._apply_gradients(meter)
         tracer.end_minibatch(rows)
-
-    def _pass_idly(self, micro: MicroBatch, scores: TokenScores) -> None:
-        """The same way back without a token to learn from: no loss is asked about nothing."""
-        total = scores.logprobs.sum()
-        if self.critic is not None:
-            total = total + self.critic(micro, scores.hidden).sum()
-        total.backward()
 
     def _rows_that_teach(self, batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         return rows_that_teach(batch, rows) if self._is_silent_at_zero else rows

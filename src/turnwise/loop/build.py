@@ -42,6 +42,7 @@ from turnwise.learn.parallel.learner import ParallelLearner
 from turnwise.learn.parallel.processes import start_processes
 from turnwise.learn.reward_model import load_judge
 from turnwise.learn.tiny_reward import tiny_reward_folder
+from turnwise.loop.open_audit import open_audit
 from turnwise.loop.open_buffer import open_buffer
 from turnwise.loop.parts import ExploreParts, LearnParts, PlayParts, TrainParts, Words
 from turnwise.protocols import (
@@ -190,7 +191,8 @@ def _make_probe(explore: ExploreParts, learner: Learner) -> Probe | None:
 
 
 def _learning(settings: TurnwiseSettings, model_path: str | Path, run_path: Path | None) -> dict[str, Any]:
-    return {"credit": open_credit(settings), "learner": open_learner(settings, str(model_path), run_path=run_path)}
+    learner = open_learner(settings, str(model_path), run_path=run_path)
+    return {"credit": open_credit(settings), "learner": learner, "audit": open_audit(settings, learner, run_path)}
 
 
 def chosen_engine(settings: TurnwiseSettings) -> Any:
@@ -393,7 +395,6 @@ def build_judging(settings: TurnwiseSettings) -> Judging | None:
 def _build_judge(chosen: FunctionJudgeSettings | ModelJudgeSettings) -> Judge:
     if isinstance(chosen, FunctionJudgeSettings):
         return FunctionJudge(import_reward_function(chosen.target))
-    path = chosen.path or ""
-    if path == "tiny":
+    if (path := chosen.path or "") == "tiny":
         path = tiny_reward_folder(cache_folder() / "models", pairs=training_preferences(), seed=_JUDGE_SEED)
     return load_judge(path, batch_rows=chosen.batch_rows, max_tokens=chosen.max_tokens)

@@ -6,7 +6,7 @@ Read top to bottom, it is the whole library.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from turnwise.experience.build import build_experiences
@@ -52,20 +52,31 @@ async def train_serial(
 def learn_from(parts: LearnParts, experiences: Sequence[Experience], stages: Stages = STAGES) -> Learnt:
     """Merge, shape, credit, pack, update; with nothing to learn from, the policy stays as it is."""
     if not experiences:
-        unchanged = StepReport(policy_version=parts.learner.policy_version, metrics={})
-        return Learnt(experiences=[], report=unchanged, tokens_trained=0, batch=None)
+        return _nothing_learnt(parts)
+    audit = parts.audit
+    if audit is not None and not (experiences := audit.admit(experiences)):
+        return _nothing_learnt(parts)
     shaped = stages.shape_rewards(parts, experiences)
     annotations = parts.learner.annotate(shaped)
     samples = stages.compute_advantages(parts, shaped, annotations)
     batch = stages.pack(samples)
     report = stages.rl_step(parts, batch)
+    if audit is not None:
+        audit.check_update(samples, batch, report)
     num_tokens = sum(e.segment.num_action_tokens for e in experiences)
     return Learnt(
         experiences=experiences,
         report=report,
         tokens_trained=num_tokens * parts.settings.learn.epochs,
         batch=LearntBatch.of(samples, batch, report, annotated=shaped, annotations=annotations),
+        audited={} if audit is None else audit.metrics(),
     )
+
+
+def _nothing_learnt(parts: LearnParts) -> Learnt:
+    unchanged = StepReport(policy_version=parts.learner.policy_version, metrics={})
+    audited = {} if parts.audit is None else parts.audit.metrics()
+    return Learnt(experiences=[], report=unchanged, tokens_trained=0, batch=None, audited=audited)
 
 
 # --- what a step did --------------------------------------------------------------------------------------------------
@@ -81,6 +92,8 @@ class Learnt:
     tokens_trained: int
     batch: LearntBatch | None
     """What was trained, token for token; None where there was nothing."""
+    audited: Metrics = field(default_factory=dict)
+    """What the audit said about it."""
 
     @property
     def policy_version(self) -> int:
@@ -88,7 +101,7 @@ class Learnt:
 
     @property
     def metrics(self) -> Metrics:
-        return {**self.report.metrics, **_unmerged(self.experiences), **self._staleness()}
+        return {**self.report.metrics, **self.audited, **_unmerged(self.experiences), **self._staleness()}
 
     def _staleness(self) -> Metrics:
         """How many updates old the weights were that sampled what was learnt from."""

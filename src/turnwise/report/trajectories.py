@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from turnwise.errors import RunError
 from turnwise.floor.files import read_text, write_whole
 from turnwise.floor.segments import decode_text, encode_text
+from turnwise.provenance import Origin
 from turnwise.report.run_dir import step_name
 from turnwise.types import StopReason, Task, Trajectory, TrajectoryId, Turn
 
@@ -87,6 +89,8 @@ def _encode_turn(turn: Turn) -> dict[str, object]:
         "is_effective": turn.is_effective,
         "metrics": _plain(turn.metrics),
         "info": _plain(turn.info),
+        "seal": turn.seal,
+        "origin": None if turn.origin is None else asdict(turn.origin),
     }
 
 
@@ -103,6 +107,13 @@ def _plain(value: object) -> object:
     return value if value is None or isinstance(value, str | bool | int) else str(value)
 
 
+def _decode_turn(record: dict[str, Any]) -> Turn:
+    origin = record.get("origin")
+    return Turn(
+        **{**record, "actions": tuple(record["actions"]), "origin": None if origin is None else Origin(**origin)}
+    )
+
+
 def _decode(record: dict[str, Any]) -> Trajectory:
     rollout, rest = record["id"].split("/", 1)
     task_id, sibling = rest.rsplit("/", 1)
@@ -110,7 +121,7 @@ def _decode(record: dict[str, Any]) -> Trajectory:
         id=TrajectoryId(int(rollout), task_id, int(sibling)),
         task=Task(**record["task"]),
         segments=tuple(decode_text(record["segments"])),
-        turns=tuple(Turn(**{**turn, "actions": tuple(turn["actions"])}) for turn in record["turns"]),
+        turns=tuple(map(_decode_turn, record["turns"])),
         stop_reason=StopReason(record["stop_reason"]),
         is_success=record["is_success"],
         final_observation=record["final_observation"],

@@ -24,6 +24,7 @@ from typing import Any
 from turnwise.config.sections.context import ContextSettings
 from turnwise.context.trajectory import make_trajectory
 from turnwise.errors import ContextOverflow, EngineError, EnvError
+from turnwise.floor.seals import seal_turns
 from turnwise.protocols import ChatTemplate, Engine
 from turnwise.rollout.env_manager import EnvStateManager, dynamics_seed
 from turnwise.rollout.judges import Judging
@@ -115,6 +116,8 @@ class AgentProxy:
             played = self._judging.apply(played)
         if self._shaping is not None:
             played = shape_rewards(played, self._shaping)
+        if self._judging is not None or self._shaping is not None:
+            played = [seal_turns(trajectory) for trajectory in played]
         return [
             Group(task=task, trajectories=tuple(played[number * size : (number + 1) * size]))
             for number, task in enumerate(tasks)
@@ -147,7 +150,8 @@ class AgentProxy:
         try:
             async with deadline:
                 workflow = await self._open_workflow(task, name, attempt, model)
-                return await workflow.run()
+                # From here on rewards are what the workflow says they are.
+                return seal_turns(await workflow.run())
         except Exception as error:  # noqa: BLE001 - a user's program may raise whatever it likes
             reason, failure = self._tell(error, is_late=deadline.expired())
             model.cancel(failure)

@@ -99,7 +99,8 @@ class ModelHandle:
         else:
             completions = await asyncio.gather(*map(self._engine.generate, requests))
         self._refuse_if_cancelled()
-        return [self._recorder.record(prompt, completion, step=step) for completion in completions]
+        answered = zip(requests, completions, strict=True)
+        return [self._recorder.record(prompt, mark_unasked(*pair), step=step) for pair in answered]
 
     def recite(self, messages: Sequence[ChatMessage], reply: str, *, prefix: str = "") -> Response:
         """Write down a reply that somebody else gave, as if the model had sampled it with certainty."""
@@ -136,6 +137,14 @@ class ModelHandle:
     def _refuse_if_cancelled(self) -> None:
         if self._cancelled:
             raise WorkflowError(f"the episode is over: {self._cancelled}")
+
+
+def mark_unasked(request: GenerateRequest, completion: Completion) -> Completion:
+    """A reply to another request, or at another temperature, is marked so: whoever learns from it must know."""
+    origin = completion.origin
+    if origin is None or (origin.request == request.seed and origin.temperature == request.sampling.temperature):
+        return completion
+    return replace(completion, origin=replace(origin, is_as_asked=False))
 
 
 def _read_messages(messages: Sequence[ChatMessage]) -> list[Message]:
