@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 NAMES = (
+    "audit",
     "buffer",
     "credit",
     "engine_multi_turn",

@@ -69,6 +69,8 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_export_model(commands)
     _add_lab(commands)
     _add_serve(commands)
+    _add_audit(commands)
+    _add_replay(commands)
     return parser
 
 
@@ -234,9 +236,31 @@ def _add_serve(commands: argparse._SubParsersAction) -> None:  # type: ignore[ty
     )
 
 
+def _add_audit(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
+    parser = _add(
+        commands, "audit", "check what a run has written, or put faults into small runs and see whether they are found"
+    )
+    parser.add_argument("run", nargs="?", metavar="RUN", help="a run directory")
+    parser.add_argument("--seed-faults", action="store_true", help="one small run for each fault of the catalogue")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_replay(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
+    parser = _add(
+        commands,
+        "replay",
+        "play and learn a recorded step once more, and say whether it comes out the same",
+        "settings of credit and loss say what the step would have been under them, for example\n"
+        "  turnwise replay runs/mine --step 7 credit.type=grpo",
+    )
+    parser.add_argument("run", metavar="RUN", help="a run directory")
+    parser.add_argument("--step", type=int, required=True, metavar="N", help="which step, from 1")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
 COMMANDS = (
     "train", "eval", "play", "envs", "check", "convert", "plan", "doctor", "explorers", "export", "export-model", "lab",
-    "serve",
+    "serve", "audit", "replay",
 )  # fmt: skip
 
 

@@ -17,14 +17,15 @@ from transformers import PreTrainedTokenizerBase
 
 from turnwise.app.progress import Progress
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.errors import RunError
+from turnwise.errors import AuditError, RunError
 from turnwise.floor.files import encode_object, read_object, whole_folder
+from turnwise.learn.state_digest import digest_state
 from turnwise.loop.parts import LearnParts
 from turnwise.protocols import Learner
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.watch import CollapseWatch, Finding
 
-_PROGRESS = "progress.json"
+_PROGRESS, _DIGESTS = "progress.json", "digests.json"
 
 
 class Checkpointer:
@@ -98,12 +99,26 @@ def save_checkpoint(folder: Path, learner: Learner, tokenizer: PreTrainedTokeniz
         learner.save_state(unfinished)
         tokenizer.save_pretrained(unfinished / "policy")
         (unfinished / _PROGRESS).write_text(encode_object(asdict(progress)), encoding="utf-8")
+        (unfinished / _DIGESTS).write_text(encode_object(digest_state(learner)), encoding="utf-8")
 
 
 def load_checkpoint(folder: Path, learner: Learner) -> Progress:
     """Put the learner back to where it was; returns how far the run was."""
     learner.load_state(folder)
+    _check_restored(folder, learner)
     return read_progress(folder)
+
+
+def _check_restored(folder: Path, learner: Learner) -> None:
+    """What was saved is what is there now; checkpoints from before there were digests say nothing."""
+    saved = read_object(folder / _DIGESTS) if (folder / _DIGESTS).exists() else {}
+    found = digest_state(learner)
+    if lost := [name for name, digest in saved.items() if name in found and found[name] != digest]:
+        raise AuditError(
+            f"checkpoint {folder}: after it was loaded, {' and '.join(lost)} are not what was saved (digests differ). "
+            "The learner's load_state leaves something out, or a file was changed; an older checkpoint may be sound.",
+            check="restore",
+        )
 
 
 def read_progress(folder: Path) -> Progress:

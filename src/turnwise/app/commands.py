@@ -326,6 +326,30 @@ def _serve(options: argparse.Namespace, overrides: list[str], console: Console) 
     return 0
 
 
+def _audit(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    _refuse(overrides)
+    from turnwise.app.auditing import run_audit
+
+    return run_audit(options.run, console, seeds_faults=options.seed_faults, as_json=options.json)
+
+
+def _replay(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    from turnwise.app.replaying import replay
+
+    result = replay(options.run, options.step, overrides)
+    if options.json:
+        console.print_json(json.dumps(result.to_dict()))
+    else:
+        words = {True: "identical", False: "DIFFERENT", None: "not on record"}
+        _show(console, [{"part": name, "is": words[same]} for name, same in result.parts.items()], as_json=False)
+        if result.other:
+            recorded, replayed = result.other["recorded"], result.other["replayed"]
+            names = [name for name in recorded if name in replayed]
+            rows = [{"number": name, "was": recorded[name], "would be": replayed[name]} for name in names]
+            _show(console, rows, as_json=False)
+    return 0 if result.identical else 1
+
+
 def _refuse(overrides: Sequence[str]) -> None:
     if overrides:
         raise ConfigError(f"'{overrides[0]}' is not understood here.")
@@ -358,4 +382,6 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, list[str], Console], int]] = 
     "export-model": _export_model,
     "lab": _lab,
     "serve": _serve,
+    "audit": _audit,
+    "replay": _replay,
 }

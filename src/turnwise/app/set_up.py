@@ -126,7 +126,7 @@ async def set_up(workers: Workers, directory: RunDirectory, console: Console, ch
     """From the model as it is, or from a checkpoint, to a policy that is trained from here on."""
     parts = workers.parts
     if checkpoint is None:
-        progress = await _start_anew(parts, parts.settings, console)
+        progress = await start_anew(parts, parts.settings, console)
     else:
         progress = load_checkpoint(checkpoint, parts.learner)
         parts.buffer.rewind(progress.step, plays_again=isinstance(parts, TrainParts))
@@ -162,7 +162,7 @@ def _build(settings: TurnwiseSettings, directory: RunDirectory, model: str, stag
     return Workers(parts=whole, evaluator=Evaluator(whole, lambda: whole, stages))
 
 
-async def _start_anew(parts: LearnParts, settings: TurnwiseSettings, console: Console) -> Progress:
+async def start_anew(parts: LearnParts, settings: TurnwiseSettings, console: Console) -> Progress:
     """From demonstrations, or with the model as it is."""
     if not isinstance(settings.warm_start, LessonSettings):
         return Progress()

@@ -17,14 +17,16 @@ from pathlib import Path
 import numpy as np
 
 from turnwise.audit.breach import Breach, describe_all
+from turnwise.audit.credit_oracle import check_credit, check_rows
 from turnwise.audit.digests import check_digests, check_seals
 from turnwise.audit.gaps import Rescorer, check_gap, choose_rows, is_comparable, largest_gap, measure_gaps
 from turnwise.audit.groups import check_finite, check_members, check_staleness
+from turnwise.audit.loss_oracle import check_update
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import AuditError
 from turnwise.floor.files import append_line
 from turnwise.protocols import Learner
-from turnwise.types import Batch, Experience, FloatArray, Metrics, Sample, StepReport
+from turnwise.types import Annotations, Batch, Experience, FloatArray, Metrics, Sample, StepReport
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +35,7 @@ AUDIT_FILE = "audit.jsonl"
 
 
 class BatchAudit:
-    """The audit of one run; `admit`, then `check_update` after each update."""
+    """The audit of one run; `admit`, `check_batch`, and `check_update` after each update."""
 
     def __init__(
         self,
@@ -50,6 +52,8 @@ class BatchAudit:
         self._max_staleness = max_staleness
         self._path = None if run_path is None else run_path / AUDIT_FILE
         self._numbers: dict[str, float] = {}
+        self._kept: tuple[Experience, FloatArray] | None = None
+        """A row of the first batch, and what the reference said about it."""
 
     def metrics(self) -> Metrics:
         """Of the newest batch."""
@@ -111,6 +115,44 @@ class BatchAudit:
             self._numbers["gap"] = max(gap.mean, self._numbers.get("gap", 0.0))
         return breaches
 
+    def check_batch(
+        self, experiences: Sequence[Experience], samples: Sequence[Sample], batch: Batch, annotations: Annotations
+    ) -> None:
+        """What credit and packing made of the experiences; only where a trainer has no way of its own to do it."""
+        started_s = time.perf_counter()
+        seed = self._learner.policy_version
+        breaches = check_rows(experiences, samples, batch)
+        breaches = breaches or check_credit(samples, annotations, self._settings.credit, seed=seed)
+        breaches = breaches or self._check_reference(samples)
+        if breaches:
+            self._tell(breaches)
+            raise _stop(breaches, "Nothing was learnt from it.")
+        self._numbers["time_s"] = self._numbers.get("time_s", 0.0) + time.perf_counter() - started_s
+
+    def _check_reference(self, samples: Sequence[Sample]) -> list[Breach]:
+        """The reference is frozen: what it says about a row of the first batch, it says for ever."""
+        if self._rescorer is None or self._settings.learn.kl.type == "none":
+            return []
+        if self._kept is None:
+            row = samples[0].experience
+            self._kept = row, self._rescorer.logprobs_of([row], "reference")[0]
+            return []
+        row, expected = self._kept
+        found = self._rescorer.logprobs_of([row], "reference")[0]
+        gap = float(np.abs(found - expected).mean())
+        if gap <= largest_gap("auto", self._settings.model.dtype, "local"):
+            return []
+        said = f"log-probs that are {gap:.3g} nats per token away"
+        return [
+            Breach(
+                check="reference",
+                where=f"the reference, about {row.id}",
+                expected="what it said at first: it is frozen",
+                found=said,
+                wrote="the learner",
+            )
+        ]
+
     # --- after an update -----------------------------------------------------------------------------------------
 
     def check_update(self, samples: Sequence[Sample], batch: Batch, report: StepReport) -> None:
@@ -125,9 +167,8 @@ class BatchAudit:
                 if steps == 0 and is_comparable(sample.experience, policy_version=version, temperature=temperature)
             ]
             breaches = self._compare([row[0] for row in fresh], [row[1] for row in fresh]) if fresh else []
-            if breaches:
-                self._tell(breaches)
-                raise _stop(breaches, "The update was made; nothing of it is published or saved.")
+            self._refuse(breaches)
+        self._refuse(check_update(batch, report, self._settings.learn, dtype=self._settings.model.dtype))
         self._numbers["time_s"] = self._numbers.get("time_s", 0.0) + time.perf_counter() - started_s
 
     # --- what is done about it -----------------------------------------------------------------------------------
@@ -138,6 +179,11 @@ class BatchAudit:
             raise _stop(breaches, "Nothing was learnt from it. audit.on_breach=quarantine leaves such groups out.")
         groups = sorted({str(breach.group) for breach in breaches})
         log.warning("audit: %d groups are left out of the batch\n%s", len(groups), describe_all(breaches))
+
+    def _refuse(self, breaches: Sequence[Breach]) -> None:
+        if breaches:
+            self._tell(breaches)
+            raise _stop(breaches, "The update was made; nothing of it is published or saved.")
 
     def _tell(self, breaches: Sequence[Breach]) -> None:
         if self._path is not None:

@@ -146,7 +146,7 @@ class Trainer:
     @torch.no_grad()
     def logprobs_of(self, experiences: Sequence[Experience], of: str = "policy") -> Sequence[FloatArray]:
         """What the policy of this moment, or its `reference`, makes of stored tokens; asking changes nothing."""
-        batch, model = pack_without_credit(experiences), self.actor if of == "policy" else self.reference
+        batch, model = pack_without_credit(experiences), {"policy": self.actor, "reference": self.reference}[of]
         return split_rows(self._logprobs(model, batch) if model else batch.advantages, batch) or ()
 
     def score(self, token_ids: IntArray) -> FloatArray:
@@ -271,8 +271,7 @@ class Trainer:
     def _update(
         self, batch: Batch, importance: FloatArray, rows: NDArray[np.int64], meter: Meter, tracer: UpdateTracer
     ) -> None:
-        # Those of all rows, whichever have a gradient.
-        weights = token_weights(batch, rows, self.settings.aggregation)
+        weights = token_weights(batch, rows, self.settings.aggregation)  # of all rows, whichever have a gradient
         scored = self._rows_that_teach(batch, rows)
         num_tokens = sum(int(np.count_nonzero(weights[slice(*batch.row_starts[row : row + 2])])) for row in scored)
         if num_tokens == 0:
@@ -284,9 +283,10 @@ class Trainer:
             if micro.num_action_tokens == 0:
                 pass_idly(micro, scores, self.critic)
                 continue
-            token_importance = torch.as_tensor(importance[micro.source], device=self._device)
-            token_losses = self._token_losses(micro, scores, token_importance, num_tokens, meter, tracer)
-            (token_losses * torch.as_tensor(weights[micro.source], device=self._device)).sum().backward()
+            weight, share = (torch.as_tensor(a[micro.source], device=self._device) for a in (importance, weights))
+            token_losses = self._token_losses(micro, scores, weight, num_tokens, meter, tracer) * share
+            tracer.note_losses(micro, token_losses)
+            token_losses.sum().backward()
             # Before the first optimizer step the policy is the one that sampled: the gap should be rounding only.
             if tracer.num_steps == 0 and isinstance(self.settings.correction, learning.NoCorrection):
                 gap = (scores.logprobs.detach() - micro.behavior_logprobs).abs()

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from turnwise.experience.build import build_experiences
+from turnwise.learn.state_digest import digest_policy
 from turnwise.loop.explore import Explored, explore
 from turnwise.loop.parts import ExploreParts, LearnParts, TrainParts
-from turnwise.loop.stages import STAGES, Stages
+from turnwise.loop.stages import STAGES, Stages, is_written_anew
 from turnwise.loop.starving import refuse_to_starve
 from turnwise.protocols import Buffer
 from turnwise.report.learning_record.learnt import LearntBatch
@@ -60,6 +61,8 @@ def learn_from(parts: LearnParts, experiences: Sequence[Experience], stages: Sta
     annotations = parts.learner.annotate(shaped)
     samples = stages.compute_advantages(parts, shaped, annotations)
     batch = stages.pack(samples)
+    if audit is not None and not is_written_anew(stages, "shape_rewards", "compute_advantages", "pack"):
+        audit.check_batch(experiences, samples, batch, annotations)
     report = stages.rl_step(parts, batch)
     if audit is not None:
         audit.check_update(samples, batch, report)
@@ -69,8 +72,14 @@ def learn_from(parts: LearnParts, experiences: Sequence[Experience], stages: Sta
         report=report,
         tokens_trained=num_tokens * parts.settings.learn.epochs,
         batch=LearntBatch.of(samples, batch, report, annotated=shaped, annotations=annotations),
-        audited={} if audit is None else audit.metrics(),
+        audited={} if audit is None else {**audit.metrics(), **_digest_weights(parts)},
     )
+
+
+def _digest_weights(parts: LearnParts) -> Metrics:
+    """By which a replay sees whether it has made the same weights; nothing where they are in another process."""
+    digest = digest_policy(parts.learner)
+    return {} if digest is None else {"audit/weights": float(digest)}
 
 
 def _nothing_learnt(parts: LearnParts) -> Learnt:
