@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PARALLEL := -n auto --maxprocesses=8 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test coverage test-fast test-vllm test-ray check format bench results clean
+.PHONY: help install train test coverage test-fast test-vllm envs-of-others test-envs test-ray test-ui check format bench results clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -43,9 +43,21 @@ test-vllm: install .venv-vllm/.installed ## set up vLLM for the CPU in .venv-vll
 .venv-vllm/.installed: scripts/install_vllm_cpu.sh
 	PYTHON=$(PYTHON) sh scripts/install_vllm_cpu.sh .venv-vllm
 
+envs-of-others: .venv-envs/.installed ## set up verifiers and gem-llm in .venv-envs, for rollout.isolation.python
+
+.venv-envs/.installed: scripts/install_envs_of_others.sh
+	PYTHON=$(PYTHON) sh scripts/install_envs_of_others.sh .venv-envs
+
+test-envs: install envs-of-others ## set up verifiers and gem-llm in .venv-envs and run the tests that need them
+	TURNWISE_ENVS_PYTHON=$(CURDIR)/.venv-envs/bin/python $(BIN)/pytest -m envs_of_others --durations=8
+
 test-ray: install ## install the extra ray and run the tests that need it
 	$(BIN)/pip install --quiet -c constraints.txt ray
 	$(BIN)/pytest -m ray --durations=8
+
+test-ui: install ## install playwright and run the tests that need a browser (Chromium: apt install chromium)
+	$(BIN)/pip install --quiet -c constraints.txt playwright
+	$(BIN)/pytest -m ui --durations=8
 
 check: install ## format, lint, types, import layers
 	$(BIN)/ruff format --check .

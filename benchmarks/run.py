@@ -25,6 +25,7 @@ NAMES = (
     "prefix_merge",
     "ray_cluster",
     "sampling",
+    "view_load",
     "envs_alfworld",
     "envs_countdown",
     "envs_metamathqa",

@@ -1,6 +1,7 @@
 """The command line: parses words and calls the rooms. No logic of its own.
 
-Exit codes: 0 done; 2 a user's mistake, said in one message without a traceback; 1 a run that failed; 130 interrupted.
+Exit codes: 0 done; 2 a user's mistake, said in one message without a traceback; 1 a run that failed; 130 interrupted;
+143 ended by SIGTERM, with everything saved as after an interruption.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 
 from turnwise import __version__
 from turnwise.errors import ClusterError, LearnError, SyncError, TurnwiseError, did_you_mean
+from turnwise.floor.async_calls import Terminated
 
 _OVERRIDES = """
 settings can be changed with key.path=value or --key.path value, for example
@@ -62,6 +64,7 @@ def _build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_train(commands)
     _add_eval(commands)
+    _add_compare(commands)
     _add_play(commands)
     _add_look_before(commands)
     _add_explorers(commands)
@@ -71,6 +74,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     _add_audit(commands)
     _add_replay(commands)
+    _add_look_after(commands)
     return parser
 
 
@@ -102,22 +106,56 @@ def _add_train(commands: argparse._SubParsersAction) -> None:  # type: ignore[ty
 
 def _add_eval(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
     parser = _add(
-        commands, "eval", "evaluate a run, a model, an endpoint, 'oracle' or 'random' on held-out episodes", _OVERRIDES
+        commands,
+        "eval",
+        "evaluate a run, a model, an endpoint, 'oracle', 'random' or a rule on held-out episodes",
+        _OVERRIDES,
     )
     parser.add_argument(
         "target",
+        nargs="?",
         metavar="TARGET",
-        help="a run directory, a model (a folder, a GGUF file, 'smollm2', a hub name), the URL of an OpenAI-compatible "
-        "endpoint, 'oracle' or 'random'",
+        help="a run directory or a checkpoint in it, a model (a folder, a GGUF file, 'smollm2', a hub name), the URL "
+        "of an OpenAI-compatible endpoint, 'oracle', 'random', another rule of the environment, or a rule of your own "
+        "as package.module:function",
     )
-    parser.add_argument("--env", metavar="ENV", help="an environment, for oracle, random and endpoints")
+    parser.add_argument("--env", metavar="ENV", help="an environment, for rules and endpoints")
     parser.add_argument(
         "--recipe",
         metavar="RECIPE",
-        help="the recipe in whose setting a model, an endpoint, oracle or random plays (default: frozenlake)",
+        help="the recipe in whose setting a model, an endpoint or a rule plays (default: frozenlake)",
     )
-    parser.add_argument("--episodes", type=int, metavar="N", help="how many episodes (default: as the recipe says)")
+    parser.add_argument(
+        "--suite", metavar="NAME", help="play in every setting of a suite; mission: all shipped environments"
+    )
+    parser.add_argument("--episodes", type=int, metavar="N", help="how many tasks (default: as the recipe says)")
+    parser.add_argument(
+        "--samples",
+        type=int,
+        metavar="K",
+        help="plays of each task, sampled at eval.temperature, or at rollout.temperature where that is 0 (default: 1, "
+        "greedy)",
+    )
     parser.add_argument("--split", default="eval", metavar="S", help="which tasks (default: eval)")
+    parser.add_argument(
+        "--out", metavar="DIR", help="where to save results and episodes (default: in the run, or runs/)"
+    )
+    parser.add_argument("--markdown", metavar="FILE", help="also write the report there as Markdown")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_compare(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
+    parser = _add(
+        commands,
+        "compare",
+        "compare evaluations task by task: the first with each of the others",
+        "several seeds of one side are joined by commas, or are the runs in one folder, for example\n"
+        "  turnwise compare runs/grpo-1,runs/grpo-2 runs/ppo-1,runs/ppo-2",
+    )
+    parser.add_argument(
+        "sides", nargs="+", metavar="SIDE", help="a run, a folder or file that 'turnwise eval' wrote, or several"
+    )
+    parser.add_argument("--markdown", metavar="FILE", help="also write the comparison there as Markdown")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -136,6 +174,7 @@ def _add_look_before(commands: argparse._SubParsersAction) -> None:  # type: ign
     envs.add_argument("--json", action="store_true", help="print JSON")
     check = _add(commands, "check", "check a config file, or an environment against its contract", _OVERRIDES)
     check.add_argument("target", metavar="FILE|ENV", help="a recipe, a YAML file, or an environment")
+    check.add_argument("--python", metavar="PROGRAM", help="the Python that an environment runs under (default: this)")
     check.add_argument("--json", action="store_true", help="print JSON")
     convert = _add(commands, "convert", "write a config file of another project in the words of this one")
     convert.add_argument("file", metavar="FILE", help="a YAML file of RAGEN, align-anything, verl or Trinity-RFT")
@@ -226,13 +265,19 @@ def _add_serve(commands: argparse._SubParsersAction) -> None:  # type: ignore[ty
     parser = _add(
         commands,
         "serve",
-        "serve a policy to OpenAI clients on this machine, and record what they do as experience",
+        "serve a policy to agents that speak OpenAI's or Anthropic's API, and record what they do as experience",
         "the token is made at start, or given as TURNWISE_SERVE_TOKEN in the environment\n" + _OVERRIDES,
     )
     parser.add_argument("target", metavar="TARGET", help="a run directory, a model or a recipe")
     parser.add_argument("--port", type=int, default=0, metavar="N", help="where to listen (default: a free port)")
     parser.add_argument(
-        "--recipe", metavar="RECIPE", help="the recipe in whose setting a model is served (default: frozenlake)"
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="the interface to listen on, such as 0.0.0.0 for agents in containers (default: this machine alone)",
+    )
+    parser.add_argument(
+        "--recipe", metavar="RECIPE", help="the recipe in whose setting a model is served (default: as it is)"
     )
 
 
@@ -258,9 +303,31 @@ def _add_replay(commands: argparse._SubParsersAction) -> None:  # type: ignore[t
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def _add_look_after(commands: argparse._SubParsersAction) -> None:  # type: ignore[type-arg]
+    show = _add(commands, "show", "show an episode of a run turn by turn, with what was learnt from each token")
+    show.add_argument("run", metavar="RUN", help="a run directory")
+    show.add_argument("episode", metavar="EPISODE", help="its id, also as STEP:ID")
+    show.add_argument("--json", action="store_true", help="print JSON")
+    status = _add(commands, "status", "say how a run stands: state, progress, who waits for whom, failures, findings")
+    status.add_argument("run", metavar="RUN", help="a run directory")
+    status.add_argument("--json", action="store_true", help="print JSON")
+    view = _add(
+        commands,
+        "view",
+        "open a page that shows runs live: curves, episodes, every token with its numbers",
+        "the page is for this machine alone; its address holds a random token. Ctrl-C ends it",
+    )
+    view.add_argument("runs", nargs="*", metavar="RUN", help="run directories, or folders of them (default: runs)")
+    view.add_argument("--port", type=int, default=0, metavar="N", help="where to listen (default: a free port)")
+    report = _add(commands, "report", "write one HTML file that shows a run, to be sent to a colleague")
+    report.add_argument("run", metavar="RUN", help="a run directory")
+    report.add_argument("--out", metavar="FILE", help="where to write it (default: report.html in the run)")
+    report.add_argument("--episodes", type=int, default=40, metavar="N", help="how many episodes, about (default: 40)")
+
+
 COMMANDS = (
-    "train", "eval", "play", "envs", "check", "convert", "plan", "doctor", "explorers", "export", "export-model", "lab",
-    "serve", "audit", "replay",
+    "train", "eval", "compare", "play", "envs", "check", "convert", "plan", "doctor", "explorers", "export",
+    "export-model", "lab", "serve", "show", "status", "view", "report", "audit", "replay",
 )  # fmt: skip
 
 
@@ -279,6 +346,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TurnwiseError as error:
         _tell(str(error))
         return 2
+    except Terminated:
+        _tell("ended by SIGTERM; go on with 'turnwise train --resume RUN'")
+        return 143
     except KeyboardInterrupt:
         _tell("interrupted; go on with 'turnwise train --resume RUN'")
         return 130

@@ -144,6 +144,10 @@ class ChatTemplate(Protocol):
         """The assistant's message that a reply says: its text, and the tools that it calls."""
         ...
 
+    def begin_call(self, name: str = "") -> str:
+        """How a reply begins that calls a tool: up to its name, or up to the arguments of the tool that is named."""
+        ...
+
 
 Weights: TypeAlias = "Mapping[str, Tensor]"
 

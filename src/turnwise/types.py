@@ -9,7 +9,7 @@ equal length, checked on construction. The running example is a two-turn episode
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -36,11 +36,7 @@ Info: TypeAlias = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What an episode is about.
-
-    Example: `Task(tag="frozen_lake", seed=10003, split="train")` is the fourth training layout of a run whose first
-    seed is 10000.
-    """
+    """What an episode is about; `Task(tag="frozen_lake", seed=10003)` is the fourth layout of a run from seed 10000."""
 
     tag: str
     """Which environment specification plays it."""
@@ -170,6 +166,8 @@ class GenerateRequest:
     """Requests with one key extend each other; an engine may keep a key-value row for them until `release`."""
     asked: Asked | None = None
     """The conversation that the ids spell, for an engine that is asked in messages; others read the ids alone."""
+    on_token: Callable[[int], bool] | None = None
+    """Hears each token as it is sampled; true ends the reply. An engine that gives whole replies never calls it."""
 
 
 NO_POLICY = -1

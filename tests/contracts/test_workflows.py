@@ -22,6 +22,10 @@ from .setting import template
 every_workflow = pytest.mark.parametrize("name", names_of("rollout"))
 ARGS: dict[str, dict[str, Any]] = {
     "tool_calling": {"tools": ["tests.contracts.programs:add"]},
+    "react": {"tools": ["tests.contracts.programs:add"]},
+    "plan_and_act": {"replan_every": 2},
+    "best_of_n": {"n": 2},
+    "summarized_memory": {"compact_above_tokens": 200},
     "agent": {"agent_cls": "turnwise.rollout.agents:EnvironmentAgent"},
     "openai_program": {"program": "tests.contracts.programs:converse"},
 }

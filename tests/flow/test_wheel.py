@@ -33,6 +33,8 @@ COMMAND_LINES = {
     "export": ["export", "run", "--out", "experience.jsonl"],
     "export-model": ["export-model", "run", "exported"],
     "lab": ["lab", "credit", "--world", "bandit", "--batches", "1", "--episodes", "8"],
+    "status": ["status", "run"],
+    "report": ["report", "run", "--out", "report.html"],
 }
 RUN_DIR = ["--run-dir", "run"]
 RUN_ALL = """
@@ -116,8 +118,8 @@ def test_recipes_and_the_mark_of_types_are_in_the_wheel(installed: Installed) ->
 
 
 def test_every_command_is_tried() -> None:
-    # `serve` below; `explorers` only goes with a run on a cluster.
-    assert COMMAND_LINES.keys() | {"serve", "explorers"} == set(COMMANDS)
+    # `serve`, `view` and `show` below; `explorers` only goes with a run on a cluster.
+    assert COMMAND_LINES.keys() | {"serve", "view", "show", "explorers"} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMAND_LINES)
@@ -128,8 +130,16 @@ def test_a_command_runs_without_the_source_tree(answers: dict[str, tuple[int, st
     assert str(SOURCES / "src") not in output
 
 
-def test_a_policy_is_served_without_the_source_tree(trained: Installed) -> None:
-    command = [sys.executable, "-u", "-m", "turnwise", "serve", "run"]
+def test_an_episode_is_shown_without_the_source_tree(trained: Installed) -> None:
+    (line,) = (trained.folder / "run" / "trajectories" / "step-000001.jsonl").read_text().splitlines()[:1]
+    done = trained.run("-m", "turnwise", "show", "run", json.loads(line)["id"])
+    assert done.returncode == 0, done.stderr
+    assert "advantage" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["serve", "view"])
+def test_a_server_runs_without_the_source_tree(trained: Installed, name: str) -> None:
+    command = [sys.executable, "-u", "-m", "turnwise", name, "run"]
     with subprocess.Popen(
         command, cwd=trained.folder, env=trained.environ, stdout=subprocess.PIPE, text=True
     ) as process:

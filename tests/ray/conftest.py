@@ -13,8 +13,10 @@ from tests.small_run import without_plots
 
 
 @pytest.fixture
-def nodes() -> Iterator[Any]:
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A head, where the command and the buffer are, and nodes that a test adds and removes."""
+    # Ray starts workers with a niceness of 15, with which a busy machine starves them.
+    monkeypatch.setenv("RAY_worker_niceness", "0")
     watched: Any = importlib.import_module("tests.ray.watched")
     cluster = watched.Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     yield cluster

@@ -126,6 +126,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(COMMANDS) == {
         "train",
         "eval",
+        "compare",
         "play",
         "envs",
         "check",
@@ -137,6 +138,10 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         "export-model",
         "lab",
         "serve",
+        "show",
+        "status",
+        "view",
+        "report",
     }
     assert all(re.search(rf"^    {command}\s", out, re.MULTILINE) for command in COMMANDS)
     assert call(capsys, "--version")[1].startswith("turnwise ")
@@ -310,7 +315,9 @@ def test_eval_of_a_run(capsys: pytest.CaptureFixture[str], run: Run) -> None:
     assert (row["target"], row["env"], row["split"], row["episodes"]) == (str(run.path), "frozen_lake", "eval", 4)
     assert 0 <= row["success"] <= 1
     assert "success" in call(capsys, "eval", str(run.path), "--episodes", "4")[1]
-    assert "--env goes with oracle, random and endpoints" in refused(capsys, "eval", str(run.path), "--env", "bandit")
+    assert "--env goes with oracle, random, other rules and endpoints" in refused(
+        capsys, "eval", str(run.path), "--env", "bandit"
+    )
     assert json.loads(call(capsys, "eval", str(run.path), "--json")[1])[0]["episodes"] == 5
 
 
@@ -411,6 +418,19 @@ def test_check(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "check", "bandit", "--json")
     assert code == 0
     assert all(row["passed"] == "yes" for row in json.loads(out))
+    code, out, _ = call(capsys, "check", "prompts", "--json")
+    assert code == 0
+    assert [row["passed"] for row in json.loads(out) if row["check"] == "actions"] == ["not made"]
+
+
+@pytest.mark.slow
+def test_check_under_another_python(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "check", "bandit", "--python", sys.executable, "--json")
+    assert code == 0
+    assert all(row["passed"] == "yes" for row in json.loads(out))
+    code, _, err = call(capsys, "check", "frozenlake", "--python", sys.executable)
+    assert code == 2
+    assert "rollout.isolation.python" in err
 
 
 def test_check_of_an_environment_that_breaks_the_contract(

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from turnwise.app.progress import Progress
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import AuditError, RunError
+from turnwise.floor.checksums import find_damage, write_checksums
 from turnwise.floor.files import encode_object, read_object, whole_folder
 from turnwise.learn.state_digest import digest_state
 from turnwise.loop.parts import LearnParts
@@ -97,9 +98,42 @@ class Checkpointer:
 def save_checkpoint(folder: Path, learner: Learner, tokenizer: PreTrainedTokenizerBase, progress: Progress) -> None:
     with whole_folder(folder, failures=(SafetensorError, RuntimeError)) as unfinished:
         learner.save_state(unfinished)
-        tokenizer.save_pretrained(unfinished / "policy")
+        _save_tokenizer(tokenizer, unfinished / "policy")
         (unfinished / _PROGRESS).write_text(encode_object(asdict(progress)), encoding="utf-8")
         (unfinished / _DIGESTS).write_text(encode_object(digest_state(learner)), encoding="utf-8")
+        write_checksums(unfinished)
+
+
+def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:
+        # On a full disk the library raises a bare Exception.
+        raise OSError(str(error)) from error
+
+
+def sound_checkpoint(directory: RunDirectory, tell: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint whose files are as they were written; None where none was saved yet.
+
+    Damaged ones after it are put aside under another name, and told, so that it is the run's newest.
+    """
+    damaged: dict[int, str] = {}
+    for step in reversed(directory.checkpoint_steps()):
+        folder = directory.step_checkpoint(step)
+        damage = find_damage(folder)
+        if damage is None:
+            for later, found in damaged.items():
+                aside = directory.put_checkpoint_aside(later)
+                tell(f"checkpoint of step {later} is damaged ({found}); it is {aside} now, and step {step} takes over")
+            return folder
+        damaged[step] = damage
+    if damaged:
+        raise RunError(
+            f"run {directory.path} cannot go on: every checkpoint of it is damaged ("
+            + "; ".join(f"{directory.step_checkpoint(step).name}: {found}" for step, found in damaged.items())
+            + "). Put one back from a copy, or remove the folder of checkpoints to begin once more."
+        )
+    return None
 
 
 def load_checkpoint(folder: Path, learner: Learner) -> Progress:

@@ -9,12 +9,14 @@ from pathlib import Path
 
 from rich.console import Console
 
+from turnwise.app.eval_report import Figures, worlds_told
 from turnwise.config.recipes import list_recipes
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.loop.evaluate import Evaluation
 from turnwise.report.console import print_outcome, print_trajectory
+from turnwise.report.eval_results import TaskResult, results_of, write_eval
 from turnwise.report.plots import plot_learning_curve, plot_training_health
-from turnwise.report.run_dir import RunDirectory
+from turnwise.report.run_dir import RunDirectory, step_name
 from turnwise.report.summary import Summary
 from turnwise.report.trajectories import TrajectoryWriter
 from turnwise.report.watch import Finding
@@ -36,6 +38,7 @@ def close_run(
     plot_training_health(metrics, directory.plots / "training_health.png", directory.read_findings())
     if trajectories:
         TrajectoryWriter(directory.trajectories / "eval").write(summary.steps, trajectories[:16])
+        _write_last_eval(settings, directory, summary, results_of(trajectories))
         print_trajectory(console, _most_telling(trajectories))
     turnwise, run = command("turnwise"), directory.path
     print_outcome(
@@ -44,12 +47,29 @@ def close_run(
         run_dir=run,
         plot_path=curve,
         next_commands=[
+            f"{turnwise} view {run}",
             f"{turnwise} eval {run}",
             f"{turnwise} play {summary.env} --agent {run}",
             f"{turnwise} train {_recipe_words(settings, directory)} run.seed={summary.seed + 1}",
             f"{command('tensorboard')} --logdir {directory.tensorboard}",
         ],
     )
+
+
+def _write_last_eval(
+    settings: TurnwiseSettings, directory: RunDirectory, summary: Summary, tasks: Sequence[TaskResult]
+) -> None:
+    """How every held-out task came out, for `turnwise compare`."""
+    told = {
+        "target": str(directory.path),
+        "recipe": summary.recipe,
+        "seed": summary.seed,
+        "env": summary.env,
+        "step": summary.steps,
+        "worlds": worlds_told(settings),
+        **Figures.of(tasks).to_dict(),
+    }
+    write_eval(directory.evals / step_name(summary.steps), told, tasks)
 
 
 def command(name: str) -> str:

@@ -15,17 +15,18 @@ from typing import Protocol
 
 from rich.console import Console
 
+from turnwise.app.checkpointer import sound_checkpoint
 from turnwise.app.set_up import Evaluator, Workers, open_workers
 from turnwise.app.training import Training
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.cluster import RayCluster
 from turnwise.errors import LostError
 from turnwise.loop.cluster.crew import Crew, Hiring
-from turnwise.loop.cluster.journals import Journals
 from turnwise.loop.cluster.parts import build_on_cluster
 from turnwise.loop.cluster.proxies import Host
 from turnwise.loop.cluster.shares import Player
 from turnwise.loop.cluster.wanted import read_wanted
+from turnwise.loop.journals import Journals
 from turnwise.loop.stages import Stages
 from turnwise.protocols import Learner
 from turnwise.report.console import print_notice
@@ -85,7 +86,7 @@ class ClusterTraining:
                 Journals(self._directory).forget_covered()
                 return
             except LostError as lost:
-                newest = self._directory.latest_checkpoint()
+                newest = sound_checkpoint(self._directory, partial(print_notice, self._console))
                 num_returns = 1 if newest != checkpoint else num_returns + 1
                 if num_returns > _MAX_RETURNS:
                     raise

@@ -26,12 +26,15 @@ from turnwise.config.recipes import find_named, find_recipe, list_recipes
 from turnwise.config.registry import ENVS
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.check import check_env
+from turnwise.envs.isolation import check_elsewhere
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.floor.files import write_whole
 
 _MAX_ACTIONS = 6
 """Of an environment, in a list of environments."""
+_PASSED = {True: "yes", False: "NO", None: "not made"}
+"""What a check of an environment found, in a word."""
 
 
 def run(options: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -83,38 +86,16 @@ def _recipe_and_overrides(options: argparse.Namespace, overrides: list[str]) -> 
 
 
 def _eval(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
-    if options.episodes is not None and options.episodes < 1:
-        raise ConfigError(f"--episodes: {options.episodes} given; expected at least 1.")
-    if options.env and options.recipe:
-        raise ConfigError("--env and --recipe given; expected one of them.")
-    if options.episodes is not None:
-        overrides = [*overrides, f"eval.episodes={options.episodes}"]
-    from turnwise.app.evaluating import evaluate_policy, evaluate_rule, show_report
-    from turnwise.app.policies import explained, is_endpoint
+    from turnwise.app.eval_command import run_eval
 
-    if options.target in ("oracle", "random"):
-        report = evaluate_rule(options.target, _setting_of(options, overrides), options.split)
-    elif options.env and not is_endpoint(options.target):
-        raise ConfigError(
-            "--env goes with oracle, random and endpoints; a run or model plays in the setting of its recipe."
-        )
-    else:
-        # Progress on the console would stand in front of the JSON.
-        shown = Console(quiet=True) if options.json else console
-        recipe = explained(options.env, {}, called=options.env) if options.env else options.recipe
-        report = evaluate_policy(options.target, overrides, shown, recipe=recipe, split=options.split)
-    if options.json:
-        console.print_json(json.dumps([report.to_dict()]))
-    else:
-        show_report(console, report)
-    return 0
+    return run_eval(options, overrides, console)
 
 
-def _setting_of(options: argparse.Namespace, overrides: list[str]) -> TurnwiseSettings:
-    """A recipe's setting, or an environment in its own default setting with a generous budget."""
-    if options.env:
-        return load_settings({"env": {"type": options.env}, "rollout": {"max_turns": 100}}, overrides)
-    return load_settings(options.recipe or "frozenlake", overrides)
+def _compare(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    _refuse(overrides)
+    from turnwise.app.comparing import run_compare
+
+    return run_compare(options, console)
 
 
 def _play(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
@@ -163,13 +144,17 @@ def _describe_env(name: str) -> dict[str, Any]:
 
 def _check(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
     if options.target in ENVS or (":" in options.target and not Path(options.target).exists()):
-        report = check_env(lambda: make_env(options.target, **parse_params(overrides)))
+        if options.python is None:
+            report = check_env(lambda: make_env(options.target, **parse_params(overrides)))
+        else:
+            report = check_elsewhere(options.python, options.target, parse_params(overrides))
         rows: list[dict[str, Any]] = [
-            {"check": check.name, "passed": "yes" if check.passed else "NO", "detail": check.detail}
-            for check in report.checks
+            {"check": check.name, "passed": _PASSED[check.passed], "detail": check.detail} for check in report.checks
         ]
         _show(console, rows, as_json=options.json)
         return 0 if report.ok else 2
+    if options.python is not None:
+        raise ConfigError("--python goes with an environment; a recipe says it with rollout.isolation.python.")
     known = [*list_recipes(), *ENVS]
     if options.target not in known and not Path(options.target).suffix and not Path(options.target).exists():
         meant = did_you_mean(options.target, known)
@@ -322,7 +307,14 @@ def _lab(options: argparse.Namespace, overrides: list[str], console: Console) ->
 def _serve(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
     from turnwise.app.serving import serve
 
-    serve(options.target, console, port=options.port, recipe=options.recipe, overrides=overrides)
+    serve(
+        options.target,
+        console,
+        port=options.port,
+        host=options.host,
+        recipe=options.recipe,
+        overrides=overrides,
+    )
     return 0
 
 
@@ -350,6 +342,13 @@ def _replay(options: argparse.Namespace, overrides: list[str], console: Console)
     return 0 if result.identical else 1
 
 
+def _look_after(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    _refuse(overrides)
+    from turnwise.app.looking import LOOKS
+
+    return LOOKS[options.command](options, console)
+
+
 def _refuse(overrides: Sequence[str]) -> None:
     if overrides:
         raise ConfigError(f"'{overrides[0]}' is not understood here.")
@@ -371,6 +370,7 @@ def _show(console: Console, rows: Sequence[dict[str, Any]], *, as_json: bool) ->
 _COMMANDS: dict[str, Callable[[argparse.Namespace, list[str], Console], int]] = {
     "train": _train,
     "eval": _eval,
+    "compare": _compare,
     "play": _play,
     "envs": _envs,
     "check": _check,
@@ -384,4 +384,8 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, list[str], Console], int]] = 
     "serve": _serve,
     "audit": _audit,
     "replay": _replay,
+    "show": _look_after,
+    "status": _look_after,
+    "view": _look_after,
+    "report": _look_after,
 }

@@ -1,82 +1,82 @@
 """`turnwise eval`: how well somebody plays, with what was sampled and, where nothing succeeds, the likely reason.
 
-In: who plays, and in which setting. Out: a report for people and for programs. How episodes are played, and how shares
-are counted, is `loop/evaluate.py`'s business.
+In: who plays, and in which setting. Out: a report, and a folder with all episodes. How episodes are played, and how
+shares are counted, is `loop/evaluate.py`'s business.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
 from turnwise.app.doctor.findings import Status
 from turnwise.app.doctor.probe import count_episodes, replies_of
 from turnwise.app.doctor.verdicts import judge_policy
+from turnwise.app.eval_report import (
+    Cost,
+    EvalReport,
+    Figures,
+    SampleReply,
+    figures_by_difficulty,
+    figures_by_tag,
+    worlds_told,
+)
+from turnwise.app.eval_texts import to_markdown
 from turnwise.app.models import describe_set_up
-from turnwise.app.policies import find_policy, open_policy
+from turnwise.app.policies import find_policy, open_policy, run_of
 from turnwise.app.refusals import worlds_by_path
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.floor.async_calls import run_async
+from turnwise.floor.files import write_whole
 from turnwise.loop.build import held_out_tasks
-from turnwise.loop.evaluate import Evaluation, evaluate_once, measure_rule_in
+from turnwise.loop.evaluate import Evaluation, evaluate_once, play_rule_in
 from turnwise.loop.parts import PlayParts
 from turnwise.report.console import phase
-from turnwise.report.intervals import share_interval, show_share
+from turnwise.report.eval_results import PAGE, new_eval_folder, results_of, write_eval
+from turnwise.report.run_dir import RunDirectory
+from turnwise.report.trajectories import TrajectoryWriter
 from turnwise.rollout.worlds import World
 from turnwise.types import Group, IntArray, Trajectory
 
 _NUM_REPLIES = 3
-_SHOWN_CHARACTERS = 600
-"""Of a prompt or a reply on the terminal; JSON has them whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleReply:
-    """One reply as it was sampled, with what it answered."""
+class Evaluated:
+    """A report, and the episodes that it is about."""
 
-    observation: str
-    reply: str
-    tokens: int
-    actions: tuple[str, ...]
-    understood: bool
-    """Whether it was well formed, and its actions mean something there."""
-    cut: bool
-    """Whether it ended at `context.max_response_tokens`."""
+    report: EvalReport
+    trajectories: tuple[Trajectory, ...]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalReport:
-    """The row that `turnwise eval` shows."""
-
-    target: str
-    env: str
-    split: str
-    episodes: int
-    success: float
-    mean_return: float
-    invalid: float | None = None
-    """Share of turns that were not understood; None where a rule played, which says nothing."""
-    stop_reasons: Mapping[str, int] | None = None
-    replies: tuple[SampleReply, ...] = ()
-    reasons: tuple[str, ...] = ()
-    """Why nothing succeeded, where nothing did."""
-
-    def to_dict(self) -> dict[str, object]:
-        values = asdict(self)
-        values["return"] = values.pop("mean_return")
-        return {**values, "success_interval": list(share_interval(self.success, self.episodes))}
+    def save(self, folder: Path | None, root: Path) -> EvalReport:
+        """Write everything down: into `folder`, or into a new one beside the run that played, or in `root`."""
+        report = self.report
+        where = folder or _new_folder(report, root)
+        TrajectoryWriter(where, max_per_step=len(self.trajectories)).write(0, self.trajectories)
+        saved = replace(report, folder=where)
+        write_eval(where, saved.to_dict(), saved.tasks)
+        write_whole(where / PAGE, to_markdown([saved]))
+        return saved
 
 
-def evaluate_rule(rule: str, settings: TurnwiseSettings, split: str) -> EvalReport:
-    """How well `oracle` or `random` plays the main environment."""
-    env, tasks = settings.env.type, held_out_tasks(settings, split)
-    success, mean_return = measure_rule_in(settings, rule, tasks)
-    episodes = sum(task.tag == env for task in tasks)
-    return EvalReport(target=rule, env=env, split=split, episodes=episodes, success=success, mean_return=mean_return)
+def _new_folder(report: EvalReport, root: Path) -> Path:
+    """A run's evaluations lie in the run, whatever checkpoint of it played; the others in one folder."""
+    run = run_of(report.target)
+    if run is not None:
+        return new_eval_folder(RunDirectory(run).evals, report.recipe)
+    name = re.sub(r"[^\w.-]+", "_", report.target).strip("_")
+    return new_eval_folder(root / "evals", f"{name[-40:]}-{report.recipe}")
+
+
+def evaluate_rule(rule: str, settings: TurnwiseSettings, split: str) -> Evaluated:
+    """How well `oracle`, `random` or another rule plays the main environment."""
+    result = play_rule_in(settings, rule, held_out_tasks(settings, split))
+    return Evaluated(report=_report(rule, settings, split, result), trajectories=result.trajectories)
 
 
 def evaluate_policy(
@@ -86,60 +86,51 @@ def evaluate_policy(
     *,
     recipe: str | Mapping[str, object] | None,
     split: str,
-) -> EvalReport:
+) -> Evaluated:
     """How well a run, a model or an endpoint plays, in its own setting or in that of a recipe."""
     found = find_policy(target, overrides, recipe=recipe)
     with phase(console, "setting up the model" if found.model else describe_set_up(found.settings.model.path)):
         parts = open_policy(found, split=split)
-    with phase(console, f"evaluating on {len(parts.eval_tasks)} episodes") as advance:
+    num_episodes = len(parts.eval_tasks) * found.settings.eval.samples
+    with phase(console, f"evaluating on {num_episodes} episodes") as advance:
         result = run_async(evaluate_once(parts, advance))
-    return report_policy(target, split, result, parts)
+    return Evaluated(report=report_policy(target, split, result, parts), trajectories=result.trajectories)
 
 
 def report_policy(target: str, split: str, result: Evaluation, parts: PlayParts) -> EvalReport:
     """What a policy did; `parts` have played it."""
+    settings = parts.settings
     turns = [turn for trajectory in result.trajectories for turn in trajectory.turns]
-    return EvalReport(
-        target=target,
-        env=result.env,
-        split=split,
-        episodes=result.episodes,
-        success=result.success,
-        mean_return=result.mean_return,
+    report = _report(target, settings, split, result)
+    return replace(
+        report,
+        seed=settings.run.seed if run_of(target) else None,
+        temperature=settings.eval.temperature,
+        cost=Cost.of(report.tasks),
         invalid=sum(not turn.is_valid for turn in turns) / len(turns) if turns else None,
-        stop_reasons=dict(Counter(str(t.stop_reason) for t in result.trajectories).most_common()),
         replies=tuple(_samples(result.trajectories, parts)),
         reasons=() if result.success else tuple(_reasons(result.trajectories, parts)),
     )
 
 
-def show_report(console: Console, report: EvalReport) -> None:
-    shown = show_share(report.success, report.episodes)
-    lines = [
-        f"{report.target} on {report.env}, split {report.split}, {report.episodes} episodes",
-        f"success  {shown}, 95 % interval",
-        f"return   {report.mean_return:.3f}",
-    ]
-    if report.invalid is not None:
-        lines.append(f"invalid  {report.invalid:.0%} of all turns were not understood")
-    if report.stop_reasons:
-        lines.append("ended    " + ", ".join(f"{name} {count}" for name, count in report.stop_reasons.items()))
-    for line in lines:
-        console.print(Text(line), soft_wrap=True)
-    for number, sample in enumerate(report.replies, start=1):
-        _show_sample(console, number, sample)
-    for reason in report.reasons:
-        console.print(Text("reason   ", style="bold yellow").append(reason, style="not bold default"), soft_wrap=True)
-
-
-def _show_sample(console: Console, number: int, sample: SampleReply) -> None:
-    ended = "cut at context.max_response_tokens" if sample.cut else "ended by itself"
-    verdict = f"understood as {', '.join(sample.actions)}" if sample.understood else "not understood"
-    title = f"reply {number}: {sample.tokens} tokens, {ended}, {verdict}"
-    console.print(Text(title, style="bold" if sample.understood else "bold yellow"), soft_wrap=True)
-    for text, style in ((sample.observation, "dim"), (sample.reply, "cyan")):
-        short = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]} …"
-        console.print(Text("\n".join(f"  {line}" for line in short.splitlines()), style=style))
+def _report(target: str, settings: TurnwiseSettings, split: str, result: Evaluation) -> EvalReport:
+    """What is known of whoever played."""
+    tasks = results_of(result.trajectories)
+    return EvalReport(
+        target=target,
+        recipe=settings.recipe,
+        seed=None,
+        env=result.env,
+        split=split,
+        samples=settings.eval.samples,
+        temperature=None,
+        figures=Figures.of(tasks),
+        by_tag=figures_by_tag(tasks),
+        by_difficulty=figures_by_difficulty(tasks),
+        tasks=tasks,
+        worlds=worlds_told(settings),
+        stop_reasons=dict(Counter(str(t.stop_reason) for t in result.trajectories).most_common()),
+    )
 
 
 def _samples(trajectories: Sequence[Trajectory], parts: PlayParts) -> list[SampleReply]:

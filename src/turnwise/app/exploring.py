@@ -40,17 +40,13 @@ class Exploring:
     async def run(self) -> None:
         announce(self._settings, self._console)
         shared = Shared.open(self._settings, self._directory)
-        shared.explorer.claim()
+        with phase(self._console, describe_set_up(self._settings.model.path)):
+            model = resolve_model(self._settings)
+            parts = build_explore(self._settings, model, run_path=self._directory.path)
         try:
-            with phase(self._console, describe_set_up(self._settings.model.path)):
-                model = resolve_model(self._settings)
-                parts = build_explore(self._settings, model, run_path=self._directory.path)
-            try:
-                await self._explore(parts, shared, await self._start(parts, shared, model))
-            finally:
-                await parts.engine.close()
+            await self._explore(parts, shared, await self._start(parts, shared, model))
         finally:
-            shared.explorer.leave()
+            await parts.engine.close()
         print_notice(
             self._console,
             f"explored {shared.explorer.read().step} rollouts; {len(parts.buffer)} experiences wait to be learnt from: "

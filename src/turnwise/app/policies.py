@@ -7,6 +7,7 @@ parts that play it.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,15 @@ from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.boundary import reset_env
 from turnwise.errors import ConfigError, RunError
+from turnwise.floor.checksums import find_damage
 from turnwise.learn.model_files import is_hub_name
 from turnwise.learn.tiny_model import CHAT_TEMPLATE
 from turnwise.loop.build import build_play
 from turnwise.loop.parts import PlayParts
 from turnwise.report.run_dir import RunDirectory
 from turnwise.rollout.worlds import worlds_of
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +47,7 @@ def find_policy(
     """A run in its own setting, a model or an endpoint in that of a recipe; nothing is loaded."""
     if is_endpoint(str(target)):
         return _find_endpoint(str(target), overrides, recipe)
-    path = Path(target).expanduser()
+    path = _policy_in(Path(target).expanduser())
     config = settings_file_of(path)
     is_whole_run = config is not None and config.parent == path
     folder = newest_checkpoint(RunDirectory.open(path)) / "policy" if is_whole_run else path
@@ -106,12 +110,29 @@ def open_policy(found: Found, *, split: str = "eval") -> PlayParts:
 
 
 def newest_checkpoint(directory: RunDirectory) -> Path:
-    checkpoint = directory.latest_checkpoint()
-    if checkpoint is None:
-        raise RunError(
-            f"run {directory.path} has no checkpoint yet. Let it finish, or train with report.checkpoint_every set."
-        )
-    return checkpoint
+    """The newest one whose policy is as it was written; a damaged one is passed over with a word."""
+    for step in reversed(directory.checkpoint_steps()):
+        checkpoint = directory.step_checkpoint(step)
+        damage = find_damage(checkpoint, under="policy/")
+        if damage is None:
+            return checkpoint
+        log.warning("%s is damaged (%s); the one before it is used", checkpoint, damage)
+    found = "no checkpoint that is sound" if directory.checkpoint_steps() else "no checkpoint yet"
+    raise RunError(f"run {directory.path} has {found}. Let it finish, or train with report.checkpoint_every set.")
+
+
+def _policy_in(path: Path) -> Path:
+    """A checkpoint stands for the policy that it holds; everything else for itself."""
+    is_checkpoint = path.absolute().parent.name == "checkpoints" and (path / "policy").is_dir()
+    return path / "policy" if is_checkpoint else path
+
+
+def run_of(target: str | Path) -> Path | None:
+    """The run that a target is, or is a checkpoint of; None where it is of none."""
+    if is_endpoint(str(target)):
+        return None
+    config = settings_file_of(_policy_in(Path(target).expanduser()))
+    return None if config is None else config.parent
 
 
 def settings_file_of(path: Path) -> Path | None:

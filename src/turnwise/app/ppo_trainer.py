@@ -27,6 +27,7 @@ from turnwise.loop.build import find_loop
 from turnwise.loop.parts import TrainParts
 from turnwise.loop.stages import Stages
 from turnwise.report.run_dir import RunDirectory
+from turnwise.sync.presence import ROLES, hold_roles
 
 
 class PPOTrainer(Stages):
@@ -89,7 +90,8 @@ class PPOTrainer(Stages):
         assert opened is not None
         opened.forget_trials()
         training = Training(self.settings, opened.directory, self._console, workers=opened.workers, stages=self)
-        run_async(training.run())
+        with hold_roles(opened.directory.path, *ROLES):
+            run_async(training.run())
         return Run(opened.directory.path)
 
     def fit(self) -> Run:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
 
+from turnwise.app.checkpointer import sound_checkpoint
 from turnwise.app.clustering import ClusterTraining
 from turnwise.app.exploring import Exploring, evaluate_alone
 from turnwise.app.length import settle_length
@@ -22,12 +24,13 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError
 from turnwise.floor.async_calls import run_async
 from turnwise.loop.evaluate import Evaluation, evaluate_once
-from turnwise.report.console import phase
+from turnwise.report.console import phase, print_notice
 from turnwise.report.learning_record.file import LearningRecord
 from turnwise.report.learning_record.tokens import StepTokens
 from turnwise.report.manifest import collect_manifest
 from turnwise.report.run_dir import RunDirectory, new_run_path
 from turnwise.report.summary import Summary
+from turnwise.sync.presence import ROLES, hold_roles
 
 T = TypeVar("T")
 
@@ -87,7 +90,8 @@ def train_loaded(loaded: Loaded, *, run_dir: str | Path | None = None, console: 
     console = console or Console(quiet=True)
     if settings.run.mode == "both":
         directory = new_directory(settings, run_dir, pretrained=pretrained)
-        run_async(_whole(settings, directory, console).run())
+        with hold_roles(directory.path, *ROLES):
+            run_async(_whole(settings, directory, console).run())
         return Run(directory.path)
     if settings.run.mode == "train" and run_dir is None and settings.buffer.offline is None:
         raise ConfigError("run.mode: 'train' given without --run-dir; expected the run directory of an explorer.")
@@ -112,15 +116,27 @@ def new_directory(
 
 def _run_part(settings: TurnwiseSettings, directory: RunDirectory, console: Console) -> None:
     """A process that explores, trains or evaluates in a run that others may be at work in."""
-    checkpoint = directory.latest_checkpoint()
     if settings.run.mode == "eval":
+        checkpoint = directory.latest_checkpoint()
         run_async(evaluate_alone(settings, directory, console, checkpoint / "policy" if checkpoint else None))
         return
     _refuse_other_settings(settings, directory)
     if settings.run.mode == "explore":
-        run_async(Exploring(settings, directory, console).run())
-    else:
+        with hold_roles(directory.path, "explorer"):
+            run_async(Exploring(settings, directory, console).run())
+        return
+    with hold_roles(directory.path, "trainer"):
+        checkpoint = _find_start(directory, console, has_played=False)
         run_async(Training(settings, directory, console, checkpoint).run())
+
+
+def _find_start(directory: RunDirectory, console: Console, *, has_played: bool = True) -> Path | None:
+    """The checkpoint that a run goes on from; None where it was killed before its first, and begins once more."""
+    checkpoint = sound_checkpoint(directory, partial(print_notice, console))
+    if checkpoint is None and directory.read_metrics():
+        print_notice(console, f"{directory.path} has no checkpoint yet: it begins once more, as it began before")
+        RunDirectory.reopen(directory.path, step=-1, has_played=has_played)
+    return checkpoint
 
 
 def _refuse_other_settings(settings: TurnwiseSettings, directory: RunDirectory) -> None:
@@ -144,14 +160,14 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
 
 
 def resume(run: str | Path, *, console: Console | None = None) -> Run:
-    """Go on with an interrupted run from its newest checkpoint."""
-    directory = RunDirectory.open(Path(run))
+    """Go on with an interrupted run from its newest checkpoint, or from its start where there is none yet."""
+    directory, console = RunDirectory.open(Path(run)), console or Console(quiet=True)
     settings = load_settings(str(directory.config))
     if settings.run.mode != "both":
-        _run_part(settings, directory, console or Console(quiet=True))
+        _run_part(settings, directory, console)
         return Run(directory.path)
-    session = _whole(settings, directory, console or Console(quiet=True), newest_checkpoint(directory))
-    run_async(session.run())
+    with hold_roles(directory.path, *ROLES):
+        run_async(_whole(settings, directory, console, _find_start(directory, console)).run())
     return Run(directory.path)
 
 

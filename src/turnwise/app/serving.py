@@ -8,11 +8,13 @@ not on disk, gets a new run directory that starts from its policy.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import json
 import logging
 import os
 import secrets
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -23,7 +25,7 @@ from rich.console import Console
 from turnwise.app.checkpointer import read_progress
 from turnwise.app.length import settle_length
 from turnwise.app.models import resolve_model
-from turnwise.app.policies import find_policy, names_a_model
+from turnwise.app.policies import find_policy, names_a_model, settings_file_of
 from turnwise.app.refusals import refuse_what_cannot_run
 from turnwise.app.run import Run
 from turnwise.config.checks import is_shared
@@ -41,6 +43,7 @@ from turnwise.report.manifest import collect_manifest
 from turnwise.report.run_dir import RunDirectory, new_run_path
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.serve.endpoint import ChatEndpoint
+from turnwise.serve.http import LOOPBACK
 from turnwise.serve.recorder import SPLIT, EpisodeRecorder
 from turnwise.types import Group, Sampling, Task, TrajectoryId
 
@@ -49,6 +52,13 @@ log = logging.getLogger(__name__)
 _FOLLOW_S = 0.5
 """How often it looks for newer weights."""
 TOKEN_VARIABLE = "TURNWISE_SERVE_TOKEN"
+_MIN_TOKEN_LENGTH = 16
+"""Of a token of one's own, where other machines can try to guess it."""
+_PLAIN = "served"
+"""What a run is called whose model is served as it is, without a recipe."""
+_MAX_PLAIN_TOKENS = 32_768
+_UNKNOWN_TOKENS = 4096
+"""The longest conversation with a model whose folder does not say what it takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +73,7 @@ class Served:
 
 
 def load_served(target: str, *, recipe: str | None = None, overrides: Sequence[str] = ()) -> Served:
-    """A run's newest policy, a model in the setting of a recipe, or a recipe's own model."""
+    """A run's newest policy, a model as it is or in the setting of a recipe, or a recipe's own model."""
     path = Path(target)
     is_run = (path / "config.yaml").is_file()
     if is_run and (recipe or overrides):
@@ -78,7 +88,8 @@ def load_served(target: str, *, recipe: str | None = None, overrides: Sequence[s
             settings = _with_learner_elsewhere(settings)
             return _build(settings, RunDirectory.open(path), policy, read_progress(Path(policy).parent).policy_version)
     elif names_a_model(target):
-        found = find_policy(target, overrides, recipe=recipe)
+        is_of_a_run = settings_file_of(path) is not None
+        found = find_policy(target, overrides, recipe=recipe or (None if is_of_a_run else _plain(path)))
         settings, policy = found.settings, found.resolve()
     else:
         settings = load_settings(target, overrides)
@@ -93,6 +104,23 @@ def load_served(target: str, *, recipe: str | None = None, overrides: Sequence[s
         manifest=collect_manifest(settings.recipe, settings.run.seed),
     )
     return _build(settings, directory, policy, 0)
+
+
+def _plain(model: Path) -> dict[str, object]:
+    """The setting of a model without a recipe: what clients say is all it sees, and it says what it likes.
+
+    The environment is there because every run has one; nobody plays it.
+    """
+    room = _UNKNOWN_TOKENS
+    described = model.expanduser() / "config.json"
+    if described.is_file():
+        content = json.loads(described.read_text(encoding="utf-8"))
+        room = min(int(content.get("max_position_embeddings") or room), _MAX_PLAIN_TOKENS)
+    return {
+        "recipe": _PLAIN,
+        "env": {"type": "bandit"},
+        "context": {"answer": {"type": "plain"}, "max_tokens": room, "max_response_tokens": max(room // 4, 1)},
+    }
 
 
 def _start_from(settings: TurnwiseSettings, policy: str) -> TurnwiseSettings:
@@ -122,7 +150,12 @@ def _build(settings: TurnwiseSettings, directory: RunDirectory, policy: str, ver
 
 @asynccontextmanager
 async def open_endpoint(
-    served: Served, *, token: str, port: int = 0, on_policy: Callable[[int], None] = lambda _: None
+    served: Served,
+    *,
+    token: str,
+    port: int = 0,
+    host: str = LOOPBACK,
+    on_policy: Callable[[int], None] = lambda _: None,
 ) -> AsyncIterator[ChatEndpoint]:
     """The endpoint of a policy; when it closes, what has ended is saved.
 
@@ -138,7 +171,7 @@ async def open_endpoint(
     endpoint = ChatEndpoint(recorder, token=token, model_name=served.settings.recipe)
     following = asyncio.create_task(_follow(served.engine, shared.mailbox, on_policy))
     try:
-        await endpoint.start(port)
+        await endpoint.start(port, host)
         yield endpoint
     finally:
         following.cancel()
@@ -166,21 +199,57 @@ async def _follow(engine: Engine, mailbox: Mailbox, on_policy: Callable[[int], N
 
 
 def serve(
-    target: str, console: Console, *, port: int = 0, recipe: str | None = None, overrides: Sequence[str] = ()
+    target: str,
+    console: Console,
+    *,
+    port: int = 0,
+    host: str = LOOPBACK,
+    recipe: str | None = None,
+    overrides: Sequence[str] = (),
 ) -> None:
-    """Serve until interrupted."""
-    given = os.environ.get(TOKEN_VARIABLE)
-    if given is not None and (not given or not given.isascii() or any(c.isspace() for c in given)):
+    """Serve until interrupted, to programs of this machine unless `host` says otherwise."""
+    token = _read_token(os.environ, host)
+    with phase(console, "loading the policy"):
+        served = load_served(target, recipe=recipe, overrides=overrides)
+    asyncio.run(
+        _serve_until_interrupted(
+            served,
+            console,
+            token or secrets.token_urlsafe(32),
+            port=port,
+            host=host,
+            is_secret=token is not None,
+        )
+    )
+
+
+def _read_token(environment: Mapping[str, str], host: str) -> str | None:
+    """The token that the user chose; None: one is made. Without one nobody is served, wherever they are."""
+    given = environment.get(TOKEN_VARIABLE)
+    if given is None:
+        return None
+    if not given or not given.isascii() or any(c.isspace() for c in given):
         raise ConfigError(
             f"{TOKEN_VARIABLE} is empty or has blanks or letters beyond ASCII; give a token, or unset it."
         )
-    token = given or secrets.token_urlsafe(32)
-    with phase(console, "loading the policy"):
-        served = load_served(target, recipe=recipe, overrides=overrides)
-    asyncio.run(_serve_until_interrupted(served, console, token, port, is_secret=given is not None))
+    if not _is_loopback(host) and len(given) < _MIN_TOKEN_LENGTH:
+        raise ConfigError(
+            f"{TOKEN_VARIABLE} has {len(given)} characters, and --host {host} lets other machines try tokens; give one "
+            f"of at least {_MIN_TOKEN_LENGTH}, or unset it and one is made."
+        )
+    return given
 
 
-async def _serve_until_interrupted(served: Served, console: Console, token: str, port: int, *, is_secret: bool) -> None:
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+async def _serve_until_interrupted(
+    served: Served, console: Console, token: str, *, port: int, host: str, is_secret: bool
+) -> None:
     interrupted = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, interrupted.set)
@@ -191,12 +260,13 @@ async def _serve_until_interrupted(served: Served, console: Console, token: str,
     def tell_policy(version: int) -> None:
         tell(f"policy      version {version}, from the trainer")
 
-    async with open_endpoint(served, token=token, port=port, on_policy=tell_policy) as endpoint:
+    async with open_endpoint(served, token=token, port=port, host=host, on_policy=tell_policy) as endpoint:
         lines = (
             f"base URL    {endpoint.base_url()}",
             f"token       {'that of ' + TOKEN_VARIABLE if is_secret else token}",
             f"policy      version {served.engine.policy_version}",
             f"experience  {served.directory.experience}",
+            *(() if _is_loopback(host) else ("open to      whoever reaches this machine and has the token",)),
             "Ctrl-C ends it.",
         )
         for line in lines:
@@ -235,7 +305,9 @@ def _make_recorder(served: Served, journal: TrajectoryJournal) -> EpisodeRecorde
 
 def _free_numbers(served: Served) -> Iterator[tuple[int, Task]]:
     """Rollout and task of one new group after another; a run that was served before goes on counting."""
-    rollout, tag = served.engine.policy_version, served.settings.env.type
+    settings = served.settings
+    rollout = served.engine.policy_version
+    tag = _PLAIN if settings.recipe == _PLAIN else settings.env.type
     for number in count():
         task = Task(tag=tag, seed=number, split=SPLIT)
         if not served.buffer.has_group(TrajectoryId(rollout, task.id, 0).group):

@@ -19,11 +19,13 @@ from turnwise.app.progress import Progress
 from turnwise.config.checks import find_no_effect
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.warm_start import LessonSettings
+from turnwise.floor.files import write_whole
 from turnwise.learn.bfloat16 import warn_of_slow_bfloat16
 from turnwise.learn.checkpoint import resumed_model
 from turnwise.learn.memory import describe_in_one_line, read_config, report_memory
 from turnwise.loop.build import build_learn, build_play, build_train, samples_in_place
 from turnwise.loop.evaluate import Evaluation
+from turnwise.loop.journals import Journals
 from turnwise.loop.parts import LearnParts, PlayParts, TrainParts
 from turnwise.loop.stages import STAGES, Stages
 from turnwise.loop.warm_start import mix_in_demonstrations, warm_start
@@ -106,6 +108,7 @@ def open_workers(
     resumed = resumed_model(checkpoint) if checkpoint else None
     with phase(console, "setting up the model" if resumed else describe_set_up(settings.model.path)):
         model = str(resumed or resolve_model(settings))
+        _keep_tokenizer(Path(model), directory)
         workers = (build or _build)(settings, directory, model, stages)
     config = read_config(model)
     memory = report_memory(
@@ -124,13 +127,14 @@ def open_workers(
 
 async def set_up(workers: Workers, directory: RunDirectory, console: Console, checkpoint: Path | None) -> Start:
     """From the model as it is, or from a checkpoint, to a policy that is trained from here on."""
-    parts = workers.parts
+    parts, is_whole = workers.parts, isinstance(workers.parts, TrainParts)
     if checkpoint is None:
         progress = await start_anew(parts, parts.settings, console)
     else:
         progress = load_checkpoint(checkpoint, parts.learner)
-        parts.buffer.rewind(progress.step, plays_again=isinstance(parts, TrainParts))
-        directory = RunDirectory.reopen(directory.path, step=progress.step)
+        directory = RunDirectory.reopen(directory.path, step=progress.step, has_played=is_whole)
+    # Without a checkpoint too: a process before this one may have been killed before it saved its first.
+    parts.buffer.rewind(progress.step, plays_again=is_whole)
     await mix_in_demonstrations(parts)
     if isinstance(parts, TrainParts):
         if checkpoint is not None:
@@ -153,12 +157,19 @@ def announce(settings: TurnwiseSettings, console: Console) -> None:
     transformers_logging.disable_progress_bar()
 
 
+def _keep_tokenizer(model: Path, directory: RunDirectory) -> None:
+    """So that tokens can be read as text from the run directory alone, from the first step on."""
+    found = model / directory.tokenizer.name
+    if found.is_file() and not directory.tokenizer.exists():
+        write_whole(directory.tokenizer, found.read_bytes())
+
+
 def _build(settings: TurnwiseSettings, directory: RunDirectory, model: str, stages: Stages) -> Workers:
     if settings.run.mode == "train":
         learn = build_learn(settings, model, run_path=directory.path)
         evaluator = Evaluator(learn, lambda: build_play(settings, model, run_path=directory.path), stages)
         return Workers(parts=learn, evaluator=evaluator)
-    whole = build_train(settings, model, run_path=directory.path)
+    whole = replace(build_train(settings, model, run_path=directory.path), journals=Journals(directory))
     return Workers(parts=whole, evaluator=Evaluator(whole, lambda: whole, stages))
 
 

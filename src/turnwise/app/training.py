@@ -7,6 +7,7 @@ where `watch.stop` asks for that.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -69,11 +70,7 @@ class Training:
             await self._run(loop if self._stages is STAGES else partial(loop, stages=self._stages))
             return
         shared = Shared.open(self._settings, self._directory)
-        shared.trainer.claim()
-        try:
-            await self._run(partial(train_from_buffer, shared=shared))
-        finally:
-            shared.trainer.leave()
+        await self._run(partial(train_from_buffer, shared=shared))
 
     async def _run(self, loop: Callable[..., Awaitable[None]]) -> None:
         workers = self._workers or open_workers(
@@ -130,7 +127,7 @@ class Training:
     ) -> Summary:
         progress = self._progress
         yardsticks = with_warm_start(baselines, before.success if before and progress.warm_start else None)
-        tasks = [trajectory.task for trajectory in after.trajectories] if after else []
+        tasks = list(dict.fromkeys(trajectory.task for trajectory in after.trajectories)) if after else []
         return Summary(
             recipe=self._settings.recipe,
             env=self._settings.env.type,
@@ -155,7 +152,7 @@ class Training:
             findings=[told(finding) for finding in self._directory.read_findings()],
             stopped=self._stopped,
             # Both play the same tasks; a resumed run has only the number of the first evaluation on record.
-            success_before_interval=list(share_interval(before.success, len(tasks))) if before else None,
+            success_before_interval=list(_interval_before(before, len(tasks))) if before else None,
             success_after_interval=list(after.success_interval) if after else None,
             baseline_intervals={name: list(ends) for name, ends in baseline_intervals(yardsticks, tasks).items()},
         )
@@ -203,13 +200,25 @@ class Training:
                 # The other side is gone; what was learnt from what it left must not go with it.
                 checkpointer.save(self._now())
                 raise
+            except asyncio.CancelledError:
+                self._save_interrupted(checkpointer, start)
+                raise
             except CollapsedError as collapsed:
                 self._go_back(checkpointer, collapsed.finding)
         if not checkpointer.has_saved(self._progress.step):
             checkpointer.save(self._now())
+        if isinstance(start.parts, TrainParts) and start.parts.journals is not None:
+            start.parts.journals.forget_covered()
 
     def _now(self) -> Progress:
         return replace(self._progress, wall_s=time.perf_counter() - self._started_s)
+
+    def _save_interrupted(self, checkpointer: Checkpointer, start: Start) -> None:
+        """Ctrl-C, or a system that ends its jobs: saved is the last step, unless an update was broken off."""
+        step, path = self._progress.step, self._directory.path
+        if start.parts.learner.policy_version == self._progress.policy_version and not checkpointer.has_saved(step):
+            checkpointer.save(self._now())
+        print_notice(self._console, f"interrupted after step {step}; go on with: turnwise train --resume {path}")
 
     def _go_back(self, checkpointer: Checkpointer, collapse: Finding) -> None:
         """The learner, and what is reported, are those of the checkpoint; the metrics of the collapse stay on disk."""
@@ -220,3 +229,7 @@ class Training:
             f"stopped at step {collapse.step} ({collapse.kind}); the result is the policy of step "
             f"{self._progress.step}. Resuming would repeat the collapse: start anew with other settings.",
         )
+
+
+def _interval_before(before: Evaluation, num_tasks: int) -> tuple[float, float]:
+    return before.success_interval if before.trajectories else share_interval(before.success, num_tasks)

@@ -150,9 +150,21 @@ def import_shaping(target: str) -> Callable[[Any], Any]:
     return _import_function(target, "reward.shaping", ("turn",))
 
 
-def _import_function(target: str, where: str, parameters: tuple[str, ...]) -> Callable[..., Any]:
+def import_rule(target: str) -> Callable[[Any, str], str]:
+    """The user's function that plays an environment, for `turnwise eval package.module:function`."""
+    return _import_function(target, "TARGET", ("env", "observation"), returns="an action")
+
+
+def import_row_reward(target: str) -> Callable[[str, Mapping[str, object]], Any]:
+    """The user's function behind `env.reward` of the environment `dataset`."""
+    return _import_function(target, "env.reward", ("reply", "row"))
+
+
+def _import_function(
+    target: str, where: str, parameters: tuple[str, ...], *, returns: str = "a number"
+) -> Callable[..., Any]:
     taken = ", ".join(parameters)
-    expected = f"expected 'package.module:function', a function that takes ({taken}) and returns a number."
+    expected = f"expected 'package.module:function', a function that takes ({taken}) and returns {returns}."
     module, _, name = target.partition(":")
     if not module or not name:
         raise ConfigError(f"{where}: '{target}' given; {expected}")
@@ -177,16 +189,19 @@ ENVS = Registry(
         "sokoban": "turnwise.envs.sokoban:Sokoban",
         "countdown": "turnwise.envs.countdown:Countdown",
         "prompts": "turnwise.envs.prompts:Prompts",
+        "dataset": "turnwise.envs.prompts:Dataset",
         "webshop": "turnwise.envs.webshop:WebShop",
         "alfworld": "turnwise.envs.alfworld:AlfWorld",
         "metamathqa": "turnwise.envs.metamathqa:MetaMathQA",
     },
     adapters={
         "function": "turnwise.envs.adapters.function_task:adapt_function",
+        "gem": "turnwise.envs.adapters.gem_world:adapt_gem",
         "gymnasium": "turnwise.envs.adapters.gymnasium_world:adapt_gymnasium",
         "openenv": "turnwise.envs.adapters.openenv_world:adapt_openenv",
         "reasoning_gym": "turnwise.envs.adapters.reasoning_gym_task:adapt_reasoning_gym",
         "textarena": "turnwise.envs.adapters.textarena_game:adapt_textarena",
+        "verifiers": "turnwise.envs.adapters.verifiers_world:adapt_verifiers",
     },
     aliases={
         "FrozenLake": Alias("frozen_lake"),
@@ -249,6 +264,10 @@ WORKFLOWS = Registry(
         "reward_propagation_environment": "turnwise.rollout.environment:RewardPropagationEnvironmentWorkflow",
         "single_turn": "turnwise.rollout.environment:SingleTurnWorkflow",
         "tool_calling": "turnwise.rollout.tool_calls:ToolCallingWorkflow",
+        "react": "turnwise.rollout.react:ReactWorkflow",
+        "plan_and_act": "turnwise.rollout.planning:PlanAndActWorkflow",
+        "best_of_n": "turnwise.rollout.best_of_n:BestOfNWorkflow",
+        "summarized_memory": "turnwise.rollout.memory:SummarizedMemoryWorkflow",
         "reflect_and_retry": "turnwise.rollout.reflection:ReflectAndRetryWorkflow",
         "agent": "turnwise.rollout.agents:AgentWorkflow",
         "openai_program": "turnwise.serve.openai_program:OpenAiProgramWorkflow",

@@ -9,15 +9,27 @@ environments and rewards.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from turnwise.context.messages import short_id
 from turnwise.context.transcript import Transcript
 from turnwise.errors import ContextOverflow, EngineError, ModelError
 from turnwise.protocols import ChatTemplate
-from turnwise.types import Completion, FinishReason, FloatArray, Info, IntArray, Message, Metrics, Segment, ToolSchema
+from turnwise.types import (
+    Completion,
+    FinishReason,
+    FloatArray,
+    Info,
+    IntArray,
+    Message,
+    Metrics,
+    Segment,
+    ToolCall,
+    ToolSchema,
+)
 
 _NOTHING = np.zeros(0, dtype=np.int32)
 
@@ -44,6 +56,8 @@ class Response:
     completion: Completion
     step: int
     """The step of the workflow that made the call."""
+    is_anew: bool = False
+    """Whether replies stand in its conversation, and none that it could go on from: it needs a row of its own."""
     reward: float = 0.0
     """Of its step, where a workflow is asked for a reward: what it earned so far; below, what else is known."""
     metrics: Metrics = field(default_factory=dict)
@@ -68,6 +82,18 @@ class Response:
     def logprobs(self) -> FloatArray:
         """Of exactly these tokens, as they were sampled."""
         return self.completion.behavior_logprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How a reply is read for whoever asked. What was sampled is the same, and so is what is trained."""
+
+    stop: tuple[str, ...] = ()
+    """Texts that end a reply where they first stand: what was sampled later is dropped, they themselves not told."""
+    takes_calls: bool = True
+    """Whether calls of tools are read as such; otherwise they are text."""
+    takes_many_calls: bool = True
+    """Whether a reply may hold several calls; otherwise the first counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -98,6 +124,7 @@ class Recorder:
         self._max_tokens = max_tokens
         self._said: dict[tuple[Message, ...], Response] = {}
         """Conversations up to and including a sampled reply."""
+        self._call_ids: set[str] = set()
         self._newest: Response | None = None
         self._newest_ids: IntArray = _NOTHING
         """All tokens of the newest call: most prompts go on from it."""
@@ -125,8 +152,16 @@ class Recorder:
             )
         return Prompt(messages=said, prefix=prefix, tools=tuple(tools), before=before, context_ids=context, ids=ids)
 
-    def record(self, prompt: Prompt, completion: Completion, *, step: int = 0) -> Response:
+    def record(
+        self,
+        prompt: Prompt,
+        completion: Completion,
+        *,
+        step: int = 0,
+        reading: Reading = Reading(),  # noqa: B008
+    ) -> Response:
         """Write down what was sampled; from here on, conversations may go on from it."""
+        completion = cut_at_stop(completion, reading.stop, self._template.decode_reply)
         if len(completion.token_ids) == 0:
             raise EngineError("the engine returned a reply without a token; a reply has at least its end.")
         if len(prompt.ids) + len(completion.token_ids) > self._max_tokens:
@@ -138,29 +173,46 @@ class Recorder:
         text = completion.text
         if text is None:
             text = prompt.prefix + self._template.decode_reply(completion.token_ids)
+        shown = text[: _find_stop(text, reading.stop, len(prompt.prefix))]
         response = Response(
-            response_text=text,
-            message=self._template.read_reply(text),
+            response_text=shown,
+            message=self._read(shown, reading),
             observation=prompt.messages[-1].text,
             before=prompt.before,
             context_ids=prompt.context_ids,
             prompt_length=len(prompt.ids),
             completion=completion,
             step=step,
+            is_anew=prompt.before is None and any(message.role == "assistant" for message in prompt.messages),
         )
         # Of calls that run side by side a later step may be answered first.
         insort(self.calls, response, key=lambda call: call.step)
         self._newest, self._newest_ids = response, np.concatenate([prompt.ids, completion.token_ids])
-        # A program may give a call back as it was read or as it was written. Of replies with equal texts the first
-        # stands for all: text is how a program says which one goes on.
-        for reply in {Message("assistant", text), response.message}:
-            self._said.setdefault((*prompt.messages, reply), response)
+        # A program may give a call back as it was read or as it was written, and with what stopped it or without. Of
+        # replies with equal texts the first stands for all: text is how a program says which one goes on.
+        for reply in {Message("assistant", text), Message("assistant", shown), response.message}:
+            self._said.setdefault(_key_of((*prompt.messages, reply)), response)
         return response
+
+    def _read(self, text: str, reading: Reading) -> Message:
+        if not reading.takes_calls:
+            return Message("assistant", text)
+        message = self._template.read_reply(text)
+        calls = message.tool_calls if reading.takes_many_calls else message.tool_calls[:1]
+        return replace(message, tool_calls=tuple(map(self._name_apart, calls)))
+
+    def _name_apart(self, call: ToolCall) -> ToolCall:
+        """A reply that was given before, word for word, has calls of its own: results name the one that they answer."""
+        identity = call.id
+        while identity in self._call_ids:
+            identity = short_id(f"{len(self._call_ids)} {identity}")
+        self._call_ids.add(identity)
+        return replace(call, id=identity)
 
     def _encode(self, messages: tuple[Message, ...], tools: Sequence[ToolSchema]) -> tuple[Response | None, IntArray]:
         """The call that a conversation goes on from, and the tokens behind it."""
         end = next((n for n in range(len(messages), 0, -1) if messages[n - 1].role == "assistant"), 0)
-        before, new = self._said.get(messages[:end]), messages[end:]
+        before, new = self._said.get(_key_of(messages[:end])), messages[end:]
         if before is None or not new or not self._template.can_bridge(new, tools):
             return None, self._template.encode_prompt(messages, tools)
         is_closed = self._template.is_closed(before.completion)
@@ -170,6 +222,44 @@ class Recorder:
         if response is self._newest:
             return self._newest_ids
         return np.concatenate([response.prompt_ids, response.completion.token_ids])
+
+
+def _key_of(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """What makes two conversations the same: programs trim replies, and name the calls in them as they like."""
+    return tuple(_plain(message) if message.role == "assistant" else message for message in messages)
+
+
+def _plain(reply: Message) -> Message:
+    calls = tuple(ToolCall(call.name, call.arguments) for call in reply.tool_calls)
+    return Message("assistant", reply.text.strip(), calls)
+
+
+def cut_at_stop(completion: Completion, stop: Sequence[str], decode: Callable[[IntArray], str]) -> Completion:
+    """Up to and including the token with which the first of the texts is complete; all where none is in there."""
+    ids = completion.token_ids
+    if not stop or not _holds(decode(ids), stop):
+        return completion
+    # What holds such a text goes on holding it.
+    low, high = 1, len(ids)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _holds(decode(ids[:middle]), stop) else (middle + 1, high)
+    return replace(
+        completion,
+        token_ids=ids[:low],
+        behavior_logprobs=completion.behavior_logprobs[:low],
+        finish_reason=FinishReason.STOP,
+    )
+
+
+def _holds(text: str, stop: Sequence[str]) -> bool:
+    return any(word in text for word in stop)
+
+
+def _find_stop(text: str, stop: Sequence[str], start: int) -> int:
+    """Where the first of the texts stands behind `start`, and the end where none does."""
+    places = [place for word in stop if (place := text.find(word, start)) >= 0]
+    return min(places, default=len(text))
 
 
 def cut_segments(calls: Sequence[Response], *, at_calls: bool) -> tuple[tuple[Segment, ...], list[int]]:

@@ -33,7 +33,7 @@ from turnwise.context.tokenizer import Codec, ControlGuard, HFTokenizer
 from turnwise.context.tool_syntax import NoTools, ToolSyntax, find_call_parser, learn_tool_syntax
 from turnwise.context.tool_turns import Tools, ToolTurns
 from turnwise.errors import ModelError
-from turnwise.types import Completion, FinishReason, ImagePart, IntArray, Message, ToolSchema
+from turnwise.types import Completion, FinishReason, ImagePart, IntArray, Message, ToolCall, ToolSchema
 
 _log = logging.getLogger("turnwise.context")
 
@@ -44,6 +44,7 @@ _REPLY_PROBES = (
     ("<think>\nwhy\n</think>\n\nRight", "Down", "<think>\nso\n</think>\n\nUp"),
 )
 _SYSTEM_PROBE = Message("system", "qzsystemqz")
+_PROBE_NAME = "qznameqz"
 _MAX_SLOTS = 512
 """Prompts that share their preceding messages share a slot; a window that slides makes a new one every turn."""
 
@@ -168,6 +169,13 @@ class LearnedTemplate:
         said, calls = parser.read(text) if parser else (text, ())
         named = (replace(call, id=call.id or short_id(f"{i} {text}")) for i, call in enumerate(calls))
         return Message("assistant", said, tuple(named))
+
+    def begin_call(self, name: str = "") -> str:
+        syntax = self._tool_syntax
+        if isinstance(syntax, NoTools):
+            raise ModelError(f"The model '{self._codec.model_name}' cannot use tools: {self.why_no_tools}.")
+        written = (self._named_parser or syntax.parser).write([ToolCall(name or _PROBE_NAME, "{}")])
+        return written[: written.rindex("{}")] if name else written[: written.index(_PROBE_NAME)]
 
     def _encode_tool_bridge(self, messages: Sequence[Message], tools: Tools) -> IntArray:
         """From the end of turn on, itself included."""

@@ -98,7 +98,9 @@ class PlayedTokens:
     greedy_returns: Floats
     """[trajectories] NaN where the task was not played greedily."""
     order: Ints
-    """The experience indices in playing order."""
+    """The experience indices in the order of their first turns."""
+    places: Ints
+    """[tokens] where each token in playing order stands in the rows laid end to end in that order."""
     experiences: Sequence[Experience]
 
     @property
@@ -120,41 +122,55 @@ class PlayedTokens:
 
     def gather(self, per_experience: Sequence[FloatArray]) -> Floats:
         """Per-token arrays of the rows -> one value per sampled token, in playing order."""
-        return _gather(per_experience, self.experiences, self.order)
+        return _gather(per_experience, self.experiences, self.order)[self.places]
 
     def scatter(self, per_token: Floats) -> list[FloatArray]:
         """One value per sampled token -> per-token arrays of the rows, zero off the mask, in the given row order."""
         rows = [np.zeros(len(e.segment), dtype=np.float32) for e in self.experiences]
+        laid_out = np.empty_like(per_token)
+        laid_out[self.places] = per_token
         start = 0
         for i in self.order:
             mask = self.experiences[i].segment.loss_mask
             end = start + int(mask.sum())
-            rows[i][mask] = per_token[start:end]
+            rows[i][mask] = laid_out[start:end]
             start = end
         return rows
 
 
 def play_back(experiences: Sequence[Experience], annotations: Annotations) -> PlayedTokens:
-    """Put rows back into trajectories, whatever order they come in."""
+    """Put rows back into trajectories, whatever order they come in; turns of two rows may alternate."""
     order = np.array(sorted(range(len(experiences)), key=lambda i: experiences[i].id), dtype=np.int64)
     ordered = [experiences[i] for i in order]
     last_rows = {e.id.trajectory: e for e in ordered}
     counts = [e.segment.num_action_tokens for e in ordered]
-    trajectory_of_token = np.repeat(number_densely(e.id.trajectory for e in ordered), counts)
+    trajectory_of_row = number_densely(e.id.trajectory for e in ordered)
+    trajectory_of_token = np.repeat(trajectory_of_row, counts)
     turn_of_token = np.concatenate([e.segment.turn_ids[e.segment.loss_mask] for e in ordered]).astype(np.int64)
+    places = _in_playing_order(trajectory_of_token, turn_of_token)
+    turn_places = _in_playing_order(
+        np.repeat(trajectory_of_row, [len(e.turn_indices) for e in ordered]),
+        np.concatenate([e.turn_indices for e in ordered]),
+    )
     penalties = annotations.token_penalties
     return PlayedTokens(
-        layout=layout_from_keys(trajectory_of_token, turn_of_token),
-        bare_rewards=np.concatenate([e.turn_rewards for e in ordered]).astype(np.float64),
-        token_penalties=np.zeros(sum(counts)) if penalties is None else _gather(penalties, experiences, order),
-        turn_states=np.concatenate([e.turn_states for e in ordered]),
-        turn_steps=np.concatenate([e.turn_steps for e in ordered]).astype(np.int64),
+        layout=layout_from_keys(trajectory_of_token[places], turn_of_token[places]),
+        bare_rewards=np.concatenate([e.turn_rewards for e in ordered]).astype(np.float64)[turn_places],
+        token_penalties=np.zeros(sum(counts)) if penalties is None else _gather(penalties, experiences, order)[places],
+        turn_states=np.concatenate([e.turn_states for e in ordered])[turn_places],
+        turn_steps=np.concatenate([e.turn_steps for e in ordered]).astype(np.int64)[turn_places],
         trajectory_ids=tuple(last_rows),
         is_truncated=np.array([e.is_truncated for e in last_rows.values()], dtype=np.bool_),
         greedy_returns=np.array([e.greedy_return for e in last_rows.values()], dtype=np.float64),
         order=order,
+        places=places,
         experiences=experiences,
     )
+
+
+def _in_playing_order(trajectories: Ints, turns: NDArray[np.integer]) -> Ints:
+    """Trajectory by trajectory and turn by turn; what belongs to one turn stays in its order."""
+    return np.lexsort((turns, trajectories)).astype(np.int64)
 
 
 def number_densely(keys: Iterable[Hashable]) -> Ints:

@@ -265,7 +265,8 @@ class LocalEngine:
             job.token_ids.append(token)
             job.logprobs.append(logprob)
             job.row.ids.append(token)
-            if token in self._stop_ids:
+            hear = job.request.on_token
+            if token in self._stop_ids or (hear is not None and hear(token)):
                 self._finish(job, FinishReason.STOP)
             elif len(job.token_ids) == job.sampling.max_new_tokens:
                 self._finish(job, FinishReason.LENGTH)

@@ -6,6 +6,7 @@ It records what it was asked, so that tests can compare segments with what an en
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
@@ -50,7 +51,10 @@ class ScriptedEngine:
 
     async def generate(self, request: GenerateRequest) -> Completion:
         ids = self._cut(list(self._script(request)), request.sampling.max_new_tokens)
-        is_closed = len(ids) > 0 and int(ids[-1]) in self._stop_ids
+        num_scripted = len(ids)
+        if request.on_token is not None:
+            ids = await self._tell(ids, request.on_token)
+        is_closed = len(ids) > 0 and (int(ids[-1]) in self._stop_ids or len(ids) < num_scripted)
         reason = FinishReason.STOP if is_closed else FinishReason.LENGTH
         logprobs = -(0.1 + (ids % 7) / 10).astype(np.float32)
         completion = complete("scripted", request, ids, logprobs, reason, policy_version=self._policy_version)
@@ -72,6 +76,14 @@ class ScriptedEngine:
 
     async def close(self) -> None:
         """There is nothing to close."""
+
+    async def _tell(self, ids: IntArray, hear: Callable[[int], bool]) -> IntArray:
+        """One token after the other, so that whoever listens has time to act on each."""
+        for place, token in enumerate(ids.tolist(), start=1):
+            if token not in self._stop_ids and hear(token):
+                return ids[:place]
+            await asyncio.sleep(0)
+        return ids
 
     def _cut(self, ids: list[int], max_new_tokens: int) -> IntArray:
         stops = [i for i, token in enumerate(ids) if token in self._stop_ids]

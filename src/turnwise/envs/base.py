@@ -6,6 +6,7 @@ each action. It refuses to know how the text is put before a model, what answers
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -41,6 +42,8 @@ class BaseEnv(ABC):
     """Its rewards come from a judge: `reward.judge`."""
     is_slow: ClassVar[bool] = False
     """A call may wait: others go on meanwhile. Its time is then not counted as time in environments."""
+    packages: ClassVar[tuple[str, ...]] = ()
+    """Modules that an instance imports when it is made; where many processes play it, they are imported once."""
     baselines: ClassVar[Mapping[str, Callable[[Any], str]]] = {}
     """Simple rules to compare a policy with: each takes the environment and returns an action."""
 
@@ -57,6 +60,12 @@ class BaseEnv(ABC):
     @classmethod
     def label(cls) -> str:
         return cls.name or cls.__name__
+
+    @classmethod
+    def load_packages(cls) -> None:
+        """Import `packages`."""
+        for name in cls.packages:
+            importlib.import_module(name)
 
     @abstractmethod
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:

@@ -44,7 +44,8 @@ MAX_CALL_S = 1.0
 @dataclass(frozen=True, slots=True)
 class Check:
     name: str
-    passed: bool
+    passed: bool | None
+    """None where it was not made; the detail says why."""
     detail: str
 
 
@@ -54,11 +55,16 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        return all(check.passed for check in self.checks)
+        """Whether every check that was made has passed."""
+        return not self.failures
 
     @property
     def failures(self) -> tuple[Check, ...]:
-        return tuple(check for check in self.checks if not check.passed)
+        return tuple(check for check in self.checks if check.passed is False)
+
+    @property
+    def not_made(self) -> tuple[Check, ...]:
+        return tuple(check for check in self.checks if check.passed is None)
 
 
 def check_env(make: Callable[[], BaseEnv] | BaseEnv | str, *, num_episodes: int = 20, seed: int = 0) -> CheckReport:
@@ -72,13 +78,13 @@ def check_env(make: Callable[[], BaseEnv] | BaseEnv | str, *, num_episodes: int 
             passed, detail = run(subject)
         except TurnwiseError as error:
             passed, detail = False, str(error)
-        cause = next((need for need in _needs(name) if need in checks and not checks[need].passed), None)
+        cause = next((need for need in _needs(name) if need in checks and checks[need].passed is False), None)
         if cause and not passed:
             # One fault is reported once, by the check that is made for it.
-            passed, detail = True, f"not tested: see '{cause}'"
+            passed, detail = None, f"see '{cause}'"
         checks[name] = Check(name, passed, detail)
         if name == "garbage":
-            subject = replace(subject, plays_garbage=passed)
+            subject = replace(subject, plays_garbage=passed is True)
     return CheckReport(tuple(checks.values()))
 
 
@@ -97,10 +103,13 @@ def _maker(make: Callable[[], BaseEnv] | BaseEnv | str) -> Callable[[], BaseEnv]
     return make
 
 
+Finding = tuple[bool | None, str]
+"""Whether a check passed, None where there is nothing to check, and what was seen."""
+
 # --- the checks -----------------------------------------------------------------------------------------------------
 
 
-def _check_contract(subject: Subject) -> tuple[bool, str]:
+def _check_contract(subject: Subject) -> Finding:
     """Texts are str, info is a mapping, nothing is raised. Rewards have a check of their own."""
     num_steps = 0
     try:
@@ -110,23 +119,23 @@ def _check_contract(subject: Subject) -> tuple[bool, str]:
             for text in texts:
                 text.encode()
     except RewardError:
-        return True, "see 'rewards'"
+        return None, "see 'rewards'"
     except UnicodeEncodeError as error:
         return False, f"a text cannot be written as UTF-8: {error.reason} at {error.start}"
     return True, f"{num_steps} steps in {subject.num_episodes} episodes"
 
 
-def _check_rewards(subject: Subject) -> tuple[bool, str]:
+def _check_rewards(subject: Subject) -> Finding:
     try:
         rewards = [step[1] for seed in subject.seeds for step in trace_of(play_randomly(subject, seed, seed))[1:]]
     except RewardError as error:
         return False, str(error)
     if subject.make().is_judged and any(rewards):
         return False, f"it says is_judged and pays {max(rewards, key=abs):g}; the judge alone pays"
-    return True, f"from {min(rewards):g} to {max(rewards):g}" if rewards else "no step"
+    return True, f"from {min(rewards):g} to {max(rewards):g}"
 
 
-def _check_info(subject: Subject) -> tuple[bool, str]:
+def _check_info(subject: Subject) -> Finding:
     for seed in subject.seeds:
         told: list[tuple[StepResult, dict[str, object]]] = []
         for result in play_randomly(subject, seed, seed):
@@ -140,7 +149,7 @@ def _check_info(subject: Subject) -> tuple[bool, str]:
     return True, f"has {', '.join(REQUIRED_INFO_KEYS)}"
 
 
-def _check_actions(subject: Subject) -> tuple[bool, str]:
+def _check_actions(subject: Subject) -> Finding:
     num_actions = 0
     for seed in subject.seeds:
         env, rng = subject.make(), random.Random(seed)
@@ -148,7 +157,7 @@ def _check_actions(subject: Subject) -> tuple[bool, str]:
         for _ in range(MAX_RANDOM_STEPS):
             actions = cast("Sequence[str] | None", call_env(env, "admissible_actions"))
             if not actions:
-                return True, "knows no list: any text is an action"
+                return None, "it knows no list of actions: any text is one"
             action = rng.choice(actions)
             result = step_env(env, action)
             num_actions += 1
@@ -159,15 +168,15 @@ def _check_actions(subject: Subject) -> tuple[bool, str]:
     return True, f"{num_actions} offered actions are valid"
 
 
-def _check_budget(subject: Subject) -> tuple[bool, str]:
+def _check_budget(subject: Subject) -> Finding:
     for seed in subject.seeds:
         for result in play_randomly(subject, seed, seed):
             if result.info.get("truncated") and not result.done:
                 return False, "info['truncated'] is true and the episode goes on; a limit ends it: done is true as well"
-    return True, "a limit of its own ends the episode, or it has none"
+    return True, "no step tells of a limit and goes on"
 
 
-def _check_determinism(subject: Subject) -> tuple[bool, str]:
+def _check_determinism(subject: Subject) -> Finding:
     for seed in subject.seeds:
         first, second = (trace_of(play_randomly(subject, seed, seed)) for _ in range(2))
         if first != second:
@@ -175,7 +184,7 @@ def _check_determinism(subject: Subject) -> tuple[bool, str]:
     return True, "equal seeds and actions give equal episodes"
 
 
-def _check_reuse(subject: Subject) -> tuple[bool, str]:
+def _check_reuse(subject: Subject) -> Finding:
     """Environments are played again and again; nothing of an episode may be left in the next."""
     env = subject.make()
     for seed in subject.seeds:
@@ -185,7 +194,7 @@ def _check_reuse(subject: Subject) -> tuple[bool, str]:
     return True, "reset forgets the episode before"
 
 
-def _check_layout(subject: Subject) -> tuple[bool, str]:
+def _check_layout(subject: Subject) -> Finding:
     for seed in subject.seeds:
         texts = [reset_env(subject.make(), seed, dynamics_seed=luck) for luck in (seed, seed + 1)]
         if texts[0] != texts[1]:
@@ -193,7 +202,7 @@ def _check_layout(subject: Subject) -> tuple[bool, str]:
     return True, "siblings begin alike"
 
 
-def _check_independence(subject: Subject) -> tuple[bool, str]:
+def _check_independence(subject: Subject) -> Finding:
     """An episode must not change because a sibling is played beside it."""
     for seed in subject.seeds:
         alone = trace_of(play_randomly(subject, seed, seed))
@@ -207,15 +216,15 @@ def _check_independence(subject: Subject) -> tuple[bool, str]:
     return True, "siblings do not change each other"
 
 
-def _check_global_rng(subject: Subject) -> tuple[bool, str]:
+def _check_global_rng(subject: Subject) -> Finding:
     return _check_untouched(subject, _global_rngs, "it uses the global generator of {}; keep one of your own")
 
 
-def _check_global_state(subject: Subject) -> tuple[bool, str]:
+def _check_global_state(subject: Subject) -> Finding:
     return _check_untouched(subject, _global_state, "it changes {}, which belongs to the whole process")
 
 
-def _check_untouched(subject: Subject, read: Callable[[], dict[str, Any]], fault: str) -> tuple[bool, str]:
+def _check_untouched(subject: Subject, read: Callable[[], dict[str, Any]], fault: str) -> Finding:
     for seed in subject.seeds:
         before = read()
         for _ in play_randomly(subject, seed, seed):
@@ -243,9 +252,9 @@ def _global_state() -> dict[str, Any]:
     }
 
 
-def _check_oracle(subject: Subject) -> tuple[bool, str]:
+def _check_oracle(subject: Subject) -> Finding:
     if not subject.make().has_oracle:
-        return True, "has none"
+        return None, "it has no oracle"
     num_successes, num_endless, is_stochastic = 0, 0, False
     for seed in subject.seeds:
         trace, last = play_oracle(subject.make(), seed, seed)
@@ -261,19 +270,19 @@ def _check_oracle(subject: Subject) -> tuple[bool, str]:
     return is_stochastic or num_successes == subject.num_episodes, detail
 
 
-def _check_splits(subject: Subject) -> tuple[bool, str]:
+def _check_splits(subject: Subject) -> Finding:
     """For information: small worlds may look alike although their layouts are apart."""
     env = subject.make()
     try:
         train = {reset_env(env, seed, split="train") for seed in subject.seeds}
         evaluation = [reset_env(env, seed, split="eval") for seed in subject.seeds]
     except TaskError as error:
-        return True, f"not both of train and eval: {error}"
+        return None, f"not both of train and eval: {error}"
     num_shared = sum(text in train for text in evaluation)
     return True, f"{num_shared} of {len(evaluation)} first texts of eval are also in train"
 
 
-def _check_garbage(subject: Subject) -> tuple[bool, str]:
+def _check_garbage(subject: Subject) -> Finding:
     env = subject.make()
     for garbage in GARBAGE:
         reset_env(env, subject.seed)
@@ -281,7 +290,7 @@ def _check_garbage(subject: Subject) -> tuple[bool, str]:
     return True, f"{len(GARBAGE)} senseless answers raise nothing"
 
 
-def _check_after_done(subject: Subject) -> tuple[bool, str]:
+def _check_after_done(subject: Subject) -> Finding:
     for seed in subject.seeds:
         env = subject.make()
         is_over = trace_of(play_randomly(subject, seed, seed, env))[-1][2]
@@ -294,12 +303,12 @@ def _check_after_done(subject: Subject) -> tuple[bool, str]:
             is_refusal = isinstance(error.__cause__, EnvError)
             return is_refusal, "a step after the end is refused" if is_refusal else f"expected EnvError; {error}"
         return False, "a step after the end is played; raise EnvError, for example with self._require_playing()"
-    return True, f"no random episode ended within {MAX_RANDOM_STEPS} steps"
+    return None, f"no random episode ended within {MAX_RANDOM_STEPS} steps"
 
 
-def _check_snapshot(subject: Subject) -> tuple[bool, str]:
+def _check_snapshot(subject: Subject) -> Finding:
     if type(subject.make()).snapshot is BaseEnv.snapshot:
-        return True, "has none"
+        return None, "it has no snapshots"
     for seed in subject.seeds:
         env, other = subject.make(), subject.make()
         reset_env(env, seed, dynamics_seed=seed)
@@ -314,7 +323,7 @@ def _check_snapshot(subject: Subject) -> tuple[bool, str]:
     return True, "episodes go on equally after restore"
 
 
-def _check_speed(subject: Subject) -> tuple[bool, str]:
+def _check_speed(subject: Subject) -> Finding:
     env, rng, seed = subject.make(), random.Random(subject.seed), subject.seed
     num_steps, num_resets, reset_s, step_s = 0, 0, 0.0, 0.0
     done = True
@@ -342,7 +351,7 @@ def _first_difference(first: Trace, second: Trace) -> str:
     return f"{len(first) - 1} and {len(second) - 1} steps"
 
 
-_CHECKS: dict[str, Callable[[Subject], tuple[bool, str]]] = {
+_CHECKS: dict[str, Callable[[Subject], Finding]] = {
     # These two are played sensibly; all behind "garbage" also with garbage, where that raises nothing.
     "contract": _check_contract,
     "rewards": _check_rewards,

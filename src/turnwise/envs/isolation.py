@@ -10,23 +10,25 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import resource
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 from turnwise.envs.base import BaseEnv
-from turnwise.envs.make import make_env
-from turnwise.errors import ConfigError, EnvError, TaskError, TurnwiseError
+from turnwise.envs.check import Check, CheckReport
+from turnwise.envs.other_python import OtherProcess, check_under, find_python
+from turnwise.envs.served import serve
+from turnwise.errors import ConfigError, EnvError, TaskError
 
-_START_LIMIT_S = 60.0
+_START_LIMIT_S = 180.0
 """A process may import a large package before its first answer."""
 _DEATH_LIMIT_S = 10.0
 """A process that has hung up may take a moment to be gone."""
+_CHECK_LIMIT_S = 900.0
+"""All checks of an environment together; those of a slow one take minutes."""
 _MAX_ANSWER_BYTES = 64 << 20
 _PASSED_ON = {error.__name__: error for error in (ConfigError, TaskError)}
 """Mistakes of the user, which stay what they are; every other exception is the environment's failure."""
@@ -108,14 +110,27 @@ class RemoteEnv(BaseEnv, ABC):
         return self._about["example"]
 
 
+def check_elsewhere(python: str, name: str, params: Mapping[str, object], *, num_episodes: int = 20) -> CheckReport:
+    """`check_env` under another Python."""
+    rows = check_under(python, name, params, num_episodes=num_episodes, limit_s=_CHECK_LIMIT_S)
+    return CheckReport(tuple(Check(*row) for row in rows))
+
+
 class IsolatedEnv(RemoteEnv):
-    """In a process of this machine."""
+    """In a process of this machine, under this Python or, with the path of its program, under another."""
 
     def __init__(
-        self, name: str, params: Mapping[str, object], *, time_limit_s: float, max_memory_mb: int | None = None
+        self,
+        name: str,
+        params: Mapping[str, object],
+        *,
+        time_limit_s: float,
+        max_memory_mb: int | None = None,
+        python: str | None = None,
     ) -> None:
         self._max_memory_mb = max_memory_mb
-        self._process: BaseProcess | None = None
+        self._python = python
+        self._process: BaseProcess | OtherProcess | None = None
         self._pipe: Connection | None = None
         super().__init__(name, params, time_limit_s=time_limit_s)
 
@@ -130,9 +145,12 @@ class IsolatedEnv(RemoteEnv):
         # A server that forks is quick and, unlike this process, has no threads that a fork would tear apart.
         context = multiprocessing.get_context("forkserver")
         self._pipe, theirs = context.Pipe()
-        arguments = (theirs, self._target, self._settings, self._max_memory_mb)
-        self._process = context.Process(target=_serve, args=arguments, daemon=True)
-        self._process.start()
+        arguments = (self._target, self._settings, self._max_memory_mb)
+        if self._python is None:
+            self._process = context.Process(target=serve, args=(theirs, *arguments), daemon=True)
+            self._process.start()
+        else:
+            self._process = find_python(self._python).start("serve", theirs, arguments, self._start_limit_s)
         theirs.close()
         self._wait("start", self._start_limit_s)
 
@@ -174,82 +192,3 @@ class IsolatedEnv(RemoteEnv):
         self._process.join()
         self._pipe.close()
         self._process = self._pipe = None
-
-
-# --- inside the process -----------------------------------------------------------------------------------------------
-
-
-def _serve(pipe: Connection, name: str, params: Mapping[str, object], max_memory_mb: int | None) -> None:
-    """Build the environment, then answer calls until the other side is gone."""
-    # Ctrl-C is for the parent, which ends its children itself.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        env = make_env(name, **params)
-        if max_memory_mb is not None:
-            _limit_memory(max_memory_mb)
-        pipe.send_bytes(introduce(env).encode())
-    except Exception as error:  # noqa: BLE001 - the boundary: an author's code may raise whatever it likes
-        pipe.send_bytes(tell_error(error).encode())
-        return
-    while True:
-        try:
-            method, args, kwargs = json.loads(pipe.recv_bytes())
-        except (EOFError, OSError):
-            return
-        pipe.send_bytes(answer_call(env, method, args, kwargs).encode())
-
-
-def introduce(env: BaseEnv) -> str:
-    """The first answer of an environment, in JSON."""
-    return _write({"result": None, "about": _describe(env, is_new=True)})
-
-
-def answer_call(env: BaseEnv, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """What a call returned or raised, in JSON."""
-    try:
-        return _write({"result": getattr(env, method)(*args, **kwargs), "about": _describe(env)})
-    except Exception as error:  # noqa: BLE001 - the boundary: an author's code may raise whatever it likes
-        return tell_error(error)
-
-
-def tell_error(error: BaseException) -> str:
-    return json.dumps({"error": _name_error(error)})
-
-
-def _describe(env: BaseEnv, *, is_new: bool = False) -> dict[str, object]:
-    """What an environment says about itself; before its first reset it may not know yet."""
-    about: dict[str, object] = {"has_oracle": env.has_oracle, "action_names": None}
-    about |= dict.fromkeys(("instructions", "legend", "example"), "")
-    if is_new:
-        return about
-    texts = {"instructions": env.instructions, "legend": env.legend, "example": env.example}
-    return about | texts | {"action_names": env.action_names}
-
-
-def _limit_memory(max_memory_mb: int) -> None:
-    """Beyond what the process has now: what was imported before is not the environment's doing."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except OSError as error:
-        raise ConfigError("rollout.isolation.max_memory_mb needs Linux. Set it to null.") from error
-    used = pages * resource.getpagesize()
-    limit = used + (max_memory_mb << 20)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
-def _write(answer: Mapping[str, object]) -> str:
-    try:
-        return json.dumps(answer, default=_as_plain)
-    except (TypeError, ValueError, RecursionError) as error:
-        return tell_error(error)
-
-
-def _as_plain(value: Any) -> object:
-    """Numbers of other packages as numbers, everything else as a text that says what it was."""
-    return value.item() if hasattr(value, "item") and getattr(value, "size", 1) == 1 else repr(value)
-
-
-def _name_error(error: BaseException) -> tuple[str, str]:
-    """A failure of turnwise's own speaks for itself; any other is named."""
-    own = isinstance(error, TurnwiseError)
-    return type(error).__name__, str(error) if own else f"{type(error).__name__}: {error}"

@@ -12,8 +12,9 @@ from functools import partial
 from typing import Any
 
 from turnwise.config.packages import require_package
-from turnwise.envs.isolation import RemoteEnv, answer_call, introduce, tell_error
+from turnwise.envs.isolation import RemoteEnv
 from turnwise.envs.make import make_env
+from turnwise.envs.served import answer_call, introduce, tell_error
 from turnwise.errors import EnvError
 
 _needed = partial(require_package, extra="ray", asked_by="rollout.isolation.type: 'ray'")

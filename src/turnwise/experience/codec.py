@@ -1,14 +1,17 @@
 """A group of experiences as one compact block of bytes, and back, exactly.
 
 A header with magic, version and counts, a table with one fixed record per experience, the numbers of all turns, where
-they came from as far as it is known, and the segments of all experiences as `floor/segments.py` writes them. Plain
-arrays throughout: reading a file of others executes nothing.
+they came from as far as it is known, the segments of all experiences as `floor/segments.py` writes them, and a checksum
+of all that, so that damage is told from what was played. Plain arrays throughout: reading a file of others executes
+nothing.
 """
 
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -20,11 +23,12 @@ from turnwise.floor.segments import ArrayReader, StoredSegments, encode_segments
 from turnwise.provenance import Provenance
 from turnwise.types import Experience, ExperienceId, IntArray, Segment, TrajectoryId
 
-_MAGIC, _VERSION = b"TWXP", 3
-_WITHOUT_PROVENANCE = 2
-"""The version before this one; its blocks are read as well."""
+_MAGIC, _VERSION = b"TWXP", 4
+_WITHOUT_PROVENANCE, _WITHOUT_CHECKSUM = 3, 2
+"""The versions before; they are read as well. The older one has neither."""
 _HEADER = struct.Struct("<4sHHIQ")
 """Magic, version, bytes of the task's id, experiences, rollout."""
+_CHECKSUM = struct.Struct("<I")
 _RECORD = np.dtype(
     [
         ("sibling", "<i4"),
@@ -56,13 +60,25 @@ def encode_group(experiences: Sequence[Experience]) -> bytes:
     provenance = encode_provenance([e.provenance for e in experiences if e.provenance is not None])
     segments = encode_segments([experience.segment for experience in experiences])
     arrays = [array.tobytes() for array in per_turn]
-    return b"".join([header, task_id, records.tobytes(), *arrays, provenance, segments])
+    body = b"".join([header, task_id, records.tobytes(), *arrays, provenance, segments])
+    return body + _CHECKSUM.pack(zlib.crc32(body))
+
+
+def encode_experiences(experiences: Sequence[Experience]) -> list[bytes]:
+    """Any experiences in their order, a block for every stretch of one group: a tenth of what pickling them takes."""
+    stretches = groupby(experiences, key=lambda e: (e.id.trajectory.rollout, e.id.trajectory.task_id))
+    return [encode_group(list(stretch)) for _, stretch in stretches]
+
+
+def decode_experiences(blocks: Sequence[bytes]) -> list[Experience]:
+    """What `encode_experiences` was given."""
+    return [experience for block in blocks for experience in decode_group(block)]
 
 
 def decode_group(data: bytes) -> list[Experience]:
     """What `encode_group` was given; anything else is refused."""
     try:
-        return _decode(data)
+        return _decode(_checked(data))
     except (ValueError, IndexError) as error:
         raise StoreError(f"a stored group cannot be read: {error}.") from error
 
@@ -81,11 +97,22 @@ def _record(experience: Experience) -> tuple[int | float, ...]:
     )
 
 
+def _checked(data: bytes) -> bytes:
+    """The block without its checksum, which fits."""
+    magic, version, *_ = ArrayReader(data).unpack(_HEADER)
+    if magic != _MAGIC or version not in (_VERSION, _WITHOUT_PROVENANCE, _WITHOUT_CHECKSUM):
+        raise ValueError(f"it begins with {magic!r} in version {version}, expected {_MAGIC!r} in version {_VERSION}")
+    if version == _WITHOUT_CHECKSUM:
+        return data
+    body, checksum = data[: -_CHECKSUM.size], data[-_CHECKSUM.size :]
+    if _CHECKSUM.pack(zlib.crc32(body)) != checksum:
+        raise ValueError("its checksum is another one than when it was written")
+    return body
+
+
 def _decode(data: bytes) -> list[Experience]:
     reader = ArrayReader(data)
-    magic, version, name_length, count, rollout = reader.unpack(_HEADER)
-    if magic != _MAGIC or version not in (_VERSION, _WITHOUT_PROVENANCE):
-        raise ValueError(f"it begins with {magic!r} in version {version}, expected {_MAGIC!r} in version {_VERSION}")
+    _, version, name_length, count, rollout = reader.unpack(_HEADER)
     task_id = reader.take(_BYTE, name_length).tobytes().decode()
     records = reader.take(_RECORD, count)
     turn_ends = np.cumsum(records["num_turns"]).tolist()
@@ -98,7 +125,7 @@ def _decode(data: bytes) -> list[Experience]:
     turn = 0
     for record, segment, turn_end in zip(records.tolist(), stored.segments, turn_ends, strict=True):
         arrays = [array[turn:turn_end] for array in per_turn]
-        came_from = next(provenance) if record[-1] & _HAS_PROVENANCE else None
+        came_from = next(provenance, None) if record[-1] & _HAS_PROVENANCE else None
         name = TrajectoryId(rollout, task_id, record[0])
         experiences.append(_make(name, record, segment, arrays, came_from))
         turn = turn_end

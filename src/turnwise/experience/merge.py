@@ -1,40 +1,64 @@
 """Step-wise experiences that extend each other become one training row: the same gradient for linear cost.
 
 In: experiences, of which some hold one model call each. Out: as many rows as there are unbroken token sequences. A call
-that begins with all tokens of the call before it needs no row of its own; calls that branch off, or see a window of
-what was said, keep theirs.
+that begins with all tokens of an earlier one needs no row of its own; calls that branch off, or see a window of what
+was said, keep theirs.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
 from turnwise.provenance import join_provenance
-from turnwise.types import Experience, Segment
+from turnwise.types import Experience, Segment, TrajectoryId
 
 
 def merge_prefixes(experiences: Sequence[Experience]) -> list[Experience]:
-    """Rows in the given order, each at the place of its first part; where nothing extends, nothing changes."""
+    """Rows in the given order, each at the place of its first part; where nothing extends, nothing changes.
+
+    Conversations of one episode may alternate: a call is joined to the one that it goes on from, wherever that is. Of
+    calls that go on from the same one the first is joined, so that there are as many rows as conversations end.
+    """
     chains: list[list[int]] = []
+    by_trajectory: dict[TrajectoryId, _Chains] = {}
     for number in sorted(range(len(experiences)), key=lambda i: experiences[i].id):
-        # Only neighbours are joined, so that the turns of a row stay without gaps and rows in playing order.
-        if chains and _extends(experiences[number], experiences[chains[-1][-1]]):
-            chains[-1].append(number)
-        else:
-            chains.append([number])
+        experience = experiences[number]
+        known = by_trajectory.setdefault(experience.id.trajectory, _Chains())
+        chain = known.take(experience.segment)
+        if chain is None:
+            chain = []
+            chains.append(chain)
+        chain.append(number)
+        known.put(experience.segment, chain)
     chains.sort(key=lambda chain: chain[0])
     return [_join([experiences[i] for i in chain]) for chain in chains]
 
 
-def _extends(later: Experience, earlier: Experience) -> bool:
-    """Whether `later` was sampled behind exactly the tokens of `earlier`."""
-    if later.id.trajectory != earlier.id.trajectory:
-        return False
-    length, mask = len(earlier.segment), later.segment.loss_mask
-    unsampled = int(mask.argmax()) if mask.any() else len(mask)
-    return length <= unsampled and np.array_equal(later.segment.token_ids[:length], earlier.segment.token_ids)
+class _Chains:
+    """The rows of one trajectory, found by all their tokens."""
+
+    def __init__(self) -> None:
+        self._by_tokens: dict[bytes, list[int]] = {}
+        self._num_by_length: Counter[int] = Counter()
+
+    def take(self, later: Segment) -> list[int] | None:
+        """The longest row behind whose tokens `later` was sampled, which is no end any more."""
+        unsampled = int(later.loss_mask.argmax()) if later.loss_mask.any() else len(later)
+        for length in sorted((n for n, num in self._num_by_length.items() if num and n <= unsampled), reverse=True):
+            chain = self._by_tokens.pop(later.token_ids[:length].tobytes(), None)
+            if chain is not None:
+                self._num_by_length[length] -= 1
+                return chain
+        return None
+
+    def put(self, segment: Segment, chain: list[int]) -> None:
+        tokens = segment.token_ids.tobytes()
+        if tokens not in self._by_tokens:
+            self._num_by_length[len(segment)] += 1
+        self._by_tokens[tokens] = chain
 
 
 def _join(parts: Sequence[Experience]) -> Experience:

@@ -2,7 +2,8 @@
 
 In: groups. Out: groups, by the same contract as `MemoryBuffer`. What was added stays in the file, also after its last
 use, so that it can be exported and given again: a use is a row of its own, and `restore` takes back the uses that no
-checkpoint covers. It refuses to know what a checkpoint holds.
+checkpoint covers, as a plan: an update that is made again learns from what it learnt from before, whatever has been
+added meanwhile. It refuses to know what a checkpoint holds.
 
 Write-ahead logging lets readers and a writer work side by side; every change is one transaction, so that a process that
 is killed leaves nothing half done. Blocks are immutable and in a table of their own: taking a group rewrites a short
@@ -11,10 +12,11 @@ row, never its tokens.
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,11 +29,15 @@ from turnwise.experience.priorities import group_version
 from turnwise.sites import BufferSite
 from turnwise.types import Experience
 
+log = logging.getLogger(__name__)
+
 FILE_NAME = "experience.db"
 """In the directory of a run."""
 _FORMAT = 2
 _BUSY_TIMEOUT_S = 60.0
 """Longest wait for another process's transaction; they take milliseconds."""
+_TOLD_AFTER_S = 3.0
+"""After which a wait is told: somebody holds the file who should not."""
 _SCHEMA = f"""
 PRAGMA user_version = {_FORMAT};
 CREATE TABLE IF NOT EXISTS groups (
@@ -57,7 +63,14 @@ CREATE TABLE IF NOT EXISTS uses (
     number INTEGER NOT NULL,
     PRIMARY KEY (step, number)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS plans (
+    step INTEGER NOT NULL,           -- an update that is made again, and what it learnt from the first time
+    number INTEGER NOT NULL,
+    PRIMARY KEY (step, number)
+) WITHOUT ROWID;
 """
+_PLAYED_AGAIN = "rollout > ? AND group_id NOT LIKE '%/served/%'"
+"""Episodes of clients are nobody's to play again: they stay, whatever a run goes back to."""
 _WAITING = "priority IS NOT NULL AND ready_at_step <= ?"
 _SIZES = {"experiences": "num_experiences", "groups": "1", "tokens": "num_tokens"}
 _INSERT = """
@@ -83,29 +96,39 @@ class ExperienceStore:
         self._rules = rules
         self._lock = threading.RLock()
         try:
-            self._db = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(path, timeout=_TOLD_AFTER_S, isolation_level=None, check_same_thread=False)
             # Blocks are long; larger pages mean fewer of them.
             self._db.execute("PRAGMA page_size = 16384")
-            self._begin_write_ahead_log()
+            self._patiently(lambda: self._db.execute("PRAGMA journal_mode = WAL"))
             # A killed process loses nothing; a power cut may lose the last groups, and never damages the file.
             self._db.execute("PRAGMA synchronous = NORMAL")
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, _FORMAT):
                 raise StoreError(f"{path} has format {version}; this version of turnwise reads format {_FORMAT}.")
-            self._db.executescript(_SCHEMA)
+            self._patiently(lambda: self._db.executescript(_SCHEMA))
         except sqlite3.Error as error:
             raise StoreError(f"{path} cannot be opened as a store of experience: {error}.") from error
 
-    def _begin_write_ahead_log(self) -> None:
-        """SQLite does not wait where several processes begin it at once, whatever the timeout."""
-        ends_at = time.monotonic() + _BUSY_TIMEOUT_S
+    def _patiently(self, attempt: Callable[[], object]) -> None:
+        """Wait for another process's transaction, and say so where it takes long."""
+        begun_s, is_told = time.monotonic(), False
         while True:
             try:
-                self._db.execute("PRAGMA journal_mode = WAL")
+                attempt()
                 return
             except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > ends_at:
+                waited_s = time.monotonic() - begun_s
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
                     raise
+                if waited_s > _BUSY_TIMEOUT_S:
+                    raise StoreError(
+                        f"{self._path} has been locked by another process for {waited_s:.0f} s; expected to write to "
+                        "it. End the program that has it open (perhaps a database browser), and start again."
+                    ) from error
+                if waited_s >= _TOLD_AFTER_S and not is_told:
+                    log.warning("waiting for %s: another process has locked it for %.0f s", self._path, waited_s)
+                    is_told = True
+                # SQLite does not wait by itself where several processes begin a write-ahead log at once.
                 time.sleep(0.01)
 
     # --- the contract of a buffer --------------------------------------------------------------------------------
@@ -123,7 +146,7 @@ class ExperienceStore:
 
     def take(self, step: int) -> list[Experience]:
         with self._transaction() as db:
-            chosen = self._choose(step)
+            chosen = self._planned(step) or self._choose(step)
             ready_at = self._rules.next_step(step)
             used = [
                 (count + 1, step, ready_at, self._rules.rank(group_id, version, count + 1), number)
@@ -131,10 +154,13 @@ class ExperienceStore:
             ]
             db.executemany(_USE, used)
             db.executemany("INSERT INTO uses VALUES (?, ?)", [(step, number) for number, *_ in chosen])
+            db.execute("DELETE FROM plans WHERE step = ?", (step,))
         # Blocks never change, so nobody waits while they are read.
-        return [experience for number, *_ in chosen for experience in self._read_block(number)]
+        return [experience for number, group_id, *_ in chosen for experience in self._read_sound(number, group_id)]
 
     def is_ready(self, step: int) -> bool:
+        if self._ask("SELECT COUNT(*) FROM plans WHERE step = ?", step)[0]:
+            return True
         size = _SIZES[self._rules.unit]
         (available,) = self._ask(f"SELECT TOTAL({size}) FROM groups WHERE {_WAITING}", step)
         return available >= (self._rules.train_batch_size or 1)
@@ -158,8 +184,9 @@ class ExperienceStore:
             self.forget_rollouts(after=step)
 
     def restore(self, step: int) -> None:
-        """Groups that were taken for updates after `step` can be taken again, as they were before."""
+        """Groups that were taken for updates after `step` are taken again, for the same updates."""
         with self._transaction() as db:
+            db.execute("INSERT OR IGNORE INTO plans SELECT step, number FROM uses WHERE step > ?", (step,))
             undone = [number for (number,) in db.execute("SELECT DISTINCT number FROM uses WHERE step > ?", (step,))]
             db.execute("DELETE FROM uses WHERE step > ?", (step,))
             earlier = {
@@ -173,10 +200,12 @@ class ExperienceStore:
     def forget_rollouts(self, after: int) -> None:
         """As if no later rollout had been played: for a loop that plays them again, exactly as before."""
         with self._transaction() as db:
-            later = "(SELECT number FROM groups WHERE rollout > ?)"
+            # Played again, they come to the same updates by the same rules.
+            db.execute("DELETE FROM plans")
+            later = f"(SELECT number FROM groups WHERE {_PLAYED_AGAIN})"
             db.execute(f"DELETE FROM uses WHERE number IN {later}", (after,))
             db.execute(f"DELETE FROM blocks WHERE number IN {later}", (after,))
-            db.execute("DELETE FROM groups WHERE rollout > ?", (after,))
+            db.execute(f"DELETE FROM groups WHERE {_PLAYED_AGAIN}", (after,))
             dropped = db.execute(
                 "SELECT number, use_count FROM groups WHERE dropped_by_rollout > ?", (after,)
             ).fetchall()
@@ -229,6 +258,14 @@ class ExperienceStore:
             chosen.append((number, group_id, policy_version, use_count))
         return chosen
 
+    def _planned(self, step: int) -> list[tuple[int, str, int, int]]:
+        """What the update learnt from when it was made before, in the same order; nothing where it is new."""
+        return self._db.execute(
+            "SELECT number, group_id, policy_version, use_count FROM plans JOIN groups USING (number) "
+            "WHERE step = ? ORDER BY priority DESC, number",
+            (step,),
+        ).fetchall()
+
     def _drop_beyond_capacity(self, rollout: int) -> None:
         if self._rules.capacity is None:
             return
@@ -248,21 +285,41 @@ class ExperienceStore:
     def _read_block(self, number: int) -> list[Experience]:
         return decode_group(self._ask("SELECT data FROM blocks WHERE number = ?", number)[0])
 
+    def _read_sound(self, number: int, group_id: str) -> list[Experience]:
+        """A group to learn from; one that was damaged on the disk is left out for ever, with a word."""
+        try:
+            return self._read_block(number)
+        except StoreError as error:
+            log.warning("group %s of %s is damaged and not learnt from: %s", group_id, self._path, error)
+        with self._transaction() as db:
+            db.execute("UPDATE groups SET priority = NULL WHERE number = ?", (number,))
+            db.execute("DELETE FROM uses WHERE number = ?", (number,))
+        return []
+
     def _ask(self, question: str, *given: object) -> tuple[Any, ...]:
-        with self._lock:
+        with self._lock, self._told("read"):
             return self._db.execute(question, given).fetchone()
+
+    @contextmanager
+    def _told(self, attempt: str) -> Iterator[None]:
+        """What SQLite says of a full disk or a damaged file, as one message."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise StoreError(
+                f"{self._path} cannot be {attempt}: {error}. What was stored before is as it was; see that its disk "
+                "has space and is sound, and start again."
+            ) from error
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """All or nothing; the write lock is taken at once, so that what was read cannot have changed."""
-        with self._lock:
-            try:
-                self._db.execute("BEGIN IMMEDIATE")
-            except sqlite3.Error as error:
-                raise StoreError(f"{self._path} cannot be written to: {error}.") from error
+        with self._lock, self._told("written"):
+            self._patiently(lambda: self._db.execute("BEGIN IMMEDIATE"))
             try:
                 yield self._db
+                self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
                 raise
-            self._db.execute("COMMIT")

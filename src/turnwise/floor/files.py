@@ -33,6 +33,25 @@ def write_whole(path: Path, content: str | bytes, *, error: type[TurnwiseError] 
         unfinished.write_bytes(data)
 
 
+def write_first(path: Path, content: str, *, mode: int = 0o600, error: type[TurnwiseError] = RunError) -> bool:
+    """As `write_whole`, for its owner alone, unless the file is there already: of several processes one writes it."""
+    with _told(f"write {path}", error), _unfinished(path, _touch) as unfinished:
+        unfinished.chmod(mode)
+        unfinished.write_text(content, encoding="utf-8")
+        _sync(unfinished)
+        try:
+            path.hardlink_to(unfinished)
+        except FileExistsError:
+            return False
+        except OSError:
+            # A file system without links; then the moment between these two calls is open to others.
+            if path.exists():
+                return False
+            unfinished.replace(path)
+        _sync_folder(path.parent)
+    return True
+
+
 @contextmanager
 def whole_file(path: Path, *, error: type[TurnwiseError] = RunError) -> Iterator[Path]:
     """A name to write under; the file has its own name once the block ends without an exception."""
@@ -108,6 +127,20 @@ def remove_folder(path: Path, *, error: type[TurnwiseError] = RunError) -> None:
         path.rename(scratch / "old")
 
 
+def remove_leftovers(folder: Path) -> None:
+    """What processes that were killed left under temporary names; whatever is being written stays."""
+    for name in os.listdir(folder):
+        if not _LEFTOVER.fullmatch(name):
+            continue
+        with suppress(OSError):
+            lock = os.open(folder / name, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(folder / name)
+            finally:
+                os.close(lock)
+
+
 def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
@@ -152,7 +185,7 @@ def _told(attempt: str, kind: type[TurnwiseError], *failures: type[Exception]) -
 def _unfinished(path: Path, create: Callable[[Path], None]) -> Iterator[Path]:
     """A new file or folder beside `path`, locked while it is in use and gone afterwards."""
     _make_folder(path.parent)
-    _remove_leftovers(path.parent)
+    remove_leftovers(path.parent)
     unfinished, lock = _claim(path, create)
     try:
         yield unfinished
@@ -176,19 +209,6 @@ def _claim(path: Path, create: Callable[[Path], None]) -> tuple[Path, int]:
         if unfinished.exists():
             return unfinished, lock
         os.close(lock)
-
-
-def _remove_leftovers(folder: Path) -> None:
-    for name in os.listdir(folder):
-        if not _LEFTOVER.fullmatch(name):
-            continue
-        with suppress(OSError):
-            lock = os.open(folder / name, os.O_RDONLY)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(folder / name)
-            finally:
-                os.close(lock)
 
 
 def _remove(path: Path) -> None:

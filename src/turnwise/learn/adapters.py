@@ -19,14 +19,21 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from turnwise.config.sections.model import Lora
+from turnwise.config.sections.model import Lora, ModelSettings
 from turnwise.errors import ConfigError
+from turnwise.learn.models import cast_frozen
 from turnwise.learn.whole import piece_like, read_whole, write_whole
+from turnwise.pretrained import torch_dtype
 
 _ADAPTER = "default"
 
 
-def add_adapter(model: PreTrainedModel, settings: Lora, *, seed: int) -> None:
+def loaded_type(settings: ModelSettings) -> torch.dtype:
+    """What the learner loads a model in: weights that stay frozen are never held in more than they are kept in."""
+    return torch_dtype(settings.dtype) if isinstance(settings.lora, Lora) else torch.float32
+
+
+def add_adapter(model: PreTrainedModel, settings: Lora, *, seed: int, frozen_in: torch.dtype = torch.float32) -> None:
     """Put fresh adapters into the model, in place: it computes what it did before, and only they are trained."""
     if settings.target_modules != "all-linear":
         _check_targets(model, settings.target_modules)
@@ -40,6 +47,8 @@ def add_adapter(model: PreTrainedModel, settings: Lora, *, seed: int) -> None:
     )
     with _seeded(seed):
         inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
+    if frozen_in != torch.float32:
+        cast_frozen(model, frozen_in)
 
 
 def has_adapter(model: nn.Module) -> bool:
@@ -76,7 +85,8 @@ class MergedWeights(Mapping[str, Tensor]):
         own_name, tensor = self._tensors[name]
         owner, _, kind = own_name.partition(".base_layer.")
         tensor = read_whole(tensor)
-        return tensor + _delta(self._layers[owner]).to(tensor.dtype) if kind == "weight" else tensor
+        # Added in the adapters' own type, and rounded once.
+        return (tensor + _delta(self._layers[owner])).to(tensor.dtype) if kind == "weight" else tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

@@ -90,6 +90,7 @@ def report_memory(
     `is_shared` where the engine samples from the actor in place.
     """
     shape, frozen_bytes = _measure(config, model.lora), torch_dtype(model.dtype).itemsize
+    beside_adapters = frozen_bytes if isinstance(model.lora, Lora) else _FLOAT32_BYTES
     judge = _measure(_judge_config(judge_path), NoLora()).plain if judge_path is not None else shape.plain
     has_value_head = isinstance(learn.critic, learning.ValueHeadCritic)
     rows = (
@@ -98,6 +99,7 @@ def report_memory(
             (True, "model.lora: its adapters are trained" if model.lora.type == "lora" else "trained in full"),
             _sum([shape.adapted, shape.value_head]) if has_value_head else shape.adapted,
             _sum([shape.trained, shape.value_head]) if has_value_head else shape.trained,
+            beside_adapters,
         ),
         _frozen("engine", _engine_reason(is_shared), shape.plain, frozen_bytes),
         _frozen("reference", _reference_reason(model, learn), shape.plain, frozen_bytes),
@@ -106,6 +108,7 @@ def report_memory(
             _critic_reason(learn),
             _sum([shape.adapted, shape.value_head]),
             _sum([shape.trained_trunk, shape.value_head]),
+            beside_adapters,
         ),
         _frozen("reward model", _judge_reason(judge_path), judge, frozen_bytes),
     )
@@ -185,14 +188,17 @@ def _count(model: nn.Module, *, is_trained: bool = False) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad or not is_trained)
 
 
-def _trained(name: str, decision: tuple[bool, str], parameters: int | None, trained: int | None) -> ModelMemory:
-    """The learner's own: float32 weights, and gradients and Adam's moments of what is trained."""
+def _trained(
+    name: str, decision: tuple[bool, str], parameters: int | None, trained: int | None, frozen_bytes: int
+) -> ModelMemory:
+    """The learner's own: what is trained in float32 with its gradients and Adam's moments, and what is frozen."""
+    frozen = None if parameters is None or trained is None else parameters - trained
     return ModelMemory(
         name=name,
         is_loaded=decision[0],
         reason=decision[1],
         parameters=parameters,
-        weight_bytes=_times(parameters, _FLOAT32_BYTES),
+        weight_bytes=_sum([_times(trained, _FLOAT32_BYTES), _times(frozen, frozen_bytes)]),
         gradient_bytes=_times(trained, _FLOAT32_BYTES),
         optimizer_bytes=_times(trained, _ADAM_BYTES),
     )

@@ -25,6 +25,12 @@ def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
         parameter.data = parameter.data.to(dtype)
 
 
+def cast_frozen(model: nn.Module, dtype: torch.dtype) -> None:
+    """Hold what is not trained in `dtype`, and what is trained in float32: small updates must not be rounded away."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else dtype)
+
+
 def checkpoint_gradients(model: PreTrainedModel, *, above_tokens: int = 0) -> None:
     """Keep the inputs of each layer alone for the backward pass, where a forward pass has more tokens than that."""
     layers = checkpointed_layers(model)

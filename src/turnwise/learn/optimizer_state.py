@@ -27,7 +27,9 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 def write_optimizer(optimizer: torch.optim.AdamW, folder: Path, team: Team) -> None:
     if team.size == 1 and not team.is_sharded:
-        torch.save(optimizer.state_dict(), folder / _WHOLE)
+        # Through a file of our own: it says why it cannot be written.
+        with (folder / _WHOLE).open("wb") as file:
+            torch.save(optimizer.state_dict(), file)
         return
     kept = {number: optimizer.state[p] for number, p in enumerate(_parameters(optimizer)) if p in optimizer.state}
     pieces = {_name(number, moment): state[moment] for number, state in kept.items() for moment in _MOMENTS}

@@ -22,7 +22,7 @@ from turnwise.config.sections.model import Lora, ModelSettings
 from turnwise.errors import LearnError
 from turnwise.floor.freed_memory import return_freed_memory
 from turnwise.learn.activations import pass_size_of
-from turnwise.learn.adapters import MergedWeights, add_adapter, fold_adapter, has_adapter
+from turnwise.learn.adapters import MergedWeights, add_adapter, fold_adapter, has_adapter, loaded_type
 from turnwise.learn.checkpoint import read_state, write_state
 from turnwise.learn.correction import importance_weights
 from turnwise.learn.kl import KlPrice
@@ -67,7 +67,7 @@ class Trainer:
     def open(cls, settings: learning.LearnSettings, site: LearnerSite, team: Team | None = None) -> Trainer:
         team = team or Team(chosen_device(settings.device, "learn.device"))
         return cls(
-            load_model(site.model_path, device=team.loads_on),
+            load_model(site.model_path, dtype=loaded_type(site.model), device=team.loads_on),
             settings,
             site.loss,
             temperature=site.temperature,
@@ -91,7 +91,7 @@ class Trainer:
         self.settings = settings
         self.seed = seed
         if isinstance(model_settings.lora, Lora):
-            add_adapter(model, model_settings.lora, seed=seed)
+            add_adapter(model, model_settings.lora, seed=seed, frozen_in=loaded_type(model_settings))
         # Without dropout: the policy that is trained must be the one that sampled.
         self.actor = PolicyModel(model.eval(), temperature, torch_dtype(model_settings.dtype))
         self.critic = make_critic(settings.critic, self.actor)

@@ -45,15 +45,7 @@ from turnwise.learn.tiny_reward import tiny_reward_folder
 from turnwise.loop.open_audit import open_audit
 from turnwise.loop.open_buffer import open_buffer
 from turnwise.loop.parts import ExploreParts, LearnParts, PlayParts, TrainParts, Words
-from turnwise.protocols import (
-    ChatTemplate,
-    CreditRule,
-    Engine,
-    Judge,
-    Learner,
-    Mailbox,
-    TaskSource,
-)
+from turnwise.protocols import ChatTemplate, CreditRule, Engine, Judge, Learner, Mailbox, TaskSource
 from turnwise.rollout.agent_proxy import AgentProxy, PlayRules
 from turnwise.rollout.chosen import find_workflow
 from turnwise.rollout.env_groups import EnvConfigs
@@ -64,7 +56,7 @@ from turnwise.rollout.workflow import Workflow
 from turnwise.rollout.worlds import World, count_held_out, worlds_of
 from turnwise.sites import EngineSite, LearnerSite, TransportSite
 from turnwise.sync.memory import MemoryChannel, SharedChannel
-from turnwise.sync.probe import Probe, ProbedChannel, ScoringEngine, ScoringLearner, largest_gap
+from turnwise.sync.probe import Probe, ProbedChannel, ScoringEngine, ScoringLearner
 from turnwise.types import Message, Sampling, Task
 
 log = logging.getLogger(__name__)
@@ -90,7 +82,7 @@ def build_play(
     run_path: Path | None = None,
     model: PreTrainedModel | None = None,
 ) -> PlayParts:
-    """A model that answers, and the tasks of a split, each to be played once; `model` where it is a learner's own."""
+    """A model that answers, and the tasks of a split, each to be played; `model` where it is a learner's own."""
     words = load_words(settings, str(model_path))
     engine = open_engine(words, str(model_path), run_path=run_path, model=model)
     judging = build_judging(settings)
@@ -104,6 +96,7 @@ def build_play(
         eval_proxy=stage.proxy(
             [replace(world, groups=max(counts[world.tag], 1)) for world in worlds_of(settings)],
             split="eval",
+            group_size=settings.eval.samples,
             temperature=settings.eval.temperature,
         ),
         eval_tasks=held_out_tasks(settings, split),
@@ -187,12 +180,12 @@ def _make_probe(explore: ExploreParts, learner: Learner) -> Probe | None:
         )
         return None
     text = explore.template.encode_prompt([Message("user", _PROBE_TEXT)])
-    return Probe(text, learner, engine, max_gap=largest_gap(settings.sync.max_probe_gap, settings.model.dtype))
+    return Probe(text, learner, engine, max_gap=settings.sync.max_probe_gap, dtype=settings.model.dtype)
 
 
 def _learning(settings: TurnwiseSettings, model_path: str | Path, run_path: Path | None) -> dict[str, Any]:
-    learner = open_learner(settings, str(model_path), run_path=run_path)
-    return {"credit": open_credit(settings), "learner": learner, "audit": open_audit(settings, learner, run_path)}
+    learner, credit = open_learner(settings, str(model_path), run_path=run_path), open_credit(settings)
+    return {"credit": credit, "learner": learner, "audit": open_audit(settings, learner, run_path)}
 
 
 def chosen_engine(settings: TurnwiseSettings) -> Any:

@@ -1,4 +1,4 @@
-"""How good is a policy? Fixed held-out tasks of every environment, each played once, and the yardsticks beside it."""
+"""How good is a policy? Fixed held-out tasks of every environment, and the yardsticks beside it."""
 
 from __future__ import annotations
 
@@ -6,18 +6,28 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from turnwise.config.registry import import_rule
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import reset_env
-from turnwise.errors import ConfigError, RewardError, did_you_mean
+from turnwise.errors import ConfigError, did_you_mean
 from turnwise.loop.build import build_judging
 from turnwise.loop.parts import PlayParts
+from turnwise.report.estimates import mean_interval
+from turnwise.report.eval_results import results_of
 from turnwise.report.intervals import share_interval
 from turnwise.report.metrics import split_by_tag, told_numbers
 from turnwise.rollout.judges import Judging
-from turnwise.rollout.rules import Rule, measure_rule, play_rule, rules_of
+from turnwise.rollout.rules import Rule, record_rule, rules_of
 from turnwise.rollout.worlds import World, main_world, worlds_of
-from turnwise.types import Message, Metrics, Task, Trajectory
+from turnwise.types import Metrics, Task, Trajectory
+
+
+def success_interval(trajectories: Sequence[Trajectory], share: float) -> tuple[float, float]:
+    """Of tasks that were played once, Wilson's; of others, over tasks."""
+    if len({trajectory.task for trajectory in trajectories}) == len(trajectories):
+        return share_interval(share, len(trajectories))
+    return mean_interval([task.share for task in results_of(trajectories)], is_share=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +47,7 @@ class Outcome:
         return cls(
             episodes=len(trajectories),
             success=success,
-            success_interval=share_interval(success, len(trajectories)),
+            success_interval=success_interval(trajectories, success),
             mean_return=sum(t.episode_return for t in trajectories) / len(trajectories),
             told=told_numbers(trajectories),
         )
@@ -53,14 +63,23 @@ class Evaluation:
     mean_return: float
     trajectories: tuple[Trajectory, ...]
 
+    @classmethod
+    def of(cls, settings: TurnwiseSettings, trajectories: Sequence[Trajectory]) -> Evaluation:
+        return cls(
+            env=settings.env.type,
+            success=sum(t.is_success for t in trajectories) / len(trajectories),
+            mean_return=sum(t.episode_return for t in trajectories) / len(trajectories),
+            trajectories=tuple(trajectories),
+        )
+
     @property
     def episodes(self) -> int:
         return len(self.trajectories)
 
     @property
     def success_interval(self) -> tuple[float, float]:
-        """In which the true share of successes lies at 95 %."""
-        return share_interval(self.success, self.episodes)
+        """In which the true share of successes lies at 95 %; plays of one task are no news of other tasks."""
+        return success_interval(self.trajectories, self.success)
 
     def by_tag(self) -> dict[str, Outcome]:
         """The same for each environment."""
@@ -74,16 +93,10 @@ async def evaluate_policy(parts: PlayParts, advance: Callable[[int, int], None] 
     def count(trajectory: Trajectory) -> None:
         done.append(trajectory)
         if advance is not None:
-            advance(len(done), len(parts.eval_tasks))
+            advance(len(done), len(parts.eval_tasks) * parts.settings.eval.samples)
 
     groups = await parts.eval_proxy.collect(parts.eval_tasks, rollout=0, on_done=count)
-    trajectories = tuple(trajectory for group in groups for trajectory in group.trajectories)
-    return Evaluation(
-        env=parts.settings.env.type,
-        success=sum(t.is_success for t in trajectories) / len(trajectories),
-        mean_return=sum(t.episode_return for t in trajectories) / len(trajectories),
-        trajectories=trajectories,
-    )
+    return Evaluation.of(parts.settings, [trajectory for group in groups for trajectory in group.trajectories])
 
 
 async def evaluate_once(parts: PlayParts, advance: Callable[[int, int], None] | None = None) -> Evaluation:
@@ -99,16 +112,28 @@ def is_evaluation_due(settings: TurnwiseSettings, step: int) -> bool:
     return settings.eval.is_wanted and settings.eval.every > 0 and step % settings.eval.every == 0
 
 
-def measure_rule_in(settings: TurnwiseSettings, rule: str, tasks: Sequence[Task]) -> tuple[float, float]:
-    """Success and return of a named rule in the main environment and within the budget of a recipe."""
+def play_rule_in(settings: TurnwiseSettings, rule: str, tasks: Sequence[Task]) -> Evaluation:
+    """How a rule plays the main environment within the budget of a recipe, each task `eval.samples` times.
+
+    A rule is a name that the environment knows, or a function `package.module:function` that is given the environment
+    and what it has just said, and returns an action.
+    """
     judging, world = build_judging(settings), main_world(settings)
     env, rules = _env_and_rules(world, tasks[0].split)
+    if rule not in rules and ":" in rule:
+        rules[rule] = import_rule(rule)
     if rule not in rules:
         raise ConfigError(
             f"environment '{settings.env.type}' cannot be played by '{rule}'. {did_you_mean(rule, rules)}"
         )
     own = [task for task in tasks if task.tag == world.tag]
-    return _measure(env, rules[rule], own, world.limits.actions_left(0, 0), judging)
+    trajectories = _play(env, rules[rule], own, world.limits.actions_left(0, 0), judging, settings.eval.samples)
+    return Evaluation.of(settings, trajectories)
+
+
+def names_a_rule(settings: TurnwiseSettings, rule: str, split: str) -> bool:
+    """Whether the main environment has a rule of this name."""
+    return rule in _env_and_rules(main_world(settings), split)[1]
 
 
 def measure_baselines(
@@ -124,8 +149,9 @@ def measure_baselines(
         own = [task for task in tasks if task.tag == world.tag]
         env, rules = _env_and_rules(world, tasks[0].split)
         for name, rule in rules.items():
-            success, _ = _measure(env, rule, own, world.limits.actions_left(0, 0), judging)
-            found[name if len(worlds) == 1 else f"{name}/{world.tag}"] = success
+            played = _play(env, rule, own, world.limits.actions_left(0, 0), judging)
+            share = sum(trajectory.is_success for trajectory in played) / len(played)
+            found[name if len(worlds) == 1 else f"{name}/{world.tag}"] = share
     return found
 
 
@@ -137,23 +163,11 @@ def baseline_intervals(baselines: Mapping[str, float], tasks: Sequence[Task]) ->
     }
 
 
-def _measure(
-    env: BaseEnv, rule: Rule, tasks: Sequence[Task], max_actions: int, judging: Judging | None
-) -> tuple[float, float]:
-    if judging is None or tasks[0].tag not in judging.tags:
-        return measure_rule(env, rule, tasks, max_actions)
-    scores = judging.judge.score([_converse(env, rule, task, max_actions) for task in tasks])
-    numbers = [0.0 if isinstance(score, RewardError) else score for score in scores]
-    return sum(n > judging.success_above for n in numbers) / len(tasks), sum(numbers) / len(tasks)
-
-
-def _converse(env: BaseEnv, rule: Rule, task: Task, max_actions: int) -> list[Message]:
-    """What a judge would read if the rule had played."""
-    return [
-        message
-        for move in play_rule(env, rule, task, max_actions=max_actions)
-        for message in (Message("user", move.observation), Message("assistant", move.action))
-    ]
+def _play(
+    env: BaseEnv, rule: Rule, tasks: Sequence[Task], max_actions: int, judging: Judging | None, samples: int = 1
+) -> list[Trajectory]:
+    played = [record_rule(env, rule, task, max_actions, sibling=n) for task in tasks for n in range(samples)]
+    return played if judging is None else judging.apply(played)
 
 
 def _env_and_rules(world: World, split: str) -> tuple[BaseEnv, dict[str, Rule]]:

@@ -61,3 +61,21 @@ async def explore(
     explored = Explored(played=played, kept=kept[:wanted])
     parts.on_explored(step, explored)
     return explored
+
+
+async def explore_on_record(parts: ExploreParts, step: int, *, stages: Stages = STAGES) -> Explored:
+    """As `explore`, with every episode written down as it ends: a rollout that a process before this one had finished
+    is read and not played again, until a checkpoint covers it.
+
+    One that was cut short is played anew, by the same dice: the rest of it alone would be computed in other batches
+    than the whole was, and differ in the last bit.
+    """
+    journals = parts.journals
+    if journals is None:
+        return await explore(parts, step, stages=stages)
+    journals.forget_covered()
+    known = journals.read_whole(step)
+    explored = await explore(parts, step, on_done=journals.append, known=known, stages=stages)
+    if not known:
+        journals.finish(step)
+    return explored

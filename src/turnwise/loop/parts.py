@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from turnwise.audit.batch_audit import BatchAudit
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.loop.journals import Journals
 from turnwise.protocols import (
     Buffer,
     Channel,
@@ -70,6 +71,8 @@ class ExploreParts(PlayParts):
     buffer: Buffer
     open_mailbox: Callable[[Callable[[], None]], Mailbox]
     """Opens the way of weights from trainer to explorer; what it is given wakes whoever waits."""
+    journals: Journals | None = None
+    """Where a loop in one process writes episodes down as they end; None: it does not, or whoever plays does."""
     on_explored: Callable[[int, Explored], None] = lambda step, explored: None
     """Hears of each step's rollout before anything is learnt from it."""
 

@@ -8,13 +8,14 @@ runs in a thread, so that episodes go on meanwhile. Whatever fails on either sid
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from turnwise.experience.build import build_experiences
-from turnwise.loop.explore import Explored, explore
+from turnwise.floor.async_calls import unbroken
+from turnwise.loop.explore import Explored, explore, explore_on_record
 from turnwise.loop.parts import ExploreParts, TrainParts
 from turnwise.loop.serial import LoopStep, describe_step, env_seconds, learn_from
 from turnwise.loop.stages import STAGES, Stages
@@ -24,6 +25,7 @@ from turnwise.report.metrics import Stopwatch
 from turnwise.sync.styles import rules_of
 from turnwise.sync.synchronizer import ExplorerEnd, TrainerEnd
 from turnwise.sync.waiting import Bell
+from turnwise.types import Experience, Metrics
 
 
 async def train_pipelined(
@@ -46,9 +48,22 @@ async def train_pipelined(
         ExplorerEnd(rules, mailbox, parts.channel, bell, start=start, timeout_s=settings.sync.timeout_s),
         bell,
         max_running=(rules.max_staleness or 0) + 1,
-        play=partial(explore, stages=stages),
+        play=partial(explore_on_record, stages=stages),
     )
     trainer_end = TrainerEnd(rules, mailbox, parts.take_weights, start=start)
+
+    async def update(
+        step: int, explored: Explored, experiences: Sequence[Experience], overlap: Metrics, *, waited_s: float
+    ) -> None:
+        with watch.section("learn"):
+            learnt = await asyncio.to_thread(learn_from, parts, experiences, stages)
+        overlap = {**overlap, "sync/explorer_wait_s": explorer.end.waited_s - waited_s}
+        done = describe_step(parts.buffer, step, explored, learnt, tasks=explorer.tasks_before(step + 1))
+        await on_step(replace(done, metrics={**done.metrics, **overlap, **parts.sync_metrics()}))
+        # Only now: with no staleness allowed, the next rollout must not share the engine with an evaluation.
+        with watch.section("sync"):
+            trainer_end.finish_update(PolicyMark(step, learnt.policy_version))
+
     explorer.start(start_step + 1, settings.learn.steps)
     num_starved = 0
     try:
@@ -61,23 +76,14 @@ async def train_pipelined(
                 parts.buffer.add(build_experiences(explored.kept))
             trainer_wait_s = watch.seconds("rollout") - waits[1]
             watch.move("rollout", "env", min(explorer.env_seconds - env_s, trainer_wait_s))
-            version = parts.learner.policy_version
-            lag = version - parts.engine.policy_version
+            lag = parts.learner.policy_version - parts.engine.policy_version
             with watch.section("learn"):
                 experiences = parts.buffer.take(step)
-                num_starved = 0 if experiences else num_starved + 1
-                refuse_to_starve(explored, step, num_starved)
-                learnt = await asyncio.to_thread(learn_from, parts, experiences, stages)
-            done = describe_step(parts.buffer, step, explored, learnt, tasks=explorer.tasks_before(step + 1))
-            overlap = {
-                "sync/version_lag": float(lag),
-                "sync/explorer_wait_s": explorer.end.waited_s - waits[0],
-                "sync/trainer_wait_s": trainer_wait_s,
-            }
-            await on_step(replace(done, metrics={**done.metrics, **overlap, **parts.sync_metrics()}))
-            # Only now: with no staleness allowed, the next rollout must not share the engine with an evaluation.
-            with watch.section("sync"):
-                trainer_end.finish_update(PolicyMark(step, learnt.policy_version))
+            num_starved = 0 if experiences else num_starved + 1
+            refuse_to_starve(explored, step, num_starved)
+            overlap = {"sync/version_lag": float(lag), "sync/trainer_wait_s": trainer_wait_s}
+            # Whoever interrupts a run finds it between two steps.
+            await unbroken(update(step, explored, experiences, overlap, waited_s=waits[0]))
     finally:
         await explorer.stop()
 

@@ -17,6 +17,7 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.reward import NoFilter
 from turnwise.experience.build import build_experiences
 from turnwise.experience.files import read_experiences
+from turnwise.floor.async_calls import unbroken
 from turnwise.loop.build import open_mailbox
 from turnwise.loop.explore import Explored, explore
 from turnwise.loop.parts import ExploreParts, LearnParts
@@ -26,7 +27,7 @@ from turnwise.protocols import Buffer, Mailbox, PolicyMark
 from turnwise.report.journal import TrajectoryJournal
 from turnwise.report.metrics import Stopwatch
 from turnwise.report.run_dir import RunDirectory
-from turnwise.sync.presence import RolePlace, RoleRecord
+from turnwise.sync.presence import RolePlace, RoleRecord, place_of
 from turnwise.sync.styles import rules_of
 from turnwise.sync.synchronizer import ExplorerEnd, TrainerEnd
 from turnwise.sync.waiting import Bell
@@ -48,12 +49,12 @@ class Shared:
 
     @classmethod
     def open(cls, settings: TurnwiseSettings, directory: RunDirectory) -> Shared:
-        bell, roles = Bell(), directory.path / "roles"
+        bell = Bell()
         return cls(
             bell=bell,
             mailbox=open_mailbox(settings, directory.path, bell.ring),
-            explorer=RolePlace(roles, "explorer"),
-            trainer=RolePlace(roles, "trainer"),
+            explorer=place_of(directory.path, "explorer"),
+            trainer=place_of(directory.path, "trainer"),
             unfinished=directory.unfinished,
         )
 
@@ -77,8 +78,8 @@ async def train_from_buffer(
         parts.buffer.add(read_experiences(Path(parts.settings.buffer.offline)))
     settings, start = parts.settings, PolicyMark(start_step, parts.learner.policy_version)
     end = TrainerEnd(rules_of(settings.sync), shared.mailbox, parts.learner.weights, start=start)
-    newest = shared.mailbox.newest()
-    if newest is None or newest.step < start.step:
+    if shared.mailbox.newest() != start:
+        # Also where newer ones lie there: they were left by a process that was cut short, and are made again.
         shared.mailbox.post(start, parts.learner.weights())
     shared.trainer.write(RoleRecord(step=start_step))
     done = start
@@ -96,7 +97,7 @@ async def train_from_buffer(
             end.finish_update(done)
         described = describe_step(parts.buffer, step, Explored(played=[], kept=[]), learnt, tasks={})
         waited_s = {"sync/trainer_wait_s": watch.seconds("rollout") - waited_until_s}
-        await on_step(replace(described, metrics={**described.metrics, **waited_s}))
+        await unbroken(on_step(replace(described, metrics={**described.metrics, **waited_s})))
         shared.trainer.write(RoleRecord(step=step))
     shared.mailbox.post(done, parts.learner.weights())
     shared.trainer.write(RoleRecord(step=done.step, has_ended=done.step >= settings.learn.steps))

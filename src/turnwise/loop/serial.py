@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from turnwise.experience.build import build_experiences
+from turnwise.floor.async_calls import unbroken
 from turnwise.learn.state_digest import digest_policy
-from turnwise.loop.explore import Explored, explore
+from turnwise.loop.explore import Explored, explore_on_record
 from turnwise.loop.parts import ExploreParts, LearnParts, TrainParts
 from turnwise.loop.stages import STAGES, Stages, is_written_anew
 from turnwise.loop.starving import refuse_to_starve
@@ -31,23 +32,29 @@ async def train_serial(
 ) -> None:
     """Run from `start_step` steps done to `learn.steps`; `stages` is what a step is made of."""
     settings = parts.settings
-    num_starved = 0
-    for step in range(start_step + 1, settings.learn.steps + 1):
-        env_s = env_seconds(parts)
-        with watch.section("rollout"):
-            explored = await explore(parts, step, stages=stages)
-            parts.buffer.add(build_experiences(explored.kept))
-        watch.move("rollout", "env", env_seconds(parts) - env_s)
+
+    async def update(step: int, explored: Explored, experiences: Sequence[Experience]) -> None:
         with watch.section("learn"):
-            experiences = parts.buffer.take(step)
-            num_starved = 0 if experiences else num_starved + 1
-            refuse_to_starve(explored, step, num_starved)
             learnt = learn_from(parts, experiences, stages)
         if step % settings.sync.interval == 0:
             with watch.section("sync"):
                 await parts.channel.publish(parts.take_weights(), learnt.policy_version)
         done = describe_step(parts.buffer, step, explored, learnt, tasks=parts.tasks.state())
         await on_step(replace(done, metrics={**done.metrics, **parts.sync_metrics()}))
+
+    num_starved = 0
+    for step in range(start_step + 1, settings.learn.steps + 1):
+        env_s = env_seconds(parts)
+        with watch.section("rollout"):
+            explored = await explore_on_record(parts, step, stages=stages)
+            parts.buffer.add(build_experiences(explored.kept))
+        watch.move("rollout", "env", env_seconds(parts) - env_s)
+        with watch.section("learn"):
+            experiences = parts.buffer.take(step)
+        num_starved = 0 if experiences else num_starved + 1
+        refuse_to_starve(explored, step, num_starved)
+        # Whoever interrupts a run finds it between two steps.
+        await unbroken(update(step, explored, experiences))
 
 
 def learn_from(parts: LearnParts, experiences: Sequence[Experience], stages: Stages = STAGES) -> Learnt:

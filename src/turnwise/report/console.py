@@ -20,7 +20,7 @@ from turnwise.report.progress import Advance, ProgressDisplay, format_count, for
 from turnwise.report.summary import Summary
 from turnwise.types import Trajectory, Turn
 
-__all__ = ["Advance", "ProgressDisplay", "phase", "print_notice", "print_outcome", "print_trajectory"]
+__all__ = ["Advance", "ProgressDisplay", "phase", "print_notice", "print_outcome", "print_trajectory", "printable"]
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SIDE_BY_SIDE_COLUMNS = 100
@@ -53,7 +53,7 @@ def print_trajectory(console: Console, trajectory: Trajectory) -> None:
 
 def _turn_title(turn: Turn, num_turns: int) -> Text:
     title = Text(f"turn {turn.index + 1} of {num_turns}", style="bold")
-    title.append(f"  {', '.join(map(_printable, turn.actions)) or 'no action'}", style="not bold cyan")
+    title.append(f"  {', '.join(map(printable, turn.actions)) or 'no action'}", style="not bold cyan")
     title.append(f"  reward {turn.reward:g}", style=f"not bold {_sign_style(turn.reward)}")
     if not turn.is_valid:
         title.append("  not understood", style="not bold yellow")
@@ -80,7 +80,7 @@ def _ending(trajectory: Trajectory) -> Text:
     line.append(f"  return {trajectory.episode_return:g}", style="default not bold")
     line.append(f"  {len(trajectory.turns)} turns  ended: {trajectory.stop_reason}", style="default not bold dim")
     if trajectory.failure:
-        line.append(f"\n{_printable(trajectory.failure)}", style="not bold red")
+        line.append(f"\n{printable(trajectory.failure)}", style="not bold red")
     return line
 
 
@@ -90,10 +90,11 @@ def _sign_style(number: float) -> str:
 
 def _as_is(text: str, *, style: str = "") -> Text:
     """Text that rich neither parses nor strips; too long lines are folded, line breaks stay."""
-    return Text(_printable(text), style=style, overflow="fold")
+    return Text(printable(text), style=style, overflow="fold")
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """The text with every character that a terminal would obey written out."""
     # A model can emit escape sequences that move the cursor or rename the window; show them instead of obeying them.
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text.replace("\r\n", "\n"))
 

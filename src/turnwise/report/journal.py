@@ -1,18 +1,26 @@
 """The finished episodes of one unfinished rollout, so that a process that is killed loses none of them.
 
-A line is written for each as it ends, as for a step's samples. It refuses to know what becomes of a rollout; whoever
-stores it removes the file.
+A line is written for each as it ends, as for a step's samples, behind a checksum of itself: what was damaged since is
+left out with a word, and played again. A last line says that the rollout is whole. It refuses to know what becomes of a
+rollout; whoever stores it removes the file.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import zlib
 from pathlib import Path
 
 from turnwise.floor.files import append_line, write_whole
 from turnwise.report.run_dir import step_name
-from turnwise.report.trajectories import encode_trajectory, read_trajectories
+from turnwise.report.trajectories import decode_trajectory, encode_trajectory
 from turnwise.types import Trajectory
+
+log = logging.getLogger(__name__)
+
+_WHOLE = b"whole"
+"""The last line of a rollout that was finished."""
 
 
 class TrajectoryJournal:
@@ -23,17 +31,46 @@ class TrajectoryJournal:
 
     def read(self) -> list[Trajectory]:
         """All that was appended, by this process or one before it; a line that was cut off is removed."""
+        return [trajectory for line in self._lines() if (trajectory := self._decode(line)) is not None]
+
+    def read_whole(self) -> list[Trajectory]:
+        """The same where the rollout was finished and nothing of it is damaged; otherwise nothing, and it goes."""
+        lines = self._lines()
+        found = [self._decode(line) for line in lines[:-1]]
+        played = [trajectory for trajectory in found if trajectory is not None]
+        if not lines or lines[-1] != _WHOLE or len(played) < len(found):
+            self.remove()
+            return []
+        return played
+
+    def finish(self) -> None:
+        """Every episode of the rollout is there."""
+        append_line(self._path, _WHOLE.decode())
+
+    def _lines(self) -> list[bytes]:
         if not self._path.exists():
             return []
         written = self._path.read_bytes()
         whole = written[: written.rfind(b"\n") + 1]
         if whole != written:
             write_whole(self._path, whole)
-        return read_trajectories(self._path)
+        return whole.splitlines()
 
     def append(self, trajectory: Trajectory) -> None:
-        append_line(self._path, json.dumps(encode_trajectory(trajectory), allow_nan=False))
+        line = json.dumps(encode_trajectory(trajectory), allow_nan=False)
+        append_line(self._path, f"{_checksum(line.encode())} {line}")
+
+    def _decode(self, line: bytes) -> Trajectory | None:
+        checksum, _, content = line.partition(b" ")
+        if checksum.decode("ascii", "replace") != _checksum(content):
+            log.warning("%s: an episode is damaged, and will be played again", self._path)
+            return None
+        return decode_trajectory(json.loads(content))
 
     def remove(self) -> None:
         """Its rollout is stored elsewhere."""
         self._path.unlink(missing_ok=True)
+
+
+def _checksum(line: bytes) -> str:
+    return f"{zlib.crc32(line):08x}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import datetime
@@ -17,14 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import RunError
-from turnwise.floor.files import append_line, read_text, reason, remove_folder, write_whole
+from turnwise.floor.files import (
+    append_line,
+    read_text,
+    reason,
+    remove_folder,
+    remove_leftovers,
+    write_first,
+    write_whole,
+)
 from turnwise.report.learning_record.file import forget_steps
 from turnwise.report.manifest import Manifest
 from turnwise.report.summary import Summary
 from turnwise.report.watch import Finding
 
-_JOIN_S = 5.0
-"""How long the other process may take from making a run directory to writing its settings."""
 _STEP_NAME = re.compile(r"step-(\d{6,})")
 
 
@@ -50,11 +55,8 @@ class RunDirectory:
     def create(cls, path: Path, *, config_yaml: str, manifest: Manifest) -> RunDirectory:
         run = cls(path)
         run._make_folder()
-        run._claim()
-        for folder in (run.trajectories, run.checkpoints, run.plots):
-            folder.mkdir(exist_ok=True)
-        write_whole(run.config, config_yaml)
-        write_whole(run.manifest, manifest.to_json())
+        run._claim(config_yaml)
+        run._make_rest(manifest)
         return run
 
     @classmethod
@@ -69,29 +71,35 @@ class RunDirectory:
     def join(cls, path: Path, *, config_yaml: str, manifest: Manifest) -> RunDirectory:
         """Open a run that another process may have made, or make it."""
         run = cls(path)
-        if not run.metrics.exists():
+        if not run.config.exists():
             try:
                 return cls.create(path, config_yaml=config_yaml, manifest=manifest)
             except RunError:
                 # Where two processes come at once, the other one makes it.
-                if not run.metrics.exists():
+                if not run.config.exists():
                     raise
-        deadline_s = time.monotonic() + _JOIN_S
-        while not run.config.is_file() and time.monotonic() < deadline_s:
-            time.sleep(0.05)
-        return cls.open(path)
+        run = cls.open(path)
+        run._make_rest(manifest)
+        return run
 
     @classmethod
-    def reopen(cls, path: Path, *, step: int) -> RunDirectory:
-        """Open to go on after `step`: what was recorded of later steps is forgotten, checkpoints stay."""
+    def reopen(cls, path: Path, *, step: int, has_played: bool = True) -> RunDirectory:
+        """Open to go on after `step` (-1: from the start): what was recorded of later steps is forgotten, checkpoints
+        stay. `has_played`: whether the trajectories are its own; those of another process stay.
+        """
         run = cls.open(path)
-        for records in (run.metrics, *([run.findings] if run.findings.exists() else [])):
-            kept = [line for line, row in _rows(records) if row["step"] <= step]
-            write_whole(records, "".join(f"{line}\n" for line in kept))
-        for file in run.trajectories.glob("step-*.jsonl"):
+        for records in (run.metrics, run.findings):
+            if records.exists():
+                kept = [line for line, row in _rows(records) if row["step"] <= step]
+                write_whole(records, "".join(f"{line}\n" for line in kept))
+        for file in run.trajectories.glob("step-*.jsonl") if has_played else ():
             if (found := _STEP_NAME.fullmatch(file.stem)) and int(found[1]) > step:
                 file.unlink()
         forget_steps(run.learning_record, after=step)
+        if step < 0 and run.tensorboard.exists():
+            remove_folder(run.tensorboard)
+        run.checkpoints.mkdir(exist_ok=True)
+        remove_leftovers(run.checkpoints)
         return run
 
     @property
@@ -124,8 +132,13 @@ class RunDirectory:
         return self.path / "learning_record.bin"
 
     @property
+    def tokenizer(self) -> Path:
+        """What its token ids stand for, for whoever looks at the run before its first checkpoint."""
+        return self.path / "tokenizer.json"
+
+    @property
     def unfinished(self) -> Path:
-        """Episodes of rollouts that an explorer has not stored yet."""
+        """Episodes of rollouts that an explorer has not stored yet, or that no checkpoint covers."""
         return self.path / "unfinished"
 
     @property
@@ -145,6 +158,11 @@ class RunDirectory:
     @property
     def plots(self) -> Path:
         return self.path / "plots"
+
+    @property
+    def evals(self) -> Path:
+        """One folder for each evaluation of this run, with how every task came out."""
+        return self.path / "evals"
 
     @property
     def tensorboard(self) -> Path:
@@ -168,6 +186,12 @@ class RunDirectory:
     def remove_checkpoint(self, step: int) -> None:
         remove_folder(self.step_checkpoint(step))
 
+    def put_checkpoint_aside(self, step: int) -> Path:
+        """Under a name that is no checkpoint's, for whoever wants to look at it."""
+        numbered = (self.checkpoints / f"{step_name(step)}.damaged{number or ''}" for number in count())
+        aside = next(path for path in numbered if not path.exists())
+        return self.step_checkpoint(step).rename(aside)
+
     def write_summary(self, summary: Summary) -> None:
         write_whole(self.summary, summary.to_json())
 
@@ -180,7 +204,7 @@ class RunDirectory:
 
     def read_metrics(self) -> list[dict[str, float]]:
         """One mapping per step; values that were not finite when written are left out."""
-        rows = (row for _, row in _rows(self.metrics))
+        rows = (row for _, row in _rows(self.metrics)) if self.metrics.exists() else ()
         return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
     def read_explorer_metrics(self) -> list[dict[str, float]]:
@@ -200,6 +224,14 @@ class RunDirectory:
         except TypeError as error:
             raise RunError(f"{self.findings} is damaged: {error}.") from error
 
+    def _make_rest(self, manifest: Manifest) -> None:
+        """What a process that was killed in its first moments has not made."""
+        for folder in (self.trajectories, self.checkpoints, self.plots):
+            folder.mkdir(exist_ok=True)
+        self.metrics.touch()
+        if not self.manifest.exists():
+            write_whole(self.manifest, manifest.to_json())
+
     def _make_folder(self) -> None:
         if self.path.is_file():
             raise RunError(
@@ -207,20 +239,19 @@ class RunDirectory:
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            # What a run was told, and what was played in it, is for its owner.
+            self.path.chmod(0o700)
         except OSError as error:
             raise self._unwritable(error) from error
 
-    def _claim(self) -> None:
+    def _claim(self, config_yaml: str) -> None:
+        """The settings are the claim: of two runs that start in the same folder at the same moment, one writes them."""
         try:
-            taken = self.config.exists()
-            if not taken:
-                # Exclusive creation decides between two runs that start in the same folder at the same moment.
-                self.metrics.open("x").close()
-        except FileExistsError:
-            taken = True
+            has_records = self.metrics.exists() and self.metrics.stat().st_size > 0
+            is_taken = self.config.exists() or has_records or not write_first(self.config, config_yaml)
         except OSError as error:
             raise self._unwritable(error) from error
-        if taken:
+        if is_taken:
             raise RunError(
                 f"Run directory {self.path} already holds a run: expected a new or empty folder. "
                 f"Choose another --run-dir, or go on with that run: turnwise train --resume {self.path}"

@@ -45,7 +45,7 @@ def read_trajectories(path: Path) -> list[Trajectory]:
     trajectories: list[Trajectory] = []
     for number, line in enumerate(_lines(path), start=1):
         try:
-            trajectories.append(_decode(json.loads(line)))
+            trajectories.append(decode_trajectory(json.loads(line)))
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(
                 f"{path}, line {number}: expected a trajectory ({type(error).__name__}: {error})."
@@ -114,7 +114,8 @@ def _decode_turn(record: dict[str, Any]) -> Turn:
     )
 
 
-def _decode(record: dict[str, Any]) -> Trajectory:
+def decode_trajectory(record: dict[str, Any]) -> Trajectory:
+    """From what `encode_trajectory` gave."""
     rollout, rest = record["id"].split("/", 1)
     task_id, sibling = rest.rsplit("/", 1)
     return Trajectory(

@@ -51,11 +51,14 @@ class EnvironmentWorkflow(Workflow):
 
     async def play_turn(self, notes: str = "") -> None:
         """One reply, and its actions in the world."""
-        episode, context = self.episode, self.task.context
-        reply = await self.answer(show_history(episode.about, episode.history, context, notes=notes))
-        parsed = parse_answer(reply.response_text, context.answer)
-        self.facts[self.model.step] = await episode.play_soon(parsed, reply.response_text)
+        reply = await self.answer(self.show(notes))
+        parsed = parse_answer(reply.response_text, self.task.context.answer)
+        self.facts[self.model.step] = await self.episode.play_soon(parsed, reply.response_text)
         self.model.step += 1
+
+    def show(self, notes: str = "") -> list[Message]:
+        """The conversation that the next reply goes on from."""
+        return show_history(self.episode.about, self.episode.history, self.task.context, notes=notes)
 
     async def answer(self, messages: list[Message]) -> Response:
         """The reply that is acted on."""

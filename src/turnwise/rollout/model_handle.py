@@ -7,12 +7,15 @@ way to end it. It refuses to know environments and rewards.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from turnwise.context.messages import read_message
-from turnwise.context.recorder import Prompt, Recorder, Response, completion_of
+from turnwise.context.recorder import Prompt, Reading, Recorder, Response, completion_of
 from turnwise.errors import WorkflowError
 from turnwise.floor.seeds import derive_seed
 from turnwise.protocols import ChatTemplate, Engine
@@ -20,6 +23,18 @@ from turnwise.types import Asked, Completion, GenerateRequest, IntArray, Message
 
 ChatMessage: TypeAlias = Message | Mapping[str, Any]
 """A message, or the dictionary that chat APIs know: `{"role": "user", "content": "…"}`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manner:
+    """What clients of an API may ask for beside a conversation; a workflow seldom does."""
+
+    top_p: float | None = None
+    seed: int | None = None
+    """Equal seeds get equal replies to equal conversations; None: the episode's own dice."""
+    reading: Reading = field(default_factory=Reading)
+    listen: Callable[[int, int], None] | None = None
+    """Hears the number of the reply and each of its tokens as they are sampled, where the engine tells them."""
 
 
 class ModelHandle:
@@ -45,7 +60,7 @@ class ModelHandle:
         """
         self._engine = engine
         self._template = template
-        self._sampling = sampling
+        self.sampling = sampling
         self._seed = seed
         self._name = name
         self._cache_key = cache_key or name
@@ -78,39 +93,60 @@ class ModelHandle:
         max_tokens: int | None = None,
         prefix: str = "",
         tools: Sequence[ToolSchema] = (),
+        manner: Manner = Manner(),  # noqa: B008 - frozen
     ) -> list[Response]:
         """`n` replies to a conversation; `prefix` begins each reply and is never trained."""
         if n < 1:
             raise WorkflowError(f"n = {n} replies were asked for; expected at least 1.")
-        sampling = self._sampling
+        sampling = self.sampling
         if temperature is not None or max_tokens is not None:
             sampling = replace(
                 sampling,
                 temperature=sampling.temperature if temperature is None else temperature,
                 max_new_tokens=sampling.max_new_tokens if max_tokens is None else max_tokens,
             )
+        if manner.top_p is not None:
+            sampling = replace(sampling, top_p=manner.top_p)
         step = self.step
         prompt = self._recorder.prompt(
             _read_messages(messages), max_new_tokens=sampling.max_new_tokens, prefix=prefix, tools=tools
         )
-        requests = [self._request(prompt, sampling) for _ in range(n)]
+        requests = [self._request(prompt, sampling, manner, number) for number in range(n)]
         if n == 1:
-            completions: Sequence[Completion] = [await self._engine.generate(requests[0])]
+            outcomes: Sequence[Completion | BaseException] = [await self._engine.generate(requests[0])]
         else:
-            completions = await asyncio.gather(*map(self._engine.generate, requests))
+            # Where one fails the others are waited for and written down: what was sampled is never lost.
+            outcomes = await asyncio.gather(*map(self._engine.generate, requests), return_exceptions=True)
         self._refuse_if_cancelled()
-        answered = zip(requests, completions, strict=True)
-        return [self._recorder.record(prompt, mark_unasked(*pair), step=step) for pair in answered]
+        replies = [
+            self._recorder.record(prompt, mark_unasked(request, outcome), step=step, reading=manner.reading)
+            for request, outcome in zip(requests, outcomes, strict=True)
+            if isinstance(outcome, Completion)
+        ]
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return replies
 
     def recite(self, messages: Sequence[ChatMessage], reply: str, *, prefix: str = "") -> Response:
         """Write down a reply that somebody else gave, as if the model had sampled it with certainty."""
-        limit = self._sampling.max_new_tokens
+        limit = self.sampling.max_new_tokens
         prompt = self._recorder.prompt(_read_messages(messages), max_new_tokens=limit, prefix=prefix)
         return self._recorder.record(prompt, completion_of(reply, self._template), step=self.step)
 
     def decode(self, token_ids: IntArray) -> str:
         """The text of sampled tokens, without the end of turn."""
         return self._template.decode_reply(token_ids)
+
+    def begin_call(self, name: str = "") -> str:
+        """How a reply begins that calls a tool: up to its name, or up to the arguments of the tool that is named."""
+        return self._template.begin_call(name)
+
+    @property
+    def call_mark(self) -> str:
+        """What stands before every call in a reply: a text without it calls nothing."""
+        # A model may write one call or a list of them behind the same mark.
+        return self._template.begin_call().partition("{")[0].strip().rstrip("[") or "{"
 
     def calls_of(self, step: int) -> list[Response]:
         return [call for call in self.calls if call.step == step]
@@ -123,16 +159,26 @@ class ModelHandle:
         """The episode is over: what engines keep for it may go."""
         self._engine.release(self._cache_key)
 
-    def _request(self, prompt: Prompt, sampling: Sampling) -> GenerateRequest:
+    def _request(self, prompt: Prompt, sampling: Sampling, manner: Manner, number: int) -> GenerateRequest:
         self._refuse_if_cancelled()
         self._num_requests += 1
+        dice = (self._name, self._num_requests) if manner.seed is None else ("asked for", manner.seed, number)
         return GenerateRequest(
             prompt_ids=prompt.ids,
             sampling=sampling,
-            seed=derive_seed(self._seed, self._name, self._num_requests),
+            seed=derive_seed(self._seed, *dice),
             cache_key=self._cache_key,
             asked=Asked(messages=prompt.messages, prefix=prompt.prefix, tools=prompt.tools),
+            on_token=self._ear(manner, number),
         )
+
+    def _ear(self, manner: Manner, number: int) -> Callable[[int], bool] | None:
+        """Tells what was sampled as it comes, and whether it was enough."""
+        listen, stop = manner.listen, manner.reading.stop
+        if listen is None and not stop:
+            return None
+        tell = (lambda _: None) if listen is None else partial(listen, number)
+        return _Ear(tell, stop, self._template.decode_reply).hear
 
     def _refuse_if_cancelled(self) -> None:
         if self._cancelled:
@@ -151,3 +197,21 @@ def _read_messages(messages: Sequence[ChatMessage]) -> list[Message]:
     if isinstance(messages, str | Mapping) or not messages:
         raise WorkflowError(f"messages are {messages!r}; expected a list such as [{{'role': 'user', 'content': '…'}}].")
     return [message if isinstance(message, Message) else read_message(message) for message in messages]
+
+
+class _Ear:
+    """Hears the tokens of one reply."""
+
+    def __init__(self, tell: Callable[[int], None], stop: Sequence[str], decode: Callable[[IntArray], str]) -> None:
+        self._tell = tell
+        self._stop = stop
+        self._decode = decode
+        self._tokens: list[int] = []
+
+    def hear(self, token: int) -> bool:
+        self._tell(token)
+        if not self._stop:
+            return False
+        self._tokens.append(token)
+        text = self._decode(np.array(self._tokens, dtype=np.int32))
+        return any(word in text for word in self._stop)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -11,7 +11,7 @@ from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import reset_env, step_env
 from turnwise.errors import EnvError
 from turnwise.floor.seeds import derive_seed
-from turnwise.types import StepResult, Task
+from turnwise.types import NO_POLICY, StepResult, StopReason, Task, Trajectory, TrajectoryId, Turn
 
 Rule: TypeAlias = Callable[[BaseEnv, str], str]
 """What to do in an environment that has just said this."""
@@ -76,20 +76,49 @@ def random_rule(seed: int) -> Rule:
     return choose
 
 
-def measure_rule(env: BaseEnv, rule: Rule, tasks: Sequence[Task], max_actions: int) -> tuple[float, float]:
-    """Mean success and mean return of a rule over tasks, at most `max_actions` actions each."""
-    outcomes = [_outcome(env, rule, task, max_actions) for task in tasks]
-    successes, returns = zip(*outcomes, strict=True)
-    return sum(successes) / len(tasks), sum(returns) / len(tasks)
+def record_rule(env: BaseEnv, rule: Rule, task: Task, max_actions: int, *, sibling: int = 0) -> Trajectory:
+    """One episode as it would stand in a rollout, without tokens; one that fails has what it earned until then.
 
-
-def _outcome(env: BaseEnv, rule: Rule, task: Task, max_actions: int) -> tuple[bool, float]:
-    """An episode that fails has what it earned until then, and no success, as in a rollout."""
-    total, is_success = 0.0, False
+    Siblings take other chances where the world takes any.
+    """
+    turns: list[Turn] = []
+    dynamics_seed = derive_seed("rule", task.id, *([sibling] if sibling else []))
+    reason, failure, final, is_success = StopReason.MAX_ACTIONS, "", "", False
     try:
-        for move in play_rule(env, rule, task, max_actions=max_actions, dynamics_seed=derive_seed("rule", task.id)):
-            total += move.result.reward
-            is_success = move.result.done and bool(move.result.is_success)
-    except EnvError:
-        return False, total
-    return is_success, total
+        for move in play_rule(env, rule, task, max_actions=max_actions, dynamics_seed=dynamics_seed):
+            turns.append(_to_turn(len(turns), move))
+            final, result = move.result.text, move.result
+            is_success = result.done and bool(result.is_success)
+            if result.done:
+                reason = StopReason.TERMINATED if result.terminated else StopReason.ENV_TRUNCATED
+    except EnvError as error:
+        reason, failure, is_success = StopReason.ENV_ERROR, str(error), False
+    return Trajectory(
+        id=TrajectoryId(0, task.id, sibling),
+        task=task,
+        segments=(),
+        turns=tuple(turns),
+        stop_reason=reason,
+        is_success=is_success,
+        final_observation=final,
+        failure=failure,
+    )
+
+
+def _to_turn(index: int, move: Move) -> Turn:
+    result = move.result
+    return Turn(
+        index=index,
+        segment_index=0,
+        observation=move.observation,
+        response_text=move.action,
+        actions=(move.action,),
+        reward=result.reward,
+        penalty=0.0,
+        policy_version=NO_POLICY,
+        step=index,
+        is_valid=result.is_valid,
+        is_effective=result.is_effective,
+        metrics=result.metrics,
+        info=result.info,
+    )

@@ -52,7 +52,13 @@ class World:
             if not is_in_actor():
                 return make_env(self.env.type, **params)
             return RayEnv(self.env.type, params, time_limit_s=limits.time_limit_s, cpus=limits.cpus)
-        return IsolatedEnv(self.env.type, params, time_limit_s=limits.time_limit_s, max_memory_mb=limits.max_memory_mb)
+        return IsolatedEnv(
+            self.env.type,
+            params,
+            time_limit_s=limits.time_limit_s,
+            max_memory_mb=limits.max_memory_mb,
+            python=limits.python,
+        )
 
 
 def main_world(settings: TurnwiseSettings) -> World:

@@ -1,4 +1,4 @@
-"""The words of OpenAI's chat completions API: a body becomes a call, responses become a body.
+"""The words of OpenAI's chat completions API: a body becomes a call, responses become a body or a stream.
 
 What would change the result and is not supported is refused by name, never left out silently. It refuses to know HTTP
 and episodes.
@@ -7,27 +7,36 @@ and episodes.
 from __future__ import annotations
 
 import json
+import reprlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import Field, PositiveInt
 
 from turnwise.context.recorder import Response
 from turnwise.errors import ServeError
-from turnwise.types import IntArray, Message
+from turnwise.serve.calls import (
+    Body,
+    ModelCall,
+    check_choice,
+    read_messages,
+    read_object,
+    read_stop,
+    read_tools,
+    read_values,
+    refuse,
+    refuse_unknown,
+)
+from turnwise.types import IntArray
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
-    "stop": ([], ""),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
-    "top_p": (1,),
     "top_logprobs": (0,),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -35,185 +44,145 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 """Parameters that only pass with values that ask for nothing."""
 _INSTEAD = {
-    "stop": "A reply ends with the model's own end of turn.",
-    "tools": "Describe tools in the messages and read their calls from the reply's text.",
-    "functions": "Describe functions in the messages and read their calls from the reply's text.",
+    "functions": "Give them as tools.",
+    "response_format": "The engine samples freely and cannot hold a reply to a format. Ask for it in the messages, or "
+    "offer it as a tool with tool_choice.",
+    "top_logprobs": "The engine tells the log-prob of the token that was sampled, and of no other.",
 }
 _WITHOUT_MEANING = frozenset(
     (
         "metadata",
-        "parallel_tool_calls",
         "prompt_cache_key",
+        "prompt_cache_retention",
+        "reasoning_effort",
         "safety_identifier",
-        "seed",
         "service_tier",
         "store",
         "user",
+        "verbosity",
     )
 )
 """Bookkeeping, and hints that also the original may leave aside: taken and not used."""
+_READ_BY_HAND = frozenset(("messages", "tools", "tool_choice", "stop", "stream_options"))
 _MAX_CHOICES = 128
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
-
-
-def _check_text(text: str) -> str:
-    """JSON can spell half a character, which no tokenizer takes."""
-    text.encode()
-    return text
-
-
-_Text = Annotated[str, AfterValidator(_check_text)]
-
-
-class _TextPart(_Body):
-    type: Literal["text"]
-    text: _Text
-
-
-class _ChatMessage(_Body):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: _Text | list[_TextPart]
-    tool_calls: list[Any] | None = Field(default=None, max_length=0)
-
-    def to_message(self) -> Message:
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return Message("system" if self.role == "developer" else self.role, text)
-
-
-class _StreamOptions(_Body):
-    include_usage: bool = False
-
-
-class _ChatBody(_Body):
+class _ChatBody(Body):
     model: str = ""
-    messages: list[_ChatMessage] = Field(min_length=1)
     n: int | None = Field(default=None, ge=1, le=_MAX_CHOICES)
     temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    seed: int | None = None
     max_tokens: PositiveInt | None = None
     max_completion_tokens: PositiveInt | None = None
     logprobs: bool | None = None
     stream: bool | None = None
-    stream_options: _StreamOptions | None = None
+    parallel_tool_calls: bool | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatCall:
-    """What a client asks for."""
-
-    messages: tuple[Message, ...]
-    n: int = 1
-    temperature: float | None = None
-    max_tokens: int | None = None
-    wants_logprobs: bool = False
-    is_streamed: bool = False
-    wants_usage: bool = False
-    """At the end of a stream; a whole reply always says it."""
-
-
-def read_object(body: bytes) -> dict[str, Any]:
-    """A JSON object; an empty body is an empty one."""
-    try:
-        content = json.loads(body or b"{}", parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise ServeError(f"the body is not JSON: {error}. Send a JSON object.") from error
-    if not isinstance(content, dict):
-        raise ServeError(f"the body is a JSON {type(content).__name__}; expected an object.")
-    return content
-
-
-def read_chat(body: bytes) -> ChatCall:
+def read_chat(body: bytes) -> ModelCall:
     content = read_object(body)
     for name, value in content.items():
         _check_parameter(name, value)
-    try:
-        given = _ChatBody.model_validate(content)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(word) for word in first["loc"] if isinstance(word, int) or word[:1].islower())
-        raise ServeError(f"{where}: {first['msg']}.", param=where) from error
-    options = given.stream_options or _StreamOptions()
-    return ChatCall(
-        messages=tuple(message.to_message() for message in given.messages),
+    given = read_values(_ChatBody, content)
+    tools = read_tools(content.get("tools"))
+    options = content.get("stream_options")
+    return ModelCall(
+        messages=read_messages(content.get("messages")),
+        tools=tools,
+        tool_choice=check_choice(_read_choice(content.get("tool_choice")), tools),
+        takes_many_calls=given.parallel_tool_calls is not False,
+        stop=read_stop(content.get("stop")),
         n=given.n or 1,
         temperature=given.temperature,
+        top_p=given.top_p,
+        seed=given.seed,
         max_tokens=given.max_completion_tokens or given.max_tokens,
         wants_logprobs=bool(given.logprobs),
         is_streamed=bool(given.stream),
-        wants_usage=options.include_usage,
+        wants_usage=isinstance(options, Mapping) and options.get("include_usage") is True,
     )
 
 
-def _refuse_constant(name: str) -> object:
-    raise ValueError(f"{name} is not a number")
+def _read_choice(given: object) -> str:
+    match given:
+        case None:
+            return "auto"
+        case str():
+            return given
+        case {"type": "function", "function": {"name": str(name)}}:
+            return name
+    raise ServeError(
+        f"tool_choice: {reprlib.repr(given)} given; expected 'auto', 'none', 'required', or {{'type': 'function', "
+        "'function': {'name': …}}.",
+        param="tool_choice",
+    )
 
 
 def _check_parameter(name: str, value: object) -> None:
-    if value is None or name in _ChatBody.model_fields or name in _WITHOUT_MEANING:
+    if value is None or name in _ChatBody.model_fields or name in _WITHOUT_MEANING or name in _READ_BY_HAND:
         return
     if name not in _NEUTRAL:
-        raise ServeError(f"'{name}' is not known here. Leave it out.", param=name, code="unknown_parameter")
+        raise refuse_unknown(name)
     # `True == 1` in Python: a truth value is not a number here.
     if isinstance(value, bool) or value not in _NEUTRAL[name]:
-        instead = _INSTEAD.get(name, "Leave it out.")
-        raise ServeError(f"'{name}' is not supported. {instead}", param=name, code="unsupported_parameter")
+        raise refuse(name, _INSTEAD.get(name, "Leave it out."))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatReply:
+class ChatWriter:
     """The answer to a call, in the API's words."""
 
     id: str
     model: str
-    call: ChatCall
-    responses: Sequence[Response]
+    call: ModelCall
     decode: Callable[[IntArray], str]
 
-    def to_json(self) -> dict[str, Any]:
-        """The whole reply."""
+    def whole(self, responses: Sequence[Response]) -> dict[str, Any]:
         choices = [
             {
                 "index": number,
-                "message": {"role": "assistant", "content": response.response_text, "refusal": None},
+                "message": _message(response),
                 "logprobs": self._logprobs(response),
-                "finish_reason": response.completion.finish_reason.value,
+                "finish_reason": _finish_reason(response),
             }
-            for number, response in enumerate(self.responses)
+            for number, response in enumerate(responses)
         ]
-        return {**self._head("chat.completion"), "choices": choices, "usage": self._usage()}
+        return {**self._head("chat.completion", responses), "choices": choices, "usage": _usage(responses)}
 
-    def to_events(self) -> bytes:
-        """The same as server-sent events: each choice in one piece, since tokens are handed out when all are there."""
-        chunks = []
-        for number, response in enumerate(self.responses):
-            delta = {"role": "assistant", "content": response.response_text}
-            chunks.append(self._chunk(number, delta, None, self._logprobs(response)))
-            chunks.append(self._chunk(number, {}, response.completion.finish_reason.value, None))
+    # --- as server-sent events -----------------------------------------------------------------------------------
+
+    def begin(self) -> bytes:
+        return b"".join(self._chunk(number, {"role": "assistant", "content": ""}) for number in range(self.call.n))
+
+    def delta(self, number: int, text: str) -> bytes:
+        return self._chunk(number, {"content": text})
+
+    def end(self, responses: Sequence[Response]) -> bytes:
+        """Calls of tools, which are known when the reply is whole, and how each choice ended."""
+        events = []
+        for number, response in enumerate(responses):
+            if calls := _calls(response):
+                events.append(self._chunk(number, {"tool_calls": [{"index": i, **c} for i, c in enumerate(calls)]}))
+            choice = {"finish_reason": _finish_reason(response), "logprobs": self._logprobs(response)}
+            events.append(self._chunk(number, {}, **choice))
         if self.call.wants_usage:
-            chunks.append({**self._head("chat.completion.chunk"), "choices": [], "usage": self._usage()})
-        return b"".join(f"data: {json.dumps(chunk)}\n\n".encode() for chunk in chunks) + b"data: [DONE]\n\n"
+            head = self._head("chat.completion.chunk", responses)
+            events.append(event({**head, "choices": [], "usage": _usage(responses)}))
+        return b"".join(events) + b"data: [DONE]\n\n"
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": int(time.time()),
-            "model": self.model,
-            "system_fingerprint": f"policy-{self.responses[0].completion.policy_version}",
-        }
+    def fail(self, error: ServeError) -> bytes:
+        return event({"error": {"message": str(error), "type": "server_error", "param": None, "code": error.code}})
 
-    def _chunk(
-        self, number: int, delta: Mapping[str, str], finish_reason: str | None, logprobs: Mapping[str, Any] | None
-    ) -> dict[str, Any]:
-        choice = {"index": number, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return {**self._head("chat.completion.chunk"), "choices": [choice]}
+    def _head(self, kind: str, responses: Sequence[Response] = ()) -> dict[str, Any]:
+        head = {"id": self.id, "object": kind, "created": int(time.time()), "model": self.model}
+        if responses:
+            head["system_fingerprint"] = f"policy-{responses[0].completion.policy_version}"
+        return head
 
-    def _usage(self) -> dict[str, int]:
-        prompt = self.responses[0].prompt_length
-        sampled = sum(len(response.tokens) for response in self.responses)
-        return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+    def _chunk(self, number: int, delta: Mapping[str, Any], **more: Any) -> bytes:
+        choice = {"index": number, "delta": delta, "logprobs": None, "finish_reason": None, **more}
+        return event({**self._head("chat.completion.chunk"), "choices": [choice]})
 
     def _logprobs(self, response: Response) -> dict[str, Any] | None:
         """One entry per sampled token, the end of turn included; its text is empty."""
@@ -229,3 +198,32 @@ class ChatReply:
             for token, logprob in zip(response.tokens, response.logprobs, strict=True)
         ]
         return {"content": content, "refusal": None}
+
+
+def event(content: object, name: str = "") -> bytes:
+    """One server-sent event."""
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(content)}\n\n".encode()
+
+
+def _message(response: Response) -> dict[str, Any]:
+    said, calls = response.message.text, _calls(response)
+    message: dict[str, Any] = {"role": "assistant", "content": said or None if calls else said, "refusal": None}
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _calls(response: Response) -> list[dict[str, Any]]:
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in response.message.tool_calls
+    ]
+
+
+def _finish_reason(response: Response) -> str:
+    return "tool_calls" if response.message.tool_calls else response.completion.finish_reason.value
+
+
+def _usage(responses: Sequence[Response]) -> dict[str, int]:
+    prompt = responses[0].prompt_length
+    sampled = sum(len(response.tokens) for response in responses)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}

@@ -1,39 +1,35 @@
-"""HTTP/1.1 over asyncio, as much of it as API clients use: requests with a length come in, whole replies go out.
+"""HTTP by uvicorn, in the event loop of whoever asks for it: requests come in, whole replies or pieces go out.
 
-Connections are kept alive; every read and write has a deadline, heads and bodies have a largest size. It refuses to
-know what is asked: one function answers all requests.
+uvicorn reads and writes the protocol. Here is what it leaves open: deadlines for heads, bodies and replies, largest
+sizes, whether a client is still there when its reply is, and an end that waits for nobody. It refuses to know what is
+asked: one function answers all requests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import re
-from collections.abc import Awaitable, Callable, Mapping
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from turnwise.config.packages import require_package
 from turnwise.errors import ServeError
+from turnwise.serve.guarded import HttpLimits, error_content, guarded_protocol, too_long_head
 
-_LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 """Only programs on this machine can connect."""
 _LINGER_S = 1.0
-"""How long a client that was refused may go on sending, so that it gets to read why."""
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""How long a client that sends too much may go on, so that it gets to read why it was refused."""
+_PIECE_BYTES = 64 * 1024
+"""A larger reply is handed over in pieces, each when the one before has been taken."""
+_BACKLOG = 1024
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpLimits:
-    """What a client may take."""
-
-    max_head_bytes: int = 64 * 1024
-    max_body_bytes: int = 8 * 1024 * 1024
-    idle_s: float = 75.0
-    """From one request to the whole head of the next."""
-    transfer_s: float = 30.0
-    """For a body to arrive, and for a reply to be read."""
+_Receive: TypeAlias = Callable[[], Awaitable[Any]]
+_Send: TypeAlias = Callable[[Any], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +39,16 @@ class HttpRequest:
     """Without the query."""
     headers: Mapping[str, str]
     """By lower-case name."""
-    body: bytes = b""
+    read_body: Callable[[], Awaitable[bytes]]
+    """To be awaited at most once: whoever is refused for what stands in the head need not be listened to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpReply:
     status: int = HTTPStatus.OK
-    body: bytes
+    body: bytes = b""
+    pieces: AsyncIterator[bytes] | None = None
+    """A body that comes by and by, instead of a whole one."""
     content_type: str = "application/json"
     headers: Mapping[str, str] = field(default_factory=dict)
     on_lost: Callable[[], None] | None = None
@@ -65,157 +64,201 @@ def json_reply(content: object, *, on_lost: Callable[[], None] | None = None) ->
 
 def error_reply(error: ServeError) -> HttpReply:
     """In the shape that clients of OpenAI's API read. None is worth a retry: the same words get the same answer."""
-    kind = "server_error" if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-    content = {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
     headers = {"x-should-retry": "false"}
     if error.status == HTTPStatus.UNAUTHORIZED:
-        headers["WWW-Authenticate"] = "Bearer"
-    return HttpReply(status=error.status, body=json.dumps(content).encode(), headers=headers)
+        headers["www-authenticate"] = "Bearer"
+    return HttpReply(status=error.status, body=json.dumps(error_content(error)).encode(), headers=headers)
 
 
 class HttpServer:
-    """Listens on the loopback interface from `start` to `close`. What `handle` raises beside ServeError is a 500."""
+    """Listens from `start` to `close`. What `handle` raises beside ServeError is a 500.
 
-    def __init__(self, handle: Handler, limits: HttpLimits = HttpLimits()) -> None:  # noqa: B008 - frozen
+    Consumes: connections. Produces: replies. Waits for: clients, each within a deadline of the limits.
+    """
+
+    def __init__(self, handle: Handler, limits: HttpLimits = HttpLimits(), *, asked_by: str = "serving") -> None:  # noqa: B008 - frozen
+        """`asked_by` is what needs uvicorn, should it be missing."""
+        self._uvicorn: Any = require_package("uvicorn", extra="serve", asked_by=asked_by)
+        self._protocol = guarded_protocol(limits, asked_by)
         self._handle = handle
         self._limits = limits
         self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._state: Any = self._uvicorn.server.ServerState()
+        self._is_closing = False
 
-    async def start(self, port: int = 0) -> int:
+    async def start(self, port: int = 0, host: str = LOOPBACK) -> int:
         """Returns the port, a free one for 0."""
         try:
-            self._server = await asyncio.start_server(
-                self._serve, _LOOPBACK, port, limit=self._limits.max_head_bytes, backlog=1024
-            )
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         except (OSError, OverflowError) as error:
             raise ServeError(
-                f"cannot listen on {_LOOPBACK}:{port}: {error}. Choose another --port, or none for a free one.",
+                f"cannot listen on {host}:{port}: {error}. Choose another --port, or none for a free one, and a --host "
+                "of this machine.",
                 status=HTTPStatus.SERVICE_UNAVAILABLE,
             ) from error
-        return int(self._server.sockets[0].getsockname()[1])
+        config = self._uvicorn.Config(
+            self._answer,
+            http=self._protocol,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            timeout_keep_alive=self._limits.idle_s,
+        )
+        config.load()
+        loop = asyncio.get_running_loop()
+        # Not uvicorn's own `serve`: it takes the signals of the process, and wakes up ten times a second.
+        self._server = await loop.create_server(
+            lambda: self._protocol(config=config, server_state=self._state, app_state={}),
+            sock=listener,
+            backlog=_BACKLOG,
+        )
+        return int(listener.getsockname()[1])
 
     async def close(self) -> None:
+        """Whoever waits for a reply is told that there is none."""
+        self._is_closing = True
         if self._server is not None:
             self._server.close()
-        for connection in self._connections:
-            connection.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        answering = list(self._state.tasks)
+        for task in answering:
+            task.cancel()
+        await asyncio.gather(*answering, return_exceptions=True)
+        for connection in list(self._state.connections):
+            connection.transport.close()
 
-    # --- one connection ------------------------------------------------------------------------------------------
+    # --- one request ---------------------------------------------------------------------------------------------
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = asyncio.current_task()
-        assert connection is not None
-        self._connections.add(connection)
-        connection.add_done_callback(self._connections.discard)
-        # A client that goes away, or does not finish in time, leaves nothing to be told.
-        with suppress(ConnectionError, asyncio.IncompleteReadError, TimeoutError, asyncio.CancelledError):
-            while await self._serve_one(reader, writer):
-                pass
-        writer.close()
-
-    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """One request and its reply; says whether the connection goes on."""
+    async def _answer(self, scope: Mapping[str, Any], receive: _Receive, send: _Send) -> None:
+        given = scope["headers"]
+        body = _Body(given, receive, self._limits)
+        request = HttpRequest(
+            method=scope["method"],
+            path=scope["path"],
+            headers={name.decode("latin-1"): value.decode("latin-1") for name, value in given},
+            read_body=body.read,
+        )
         try:
-            request, is_kept = await self._read(reader, writer)
+            # A long head that comes in one piece is whole before anybody could count it.
+            if sum(len(name) + len(value) for name, value in given) > self._limits.max_head_bytes:
+                raise too_long_head(self._limits)
+            reply = await self._handle(request)
         except ServeError as error:
-            # Where the next request begins is not known any more.
-            await self._write(writer, error_reply(error), is_kept=False)
-            await _linger(reader, writer)
-            return False
-        reply = await self._answer(request)
-        try:
-            if reader.at_eof():
-                raise ConnectionResetError
-            await self._write(writer, reply, is_kept=is_kept)
-        except (ConnectionError, TimeoutError):
-            if reply.on_lost is not None:
-                reply.on_lost()
-            raise
-        return is_kept
-
-    async def _answer(self, request: HttpRequest) -> HttpReply:
-        try:
-            return await self._handle(request)
-        except ServeError as error:
-            return error_reply(error)
+            reply = error_reply(error)
+        except asyncio.CancelledError:
+            if not self._is_closing:
+                raise
+            reply = error_reply(ServeError("the server is ending.", status=HTTPStatus.SERVICE_UNAVAILABLE))
         except Exception as error:  # noqa: BLE001 - the boundary: a client must hear of it, and others go on
-            return error_reply(ServeError(f"{type(error).__name__}: {error}", status=HTTPStatus.INTERNAL_SERVER_ERROR))
+            told = ServeError(f"{type(error).__name__}: {error}", status=HTTPStatus.INTERNAL_SERVER_ERROR)
+            reply = error_reply(told)
+        # Where the next request would begin is not known before all of this one is read.
+        is_kept = body.is_read and reply.status != HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+        is_whole = await _hand_over(reply, receive, send, is_kept=is_kept)
+        if not is_whole and reply.on_lost is not None:
+            reply.on_lost()
 
-    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[HttpRequest, bool]:
-        try:
-            async with asyncio.timeout(self._limits.idle_s):
-                head = await reader.readuntil(b"\r\n\r\n")
-        except asyncio.LimitOverrunError as error:
-            raise ServeError(
-                f"the head of the request is longer than {self._limits.max_head_bytes} bytes.",
-                status=HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-            ) from error
-        method, path, version, headers = _parse_head(head.decode("latin-1"))
-        length = self._body_length(headers)
-        if length and headers.get("expect", "").lower() == "100-continue":
-            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        try:
-            async with asyncio.timeout(self._limits.transfer_s):
-                body = await reader.readexactly(length)
-        except TimeoutError as error:
-            raise ServeError(
-                f"the {length} bytes of the body did not arrive within {self._limits.transfer_s:g} s.",
-                status=HTTPStatus.REQUEST_TIMEOUT,
-            ) from error
-        is_kept = version == "HTTP/1.1" and headers.get("connection", "").lower() != "close"
-        return HttpRequest(method=method, path=path, headers=headers, body=body), is_kept
 
-    def _body_length(self, headers: Mapping[str, str]) -> int:
-        if "transfer-encoding" in headers:
-            raise ServeError("send the body with a Content-Length, not in chunks.", status=HTTPStatus.LENGTH_REQUIRED)
-        given = headers.get("content-length", "0")
-        if not (given.isascii() and given.isdigit() and len(given) < 16):
-            raise ServeError(f"Content-Length: {given[:40]!r} given; expected a number of bytes.")
-        if int(given) > self._limits.max_body_bytes:
+class _Body:
+    """The body of one request, read when it is asked for."""
+
+    def __init__(self, headers: list[tuple[bytes, bytes]], receive: _Receive, limits: HttpLimits) -> None:
+        self._receive = receive
+        self._limits = limits
+        lengths = [value for name, value in headers if name == b"content-length"]
+        self._length = int(lengths[0]) if lengths else None
+        is_chunked = any(name == b"transfer-encoding" for name, _ in headers)
+        self.is_read = not self._length and not is_chunked
+
+    async def read(self) -> bytes:
+        limit = self._limits.max_body_bytes
+        if self._length is not None and self._length > limit:
+            await self._linger()
             raise ServeError(
-                f"a body of {given} bytes given; expected at most {self._limits.max_body_bytes}.",
+                f"a body of {self._length} bytes given; expected at most {limit}.",
                 status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
             )
-        return int(given)
+        try:
+            async with asyncio.timeout(self._limits.transfer_s):
+                return await self._read_within(limit)
+        except TimeoutError as error:
+            raise ServeError(
+                f"the body did not arrive within {self._limits.transfer_s:g} s.", status=HTTPStatus.REQUEST_TIMEOUT
+            ) from error
 
-    async def _write(self, writer: asyncio.StreamWriter, reply: HttpReply, *, is_kept: bool) -> None:
-        lines = [
-            f"HTTP/1.1 {int(reply.status)} {HTTPStatus(reply.status).phrase}",
-            f"Content-Type: {reply.content_type}",
-            f"Content-Length: {len(reply.body)}",
-            f"Connection: {'keep-alive' if is_kept else 'close'}",
-            *(f"{name}: {value}" for name, value in reply.headers.items()),
-        ]
-        writer.write("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + reply.body)
-        async with asyncio.timeout(self._limits.transfer_s):
-            await writer.drain()
+    async def _read_within(self, limit: int) -> bytes:
+        pieces, length = [], 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ServeError("the client left.")
+            pieces.append(message["body"])
+            length += len(message["body"])
+            if length > limit:
+                raise ServeError(
+                    f"a body of more than {limit} bytes given; expected at most that.",
+                    status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                )
+            if not message["more_body"]:
+                self.is_read = True
+                return b"".join(pieces)
+
+    async def _linger(self) -> None:
+        """Read on for a moment: closing with unread bytes would take the reply away from the client."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_S):
+                while True:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect" or not message["more_body"]:
+                        break
 
 
-def _parse_head(head: str) -> tuple[str, str, str, dict[str, str]]:
-    """Method, path, version and headers."""
-    first, *lines = head.removesuffix("\r\n\r\n").split("\r\n")
-    words = first.split(" ")
-    if len(words) != 3 or words[2] not in ("HTTP/1.0", "HTTP/1.1"):
-        raise ServeError(f"{first[:80]!r} given; expected a request such as 'GET /v1/models HTTP/1.1'.")
-    method, target, version = words
-    headers: dict[str, str] = {}
-    for line in lines:
-        name, colon, value = line.partition(":")
-        if not colon or not _HEADER_NAME.fullmatch(name):
-            raise ServeError(f"header {line[:80]!r} given; expected 'Name: value'.")
-        # Two lengths would leave open where a body ends; of other headers that come twice the last counts.
-        if name.lower() == "content-length" and headers.get("content-length", value.strip()) != value.strip():
-            raise ServeError("two different Content-Length headers given; expected one.")
-        headers[name.lower()] = value.strip()
-    return method, target.partition("?")[0], version, headers
+async def _hand_over(reply: HttpReply, receive: _Receive, send: _Send, *, is_kept: bool) -> bool:
+    """Write a reply; says whether its client was there to the end."""
+    headers = [(name.encode(), value.encode("latin-1")) for name, value in reply.headers.items()]
+    headers.append((b"content-type", reply.content_type.encode()))
+    if reply.pieces is None:
+        headers.append((b"content-length", str(len(reply.body)).encode()))
+    if not is_kept:
+        headers.append((b"connection", b"close"))
+    if _is_gone(receive):
+        return False
+    await send({"type": "http.response.start", "status": int(reply.status), "headers": headers})
+    if reply.pieces is not None:
+        return await _hand_over_pieces(reply.pieces, receive, send)
+    for start in range(_PIECE_BYTES, len(reply.body), _PIECE_BYTES):
+        piece = reply.body[start - _PIECE_BYTES : start]
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    last = (max(len(reply.body), 1) - 1) // _PIECE_BYTES * _PIECE_BYTES
+    if last and _is_gone(receive):
+        return False
+    await send({"type": "http.response.body", "body": reply.body[last:], "more_body": False})
+    return True
 
 
-async def _linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Read on for a moment: closing with unread bytes would take the reply away from the client."""
-    writer.write_eof()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_LINGER_S):
-            while await reader.read(65536):
-                pass
+async def _hand_over_pieces(pieces: AsyncIterator[bytes], receive: _Receive, send: _Send) -> bool:
+    async for piece in pieces:
+        if _is_gone(receive):
+            return False
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    if _is_gone(receive):
+        return False
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    return True
+
+
+def _is_gone(receive: _Receive) -> bool:
+    """Whether the client has left: then there is something to receive, and otherwise one would have to wait.
+
+    The coroutine is begun and let go by hand, since a task for the question would cost as much as the reply.
+    """
+    asking: Any = receive()
+    try:
+        asking.send(None)
+    except StopIteration as answered:
+        return answered.value["type"] == "http.disconnect"
+    asking.close()
+    return False

@@ -19,7 +19,8 @@ from typing import Any, NoReturn
 from turnwise.config.registry import import_target
 from turnwise.errors import ConfigError, EngineError, ServeError
 from turnwise.rollout.workflow import Workflow
-from turnwise.serve.endpoint import ChatEndpoint, Episode
+from turnwise.serve.endpoint import ChatEndpoint
+from turnwise.serve.episode import Episode
 from turnwise.types import StopReason, Trajectory
 
 _EXPECTED = "expected 'package.module:function', a function that takes (base_url, api_key, task) and returns a reward."
@@ -42,7 +43,7 @@ class OpenAiProgramWorkflow(Workflow):
             max_calls=self.task.limits.max_turns,
             max_response_tokens=context.max_response_tokens,
             # The learner scores tokens at the run's temperature.
-            keeps_temperature=True,
+            keeps_sampling=True,
         )
         async with _offer(episode) as (base_url, api_key):
             reward = await self._earn(partial(program, base_url=base_url, api_key=api_key, task=self.task), episode)

@@ -20,7 +20,7 @@ from turnwise.errors import RewardError, ServeError
 from turnwise.exchange import TurnFacts
 from turnwise.floor.seals import seal_turns
 from turnwise.rollout.model_handle import ModelHandle
-from turnwise.serve.endpoint import Episode
+from turnwise.serve.episode import Episode
 from turnwise.types import Group, StopReason, Task, Trajectory, TrajectoryId
 
 DEFAULT = "default"
@@ -168,7 +168,7 @@ class EpisodeRecorder:
             prefix=self._context.answer.forced_prefix,
             max_calls=_MAX_CALLS,
             max_response_tokens=self._context.max_response_tokens,
-            keeps_temperature=False,
+            keeps_sampling=False,
         )
         if group.num_begun == 0:
             self._groups.append(group)

@@ -1,15 +1,21 @@
-"""Who is at work in a run directory: one explorer and one trainer, each in a process of its own.
+"""Who is at work in a run directory: one explorer and one trainer, each in a process of its own or both in one.
 
-A role is a lock that the system takes back when its process ends, however it ends, and a record of how far it is.
+A role is a lock that the system takes back when its process ends, however it ends, and a record of how far it is. The
+locked file says who holds it, for whoever is refused.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import logging
+import os
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -17,7 +23,11 @@ from turnwise.errors import RunError, SyncError
 from turnwise.floor.files import write_whole
 from turnwise.sync.checkpoint import read_record
 
+log = logging.getLogger(__name__)
+
 Role = Literal["explorer", "trainer"]
+ROLES: tuple[Role, ...] = ("explorer", "trainer")
+"""Of a process that explores and trains."""
 _CLAIM_S = 2.0
 """How long a claim is tried: a look at the lock holds it for a moment."""
 
@@ -49,11 +59,14 @@ class RolePlace:
         while (held := self._try_lock(fcntl.LOCK_EX)) is None:
             if time.monotonic() > deadline_s:
                 raise RunError(
-                    f"{self._lock.parent.parent} has a running {self._role} already; expected none. End that process, "
-                    "or choose another --run-dir."
+                    f"{self._lock.parent.parent} has a running {self._role} already: {self._tell_holder()}. Expected "
+                    "none. Wait until it ends, end that process, or choose another --run-dir."
                 )
             time.sleep(0.05)
         self._held = held
+        held.truncate(0)
+        held.write(json.dumps(_describe_process()).encode())
+        held.flush()
 
     def leave(self) -> None:
         if self._held is not None:
@@ -74,6 +87,14 @@ class RolePlace:
     def write(self, record: RoleRecord) -> None:
         write_whole(self._record, json.dumps(asdict(record)), error=SyncError)
 
+    def _tell_holder(self) -> str:
+        try:
+            holder = json.loads(self._lock.read_text())
+            return f"process {holder['pid']} on {holder['host']}, since {holder['since']}"
+        except (OSError, ValueError, LookupError, TypeError):
+            # It has the lock and has not yet said who it is.
+            return "a process that has just started"
+
     def _try_lock(self, kind: int) -> IO[bytes] | None:
         file = self._lock.open("ab")
         try:
@@ -81,4 +102,27 @@ class RolePlace:
         except BlockingIOError:
             file.close()
             return None
+        except OSError as error:
+            # Some network file systems have no locks; a run there is not worth less than an unguarded one.
+            log.warning("%s cannot be locked (%s): nobody is kept from a second %s", self._lock, error, self._role)
         return file
+
+
+@contextmanager
+def hold_roles(run_path: Path, *roles: Role) -> Iterator[None]:
+    """Have these roles in a run until the block ends; refused while another process has one of them."""
+    with ExitStack() as held:
+        for role in roles:
+            place = place_of(run_path, role)
+            place.claim()
+            held.callback(place.leave)
+        yield
+
+
+def place_of(run_path: Path, role: Role) -> RolePlace:
+    return RolePlace(run_path / "roles", role)
+
+
+def _describe_process() -> dict[str, str | int]:
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"pid": os.getpid(), "host": socket.gethostname(), "since": since}

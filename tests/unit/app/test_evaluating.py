@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from turnwise.app.evaluating import EvalReport, evaluate_policy, evaluate_rule, show_report
+from turnwise.app.eval_report import EvalReport
+from turnwise.app.eval_texts import show_report, to_markdown
+from turnwise.app.evaluating import evaluate_policy, evaluate_rule
 from turnwise.app.policies import find_policy
 from turnwise.app.run import Run
+from turnwise.cli import main
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError
+from turnwise.report.eval_results import read_eval
+from turnwise.report.trajectories import read_trajectories
 
 QUIET = Console(quiet=True)
 
 
 def evaluate(target: object, *words: str, recipe: str | None = None) -> EvalReport:
-    return evaluate_policy(str(target), ["eval.episodes=4", *words], QUIET, recipe=recipe, split="eval")
+    return evaluate_policy(str(target), ["eval.episodes=4", *words], QUIET, recipe=recipe, split="eval").report
 
 
 def shown(report: EvalReport) -> str:
@@ -35,7 +41,6 @@ def test_replies_are_shown_with_whether_they_were_understood(finished: Run) -> N
         assert sample.tokens >= 1
         assert sample.observation
         assert sample.understood == bool(sample.actions)
-    assert report.stop_reasons is not None
     assert sum(report.stop_reasons.values()) == 4
     text = shown(report)
     assert "reply 1:" in text
@@ -56,7 +61,7 @@ def test_overrides_change_how_it_plays(finished: Run) -> None:
     cut = evaluate(finished.path, "context.max_response_tokens=1", "rollout.max_turns=1")
     assert all(sample.tokens == 1 for sample in cut.replies)
     assert all(sample.cut for sample in cut.replies)
-    assert set(cut.stop_reasons or {}) <= {"max_turns", "terminated", "max_actions"}
+    assert set(cut.stop_reasons) <= {"max_turns", "terminated", "max_actions"}
 
 
 def test_where_nothing_succeeds_the_format_and_the_budgets_are_named(finished: Run) -> None:
@@ -78,10 +83,10 @@ def test_a_context_that_is_too_small_is_named(finished: Run) -> None:
 
 
 def test_rules_have_an_interval_and_no_replies() -> None:
-    report = evaluate_rule("oracle", load_settings("frozenlake", {"eval.episodes": 3}), "eval")
+    report = evaluate_rule("oracle", load_settings("frozenlake", {"eval.episodes": 3}), "eval").report
     row = report.to_dict()
     assert row["success_interval"] == pytest.approx([0.4385, 1.0], abs=1e-3)
-    assert (row["invalid"], row["replies"]) == (None, ())
+    assert (row["invalid"], row["replies"], row["tokens"]) == (None, [], None)
     assert "reply" not in shown(report)
 
 
@@ -101,3 +106,104 @@ def test_a_models_own_name_goes_into_the_settings_of_the_recipe(tmp_path: Path) 
     assert find_policy("tiny", recipe="bandit").settings.env.type == "bandit"
     with pytest.raises(ConfigError, match="brings its own model"):
         find_policy("owner/name", ["model.path=tiny"])
+
+
+def test_sampled_plays_have_pass_at_k_and_average_at_k(finished: Run) -> None:
+    report = evaluate(finished.path, "eval.samples=4", "eval.temperature=1.5")
+    assert (report.figures.tasks, report.episodes, report.samples) == (4, 16, 4)
+    assert list(report.figures.pass_at) == [1, 2, 4]
+    assert report.figures.pass_at[1] == pytest.approx(report.success)
+    assert report.figures.pass_at[4] >= report.figures.pass_at[2] >= report.figures.pass_at[1]
+    assert {len(task.plays) for task in report.tasks} == {4}
+    row = report.to_dict()
+    assert row["average_at"] == {"4": report.success}
+    assert "pass@4" in shown(report)
+    assert "sampled at temperature 1.5" in shown(report)
+    assert evaluate(finished.path).temperature == 0
+
+
+def test_siblings_are_drawn_each_for_itself(finished: Run) -> None:
+    words = ["eval.episodes=1", "eval.samples=6", "eval.temperature=1.5"]
+    played = evaluate_policy(str(finished.path), words, QUIET, recipe=None, split="eval").trajectories
+    assert len({tuple(turn.response_text for turn in t.turns) for t in played}) > 1
+
+
+def test_more_samples_need_a_temperature(finished: Run) -> None:
+    with pytest.raises(ConfigError, match=r"samples: 4 given with temperature 0.*Set eval\.temperature"):
+        evaluate(finished.path, "eval.samples=4")
+
+
+def test_tokens_are_counted(finished: Run) -> None:
+    result = evaluate_policy(str(finished.path), ["eval.episodes=4"], QUIET, recipe=None, split="eval")
+    cost, segments = result.report.cost, [s for t in result.trajectories for s in t.segments]
+    assert cost is not None
+    assert cost.sampled == sum(segment.num_action_tokens for segment in segments)
+    assert cost.sampled + cost.read == sum(map(len, segments))
+    assert cost.sampled_per_episode == cost.sampled / 4
+
+
+def test_difficulties_are_told_where_the_environment_says_one() -> None:
+    settings = load_settings("alfworld", {"eval.episodes": 12})
+    report = evaluate_rule("oracle", settings, "eval").report
+    assert sum(figures.tasks for figures in report.by_difficulty.values()) == 12
+    assert {"pick_and_place_simple"} <= set(report.by_difficulty)
+    assert "difficulty" in shown(report)
+    lake = evaluate_rule("oracle", load_settings("frozenlake", {"eval.episodes": 3}), "eval").report
+    assert lake.by_difficulty == {}
+
+
+def test_episodes_and_results_are_always_saved(finished: Run, tmp_path: Path) -> None:
+    result = evaluate_policy(str(finished.path), ["eval.episodes=4"], QUIET, recipe=None, split="eval")
+    saved = result.save(tmp_path / "here", tmp_path)
+    back = read_eval(tmp_path / "here")
+    assert (back.tasks, back.seed, back.recipe) == (result.report.tasks, 0, "frozenlake")
+    assert back.trajectories is not None
+    assert [str(t.id) for t in read_trajectories(back.trajectories)] == [str(t.id) for t in result.trajectories]
+    assert "frozen_lake" in (tmp_path / "here" / "eval.md").read_text()
+    assert saved.to_dict()["folder"] == str(tmp_path / "here")
+    rule = evaluate_rule("oracle", load_settings("frozenlake", {"eval.episodes": 3}), "eval").save(None, tmp_path)
+    assert rule.folder is not None
+    assert rule.folder.parent == tmp_path / "evals"
+    assert read_eval(rule.folder).tasks == rule.tasks
+
+
+def test_a_checkpoint_stands_for_its_policy(finished: Run) -> None:
+    checkpoint = finished.policy.parent
+    assert find_policy(checkpoint).model == str(finished.policy)
+    assert find_policy(checkpoint).settings.recipe == "frozenlake"
+
+
+def test_text_of_a_model_stays_inside_its_fence(finished: Run) -> None:
+    report = evaluate(finished.path)
+    sample = replace(report.replies[0], reply="```\n# heading\n````\n<script>")
+    page = to_markdown([replace(report, replies=(sample,), target="a | b")])
+    assert "`````text\n```\n# heading\n````\n<script>\n`````" in page
+    assert "a \\| b" in page
+
+
+def test_the_command_plays_rules_suites_and_writes_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", "myopic", "--episodes", "3", "--samples", "2", "--markdown", "page.md", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["episodes"], row["num_tasks"], row["average_at"].keys()) == (6, 3, {"2"})
+    assert Path(row["folder"]).parent == Path("runs/evals")
+    assert Path("page.md").read_text().startswith("# Evaluation")
+    assert main(["eval", "random", "--suite", "mission", "--episodes", "1", "--out", "all"]) == 0
+    assert {path.name for path in Path("all").iterdir()} >= {"frozenlake", "webshop", "alfworld"}
+    assert "sokoban" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["eval"], "who is to play"),
+        (["eval", "oracle", "--suite", "missoin"], "Did you mean 'mission'"),
+        (["eval", "oracle", "--suite", "mission", "--env", "bandit"], "expected one of them"),
+        (["eval", "oracle", "--samples", "0"], "--samples: 0 given"),
+    ],
+)
+def test_words_that_do_not_fit_are_refused(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert told in capsys.readouterr().err

@@ -134,6 +134,27 @@ def test_what_has_no_buffer_on_disk_gets_a_run_that_starts_from_its_policy(
     assert report.metrics["learn/approx_kl"] == pytest.approx(0.0, abs=1e-3)
 
 
+def test_a_folder_without_a_recipe_is_served_as_it_is(
+    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = shutil.copytree(finished.policy, tmp_path / "model")
+    served = load_served(str(folder), overrides=["context.max_response_tokens=8"])
+    assert served.settings.context.answer.forced_prefix == ""
+    assert served.settings.context.max_tokens == served.engine.max_context_tokens
+
+    async def ask() -> str:
+        async with open_endpoint(served, token="key") as endpoint:
+            reply = await asyncio.to_thread(post, f"{endpoint.address}/v1/chat/completions", HELLO, "key")
+            return reply["choices"][0]["message"]["content"]
+
+    said = asyncio.run(ask())
+    assert not said.startswith("<answer>")
+    # With the recipe whose setting it was trained in, every reply begins as that one wants it.
+    lake = load_served(str(folder), recipe="frozenlake")
+    assert lake.settings.context.answer.forced_prefix == "<answer>"
+
+
 @pytest.mark.slow
 def test_a_trainer_learns_from_what_clients_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -185,6 +206,9 @@ def test_mistakes_are_told_before_anything_is_loaded(finished: Run, monkeypatch:
         monkeypatch.setenv(TOKEN_VARIABLE, token)
         with pytest.raises(ConfigError, match=TOKEN_VARIABLE):
             serve("frozenlake", Console(quiet=True))
+    monkeypatch.setenv(TOKEN_VARIABLE, "short")
+    with pytest.raises(ConfigError, match="lets other machines try tokens"):
+        serve("frozenlake", Console(quiet=True), host="0.0.0.0")
 
 
 def test_a_port_that_is_none_is_refused(durable: Path) -> None:

@@ -220,7 +220,7 @@ def test_a_base_that_does_not_exist_is_refused(write: Any) -> None:
         ("a: 1\na: 2\n", "is not valid YAML"),
         ("- a\n- b\n", "must hold settings as 'key: value'"),
         ("", "env.type is missing"),
-        ("env: {size: 4}", "env.type is missing. Choose an environment: alfworld, bandit, countdown, frozen_lake"),
+        ("env: {size: 4}", "env.type is missing. Choose an environment: alfworld, bandit, countdown, dataset"),
     ],
 )
 def test_broken_files_are_refused(write: Any, text: str, words: str) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from turnwise.envs import check
-from turnwise.envs.base import BaseEnv
+from turnwise.envs.base import BaseEnv, check_split
 from turnwise.envs.check import CheckReport, check_env
 from turnwise.envs.frozen_lake import FrozenLake
 from turnwise.envs.make import make_env
@@ -245,6 +245,21 @@ class NoEval(Walk):
         return super().reset(seed, dynamics_seed=dynamics_seed) if split == "train" else {}[split]
 
 
+class TrainOnly(Walk):
+    def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
+        check_split(split, ("train",), "walk")
+        return super().reset(seed, dynamics_seed=dynamics_seed)
+
+
+class NoOracle(Walk):
+    """Random steps get nowhere, and nobody knows better."""
+
+    has_oracle = False
+
+    def step(self, action: str) -> tuple[Any, ...]:
+        return super().step("back" if action == "on" else action)
+
+
 class Sleeps(Walk):
     def say(self) -> str:
         time.sleep(0.0001)
@@ -343,6 +358,28 @@ def test_every_check_that_can_fail_has_a_fault_that_fails_it() -> None:
         mark.args[1] for mark in test_a_fault_fails_its_own_check_only.pytestmark if mark.name == "parametrize"
     )
     assert {name for _, name in faults} == set(check._CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "reason"),
+    [
+        ("prompts", "actions", "any text is one"),
+        (NoOracle, "oracle", "it has no oracle"),
+        (NoOracle, "after_done", "no random episode ended"),
+        (TrainOnly, "splits", "there is no split 'eval'"),
+        (Walk, "snapshot", "it has no snapshots"),
+        (Bytes, "rewards", "see 'contract'"),
+        (NanReward, "contract", "see 'rewards'"),
+        (Unseeded, "reuse", "see 'determinism'"),
+    ],
+)
+def test_a_check_that_cannot_be_made_has_not_passed(make: Any, name: str, reason: str) -> None:
+    report = check_env(make, num_episodes=3)
+    (found,) = (check for check in report.checks if check.name == name)
+    assert found.passed is None
+    assert reason in found.detail
+    assert found in report.not_made
+    assert found not in report.failures
 
 
 def test_a_slow_environment_may_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ def test_the_right_value_pays_one_and_ends() -> None:
     assert env.render() == "Numbers: 3 7 25 Target: 46"
     text, reward, done, info = env.step(" 25 + 7*3 ")
     assert (text, reward, done) == ("Numbers: 3 7 25 Target: 46\n25 + 7*3 makes 46.", 1.0, True)
-    assert info == {"success": True, "action_is_valid": True, "action_is_effective": True}
+    assert info == {"success": True, "action_is_valid": True, "action_is_effective": True, "difficulty": "3 numbers"}
     with pytest.raises(EnvError, match="episode is over"):
         env.step("25 + 7 * 3")
 
@@ -41,7 +41,7 @@ def test_the_right_value_pays_one_and_ends() -> None:
 def test_the_right_numbers_pay_a_little() -> None:
     _, reward, done, info = puzzle_at((3, 7, 25), 46).step("25 + 7 + 3")
     assert (reward, done) == (0.1, True)
-    assert info == {"success": False, "action_is_valid": True, "action_is_effective": True}
+    assert info == {"success": False, "action_is_valid": True, "action_is_effective": True, "difficulty": "3 numbers"}
     assert puzzle_at((3, 7, 25), 46, numbers_reward=0.4).step("25 + 7 + 3")[1] == 0.4
 
 
@@ -58,7 +58,7 @@ def test_other_answers_pay_nothing_and_change_nothing(answer: str) -> None:
         "Numbers: 3 7 25 Target: 46",
         0.0,
         False,
-        {"success": False, "action_is_valid": False, "action_is_effective": False},
+        {"success": False, "action_is_valid": False, "action_is_effective": False, "difficulty": "3 numbers"},
     )
     assert env.step("25 + 7 * 3")[1] == 1.0
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from turnwise.envs.boundary import reset_env, step_env
 from turnwise.envs.isolation import IsolatedEnv
 from turnwise.envs.make import make_env
+from turnwise.envs.other_python import OtherPython, check_under, find_python
 from turnwise.errors import ConfigError, EnvError
 
 from ...clock import HANG_S
@@ -17,15 +21,20 @@ from ...clock import HANG_S
 FAULTY = "tests.unit.envs.faulty:FaultyEnv"
 
 
-@pytest.fixture
-def env() -> Iterator[IsolatedEnv]:
-    made = IsolatedEnv(FAULTY, {}, time_limit_s=HANG_S, max_memory_mb=256)
+PYTHONS = pytest.mark.parametrize("python", [None, pytest.param(sys.executable, id="another")])
+
+
+@pytest.fixture(params=[None, pytest.param(sys.executable, id="another")])
+def env(request: pytest.FixtureRequest) -> Iterator[IsolatedEnv]:
+    made = IsolatedEnv(FAULTY, {}, time_limit_s=HANG_S, max_memory_mb=256, python=request.param)
     yield made
     made.close()
 
 
-def test_it_plays_as_it_does_at_home() -> None:
-    isolated, home = IsolatedEnv("frozen_lake", {"size": 3}, time_limit_s=HANG_S), make_env("frozen_lake", size=3)
+@PYTHONS
+def test_it_plays_as_it_does_at_home(python: str | None) -> None:
+    home = make_env("frozen_lake", size=3)
+    isolated = IsolatedEnv("frozen_lake", {"size": 3}, time_limit_s=HANG_S, python=python)
     for seed in range(3):
         assert reset_env(isolated, seed=seed, dynamics_seed=4) == reset_env(home, seed=seed, dynamics_seed=4)
         assert (isolated.instructions, isolated.legend) == (home.instructions, home.legend)
@@ -93,15 +102,71 @@ def test_what_cannot_be_sent_becomes_text(env: IsolatedEnv) -> None:
     assert env.step("go")[3]["odd"] == "{1, 2}"
 
 
-def test_a_users_mistake_stays_one() -> None:
+@PYTHONS
+def test_a_users_mistake_stays_one(python: str | None) -> None:
     with pytest.raises(ConfigError, match="size"):
-        IsolatedEnv("frozen_lake", {"size": 1}, time_limit_s=HANG_S)
+        IsolatedEnv("frozen_lake", {"size": 1}, time_limit_s=HANG_S, python=python)
 
 
-def test_closing_ends_the_process() -> None:
-    env = IsolatedEnv(FAULTY, {}, time_limit_s=HANG_S)
+@PYTHONS
+def test_closing_ends_the_process(python: str | None) -> None:
+    env = IsolatedEnv(FAULTY, {}, time_limit_s=HANG_S, python=python)
     process = env._process
     env.close()
     env.close()
     assert process is not None
     assert not process.is_alive()
+
+
+# --- under another Python ---------------------------------------------------------------------------------------------
+
+
+def test_environments_under_one_python_share_a_server_and_no_process() -> None:
+    envs = [IsolatedEnv(FAULTY, {}, time_limit_s=HANG_S, python=sys.executable) for _ in range(3)]
+    said = set()
+    for env in envs:
+        env.reset(1)
+        said.add(env.instructions)
+    assert len(said) == 3
+    with pytest.raises(EnvError, match="exit code 3"):
+        envs[0].step("exit")
+    assert envs[1].step("go")[0] == "step 1"
+    for env in envs:
+        env.close()
+
+
+@pytest.mark.slow
+def test_an_episode_ends_with_its_server_and_the_next_has_a_new_one() -> None:
+    env = IsolatedEnv(FAULTY, {}, time_limit_s=HANG_S, python=sys.executable)
+    env.reset(1)
+    server = find_python(sys.executable)
+    server.close()
+    assert find_python(sys.executable) is not server
+    with pytest.raises(EnvError):
+        env.step("exit")
+    assert env.reset(2) == "seed 2"
+    env.close()
+
+
+def test_a_program_that_is_no_python_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"rollout.isolation.python: '.*/no_such' cannot be started \(No such file"):
+        IsolatedEnv("bandit", {}, time_limit_s=HANG_S, python="no_such")
+    with pytest.raises(EnvError, match=r"'/bin/true' ended with exit code"):
+        OtherPython("/bin/true")
+
+
+@pytest.mark.slow
+def test_a_python_without_the_packages_is_told_and_lends_none_of_ours(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path)], check=True)
+    with pytest.raises(ConfigError, match=r"cannot run environments \(ModuleNotFoundError: .*numpy and pydantic"):
+        IsolatedEnv("bandit", {}, time_limit_s=HANG_S, python=str(tmp_path / "bin" / "python"))
+
+
+def test_the_contract_is_checked_where_the_environment_is() -> None:
+    found = {
+        name: passed for name, passed, _ in check_under(sys.executable, "bandit", {}, num_episodes=2, limit_s=HANG_S)
+    }
+    assert found["global_rng"] is True
+    assert found["snapshot"] is True
+    with pytest.raises(ConfigError, match="size"):
+        check_under(sys.executable, "frozen_lake", {"size": 1}, num_episodes=2, limit_s=HANG_S)

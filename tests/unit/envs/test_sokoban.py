@@ -39,7 +39,13 @@ def test_pushing_pays_when_a_box_comes_on_and_when_all_are() -> None:
     env = room_at(CORRIDOR)
     text, reward, done, info = env.step("Right")
     assert (text, reward, done) == ("######\n#_PXO#\n######", -0.1, False)
-    assert info == {"success": False, "action_is_valid": True, "action_is_effective": True, "is_dead": False}
+    assert info == {
+        "success": False,
+        "action_is_valid": True,
+        "action_is_effective": True,
+        "is_dead": False,
+        "difficulty": "boxes: 1",
+    }
     text, reward, done, info = env.step("Right")
     assert (text, reward, done) == ("######\n#__P√#\n######", pytest.approx(10.9), True)
     assert info["success"] is True
@@ -129,6 +135,7 @@ def test_a_push_into_a_corner_is_dead_and_stays_so() -> None:
         "action_is_valid": True,
         "action_is_effective": True,
         "is_dead": True,
+        "difficulty": "boxes: 1",
     }
     other = Sokoban()
     other.restore(env.snapshot())

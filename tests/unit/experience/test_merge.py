@@ -76,14 +76,16 @@ def test_no_token_no_turn_and_no_reward_is_lost_or_changed(rows: list[Experience
 
 
 @given(calls=call_trees())
-def test_exactly_the_calls_that_continue_the_one_before_share_its_row(calls: list[Call]) -> None:
+def test_a_call_shares_the_row_of_the_call_that_it_goes_on_from(calls: list[Call]) -> None:
     rows = make_calls(calls)
     expected: list[list[int]] = []
     for turn, row in enumerate(rows):
-        before = rows[turn - 1].segment.token_ids.tolist() if turn else None
+        prompt = row.segment.token_ids[~row.segment.loss_mask].tolist()
         # By its tokens: one that branches off may happen to repeat what was sampled before it.
-        if row.segment.token_ids[~row.segment.loss_mask].tolist()[: len(before or [])] == before:
-            expected[-1].append(turn)
+        ends = {tuple(rows[chain[-1]].segment.token_ids.tolist()): chain for chain in expected}
+        extended = [end for end in ends if tuple(prompt[: len(end)]) == end]
+        if extended:
+            ends[max(extended, key=len)].append(turn)
         else:
             expected.append([turn])
     assert [row.turn_indices.tolist() for row in merge_prefixes(rows)] == expected

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.errors import StoreError
+from turnwise.experience import store as store_module
 from turnwise.experience.buffer import BufferRules
 from turnwise.experience.build import build_experiences
 from turnwise.experience.codec import decode_group, encode_group
@@ -193,3 +194,76 @@ def test_four_writers_and_two_readers_lose_nothing_and_double_nothing(tmp_path: 
     assert counts["written"] == counts["read"] + counts["left"] > 0
     assert counts["read"] > 0
     assert counts["doubled"] == counts["lost"] == 0
+
+
+def test_an_update_that_is_made_again_learns_from_what_it_learnt_from_before(tmp_path: Path) -> None:
+    """Also where more urgent groups have come meanwhile, and where it is killed once more on the way."""
+    store = ExperienceStore(tmp_path / "e.db", BufferRules(train_batch_size=2))
+    store.add([e for seed in range(6) for e in group(1, seed=seed)])
+    taken = [seeds(store.take(step)) for step in (1, 2, 3)]
+    store.add([e for seed in range(6, 10) for e in group(1, seed=seed, version=5)])
+    store.rewind(1, plays_again=False)
+    assert seeds(store.take(2)) == taken[1]
+    store.rewind(0, plays_again=False)
+    assert [seeds(store.take(step)) for step in (1, 2, 3)] == taken
+    assert seeds(store.take(4)) == [6, 7]
+
+
+def test_a_planned_update_is_ready_whatever_the_size_of_its_batch(tmp_path: Path) -> None:
+    store = ExperienceStore(tmp_path / "e.db", BufferRules(train_batch_size=2))
+    store.add(group(1))
+    store.take(1)
+    store.rewind(0, plays_again=False)
+    assert store.is_ready(1)
+    assert not store.is_ready(2)
+
+
+# --- damage, full disks, locks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", range(8))
+def test_flipped_bytes_in_experience_are_noticed(place: int) -> None:
+    data = bytearray(encode_group(group(2)))
+    data[len(data) * place // 8] ^= 4
+    with pytest.raises(StoreError, match="cannot be read"):
+        decode_group(bytes(data))
+
+
+def test_a_damaged_group_is_left_out_with_a_word_and_the_others_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = ExperienceStore(tmp_path / "e.db")
+    store.add([*group(1, seed=0), *group(1, seed=1)])
+    (data,) = store._db.execute("SELECT data FROM blocks WHERE number = 1").fetchone()
+    store._db.execute("UPDATE blocks SET data = ? WHERE number = 1", (data[:-20] + b"?" + data[-19:],))
+    assert seeds(store.take(1)) == [1]
+    assert "group 1/words/train/0" in caplog.text
+    assert "damaged" in caplog.text
+    store.restore(0)
+    assert seeds(store.take(1)) == [1]
+
+
+def test_a_full_disk_is_one_message_and_what_was_stored_stays(tmp_path: Path) -> None:
+    store = ExperienceStore(tmp_path / "e.db")
+    store.add(group(1, seed=0))
+    (pages,) = store._db.execute("PRAGMA page_count").fetchone()
+    store._db.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(StoreError, match=r"e\.db cannot be written: database or disk is full.*has space"):
+        store.add([e for seed in range(1, 400) for e in group(2, seed=seed)])
+    assert [len(g) for g in store.read_groups()] == [1]
+
+
+def test_a_locked_database_is_waited_for_with_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(store_module, "_TOLD_AFTER_S", 0.01)
+    monkeypatch.setattr(store_module, "_BUSY_TIMEOUT_S", 0.05)
+    store = ExperienceStore(tmp_path / "e.db")
+    other = sqlite3.connect(tmp_path / "e.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreError, match="has been locked by another process"):
+        store.add(group(1))
+    assert "waiting for" in caplog.text
+    other.execute("ROLLBACK")
+    store.add(group(1))
+    assert len(store) == 1

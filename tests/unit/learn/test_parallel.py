@@ -183,6 +183,16 @@ def test_half_precision_computes_and_full_precision_is_kept(
     assert {tensor.dtype for tensor in many.weights().values()} == {torch.float32}
 
 
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_adapters_beside_a_half_precise_model_learn_alike(kind: str, two_ranks: RankProcesses, model: Path) -> None:
+    how = KL | {"type": "ppo", "model_settings": {"dtype": "bfloat16", "lora": {"type": "lora", "rank": 2}}}
+    one, many, batch = open_plain(model, **how), open_in(two_ranks, model, kind, **how), make_batch()
+    wanted, found = one.step(batch).metrics, many.step(batch).metrics
+    for name in ("policy_loss", "entropy", "grad_norm"):
+        assert found[f"learn/{name}"] == pytest.approx(wanted[f"learn/{name}"], rel=0.03), name
+    assert {tensor.dtype for tensor in many.weights().values()} == {torch.bfloat16}
+
+
 def test_weights_share_what_the_model_shares(two_ranks: RankProcesses, model: Path) -> None:
     for kind in ("ddp", "fsdp"):
         weights = open_in(two_ranks, model, kind).weights()

@@ -27,17 +27,16 @@ TOLERANCE = 0.1
 # --- bfloat16 --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("more", [{}, LORA])
-def test_the_learner_computes_in_bfloat16_over_float32_weights(more: dict[str, Any]) -> None:
-    trainer = make_trainer(model_settings=HALF | more, critic={"type": "model"}, kl=KL)
+def test_the_learner_computes_in_bfloat16_over_float32_weights() -> None:
+    trainer = make_trainer(model_settings=HALF, critic={"type": "model"}, kl=KL)
     micro = one_micro_batch(make_batch())
     exact = make_trainer().actor.score(micro)
     scores = trainer.actor.score(micro)
     assert (scores.logprobs - exact.logprobs).abs().max() < TOLERANCE
     assert not torch.equal(scores.logprobs, exact.logprobs)
     assert (scores.logprobs.dtype, scores.entropies.dtype) == (torch.float32, torch.float32)
-    for step in range(2):
-        metrics = trainer.step(make_batch(step)).metrics
+    trainer.step(make_batch(0))
+    metrics = trainer.step(make_batch(1)).metrics
     assert metrics["learn/behavior_gap"] > 0
     assert trainer.critic is not None
     assert trainer.critic(micro, scores.hidden).dtype == torch.float32
@@ -45,6 +44,37 @@ def test_the_learner_computes_in_bfloat16_over_float32_weights(more: dict[str, A
         assert all(p.dtype == torch.float32 for p in module.parameters())
         assert all(p.grad.dtype == torch.float32 for p in module.parameters() if p.grad is not None)
     assert all(tensor.dtype == torch.float32 for tensor in trainer.weights().values())
+
+
+def test_what_adapters_stand_beside_is_held_in_bfloat16() -> None:
+    trainer = make_trainer(model_settings=HALF | LORA, critic={"type": "model"}, kl=KL)
+    for step in range(2):
+        trainer.step(make_batch(step))
+    assert trainer.critic is not None
+    for module in (trainer.actor.model, trainer.critic):
+        types = {(p.requires_grad, p.dtype) for p in module.parameters()}
+        assert types == {(True, torch.float32), (False, torch.bfloat16)}
+        assert all(b.dtype == torch.float32 for b in module.buffers())
+        assert all(p.grad.dtype == torch.float32 for p in module.parameters() if p.grad is not None)
+
+
+def test_adapters_beside_bfloat16_are_merged_with_one_rounding() -> None:
+    plain, half = (make_trainer(model_settings=LORA | more) for more in ({}, HALF))
+    for trainer in (plain, half):
+        for name, parameter in trainer.model.named_parameters():
+            if "lora_B" in name:
+                nn.init.constant_(parameter, 0.01)
+    for name, tensor in half.weights().items():
+        base = make_model().state_dict()[name].to(torch.bfloat16).float()
+        exact = base + (plain.weights()[name] - make_model().state_dict()[name])
+        torch.testing.assert_close(tensor.float(), exact.to(torch.bfloat16).float(), rtol=2**-7, atol=1e-6)
+        assert tensor.dtype == torch.bfloat16
+
+
+def test_gradients_of_adapters_beside_bfloat16_point_the_same_way() -> None:
+    exact, half = (gradients(make_trainer(model_settings=LORA | more), make_batch()) for more in ({}, HALF))
+    a, b = (torch.cat([g.flatten() for g in grads.values()]) for grads in (exact, half))
+    assert torch.cosine_similarity(a, b, dim=0) > 0.99
 
 
 def test_the_critic_computes_in_bfloat16_and_its_head_in_float32() -> None:

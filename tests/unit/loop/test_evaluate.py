@@ -5,26 +5,58 @@ from __future__ import annotations
 import pytest
 
 from turnwise.config.load import load_settings
+from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError
 from turnwise.loop.build import first_train_seed
-from turnwise.loop.evaluate import measure_baselines, measure_rule_in
+from turnwise.loop.evaluate import measure_baselines, names_a_rule, play_rule_in
+from turnwise.report.intervals import share_interval
 from turnwise.types import Task
 
 TASKS = [Task(tag="frozen_lake", seed=seed, split="eval") for seed in range(30)]
 
 
+def measure(settings: TurnwiseSettings, rule: str, tasks: list[Task]) -> tuple[float, float]:
+    result = play_rule_in(settings, rule, tasks)
+    return result.success, result.mean_return
+
+
+def always_right(env: object, observation: str) -> str:
+    return "Right"
+
+
+def test_a_users_function_is_a_rule() -> None:
+    settings = load_settings("frozenlake")
+    played = play_rule_in(settings, "tests.unit.loop.test_evaluate:always_right", TASKS[:3])
+    assert {turn.response_text for t in played.trajectories for turn in t.turns} == {"Right"}
+    with pytest.raises(ConfigError, match="takes \\(env, observation\\) and returns an action"):
+        play_rule_in(settings, "math:sqrt", TASKS[:3])
+    assert names_a_rule(settings, "myopic", "eval")
+    assert not names_a_rule(settings, "nobody", "eval")
+
+
+def test_plays_of_one_task_are_no_news_of_other_tasks() -> None:
+    once = play_rule_in(load_settings("frozenlake"), "random", TASKS)
+    many = play_rule_in(load_settings("frozenlake", ["eval.samples=20", "eval.temperature=1"]), "random", TASKS)
+    assert len(many.trajectories) == 20 * len(once.trajectories)
+    (low, high), share = many.success_interval, many.success
+    assert low < share < high
+    # As if 600 tasks had been played, it would be this narrow.
+    narrow = share_interval(share, 600)
+    assert high - low > 1.5 * (narrow[1] - narrow[0])
+
+
 def test_rules_in_the_setting_of_a_recipe() -> None:
     settings = load_settings("frozenlake")
-    assert measure_rule_in(settings, "oracle", TASKS) == (1.0, 1.0)
-    random = measure_rule_in(settings, "random", TASKS)
-    assert random == measure_rule_in(settings, "random", TASKS)
+    assert measure(settings, "oracle", TASKS) == (1.0, 1.0)
+    random = measure(settings, "random", TASKS)
+    assert random == measure(settings, "random", TASKS)
     assert random[0] < 0.6
-    assert measure_rule_in(load_settings("frozenlake", ["rollout.max_turns=1"]), "oracle", TASKS)[0] < 1
+    assert measure(load_settings("frozenlake", ["rollout.max_turns=1"]), "oracle", TASKS)[0] < 1
 
 
 def test_an_unknown_rule_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'frozen_lake' cannot be played by 'orakel'. Did you mean 'oracle'\?"):
-        measure_rule_in(load_settings("frozenlake"), "orakel", TASKS)
+        measure(load_settings("frozenlake"), "orakel", TASKS)
 
 
 def test_baselines_have_the_budget_of_the_run() -> None:

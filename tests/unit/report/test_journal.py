@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.errors import RunError
 from turnwise.report.journal import TrajectoryJournal
 from turnwise.types import StopReason
 
@@ -40,12 +39,15 @@ def test_a_line_that_was_cut_off_hurts_no_other(tmp_path: Path, make_trajectory,
     assert [trajectory.id.sibling for trajectory in journal.read()] == [0, 1]
 
 
-def test_a_line_that_is_damaged_is_named(tmp_path: Path, make_trajectory) -> None:
+def test_a_line_that_is_damaged_is_named_and_left_out(
+    tmp_path: Path, make_trajectory, caplog: pytest.LogCaptureFixture
+) -> None:
     journal = TrajectoryJournal(tmp_path, 1)
     journal.append(make_trajectory(0))
+    journal.append(make_trajectory(1))
     (file,) = tmp_path.iterdir()
     text = file.read_text()
     begin = text.index('"segments": "') + len('"segments": "')
     file.write_text(text[:begin] + "AAAA" + text[begin + 4 :])
-    with pytest.raises(RunError, match=r"line 1: expected a trajectory .*cannot be unpacked"):
-        journal.read()
+    assert [trajectory.id.sibling for trajectory in journal.read()] == [1]
+    assert f"{file}: an episode is damaged, and will be played again" in caplog.text

@@ -7,10 +7,16 @@ import pytest
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.frozen_lake import FrozenLake
 from turnwise.errors import EnvError
-from turnwise.rollout.rules import measure_rule, random_rule, rules_of
-from turnwise.types import Task
+from turnwise.rollout.rules import Rule, random_rule, record_rule, rules_of
+from turnwise.types import StopReason, Task
 
 from .worlds import WordWorld
+
+
+def measure(env: BaseEnv, rule: Rule, tasks: list[Task], max_actions: int) -> tuple[float, float]:
+    played = [record_rule(env, rule, task, max_actions) for task in tasks]
+    return sum(t.is_success for t in played) / len(played), sum(t.episode_return for t in played) / len(played)
+
 
 LAKES = [Task(tag="frozen_lake", seed=seed, split="eval") for seed in range(40)]
 
@@ -22,15 +28,40 @@ def test_rules_are_listed_weakest_first() -> None:
 def test_the_oracle_always_arrives_and_random_play_does_not() -> None:
     env = FrozenLake(size=4, hole_rate=0.2)
     rules = rules_of(env)
-    assert measure_rule(env, rules["oracle"], LAKES, max_actions=20) == (1.0, 1.0)
-    assert measure_rule(env, rules["random"], LAKES, max_actions=20)[0] < 0.7
+    assert measure(env, rules["oracle"], LAKES, max_actions=20) == (1.0, 1.0)
+    assert measure(env, rules["random"], LAKES, max_actions=20)[0] < 0.7
 
 
 def test_success_and_return_are_means_within_the_budget() -> None:
     tasks = [Task(tag="words", seed=seed) for seed in range(3)]
-    assert measure_rule(WordWorld(), lambda env, _: env.oracle(), tasks, max_actions=3) == (1.0, 3.0)
-    assert measure_rule(WordWorld(), lambda env, _: env.oracle(), tasks, max_actions=2) == (0.0, 2.0)
-    assert measure_rule(WordWorld(), lambda *_: "lose", tasks, max_actions=5) == (0.0, 0.0)
+    assert measure(WordWorld(), lambda env, _: env.oracle(), tasks, max_actions=3) == (1.0, 3.0)
+    assert measure(WordWorld(), lambda env, _: env.oracle(), tasks, max_actions=2) == (0.0, 2.0)
+    assert measure(WordWorld(), lambda *_: "lose", tasks, max_actions=5) == (0.0, 0.0)
+
+
+def test_a_rule_leaves_a_trajectory_as_a_rollout_would() -> None:
+    played = record_rule(WordWorld(), lambda env, _: env.oracle(), Task(tag="words", seed=0), 3)
+    assert [turn.actions for turn in played.turns] == [(turn.response_text,) for turn in played.turns]
+    assert (played.stop_reason, played.is_success, played.segments) == (StopReason.TERMINATED, True, ())
+    cut = record_rule(WordWorld(), lambda env, _: env.oracle(), Task(tag="words", seed=0), 2)
+    assert (cut.stop_reason, cut.is_success) == (StopReason.MAX_ACTIONS, False)
+    assert [turn.index for turn in cut.turns] == [0, 1]
+
+
+def test_siblings_of_a_rule_take_other_chances() -> None:
+    env = FrozenLake(size=4, is_slippery=True)
+    rule = rules_of(env)["hole_blind"]
+    ends = [record_rule(env, rule, LAKES[0], 50, sibling=n).turns for n in (0, 0, 1, 2, 3)]
+    assert ends[0] == ends[1]
+    assert any(other != ends[0] for other in ends[2:])
+
+
+def test_a_rule_that_fails_keeps_what_it_earned() -> None:
+    def broken(env: BaseEnv, _text: str) -> str:
+        raise EnvError("no idea")
+
+    played = record_rule(WordWorld(), broken, Task(tag="words", seed=0), 3)
+    assert (played.stop_reason, played.failure) == (StopReason.ENV_ERROR, "no idea")
 
 
 def test_random_play_has_dice_of_its_own() -> None:

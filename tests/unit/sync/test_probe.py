@@ -71,6 +71,31 @@ def test_a_right_sync_is_a_number(pupil: Pupil, far: Far, probe: Probe) -> None:
     assert probe.metrics() == {"sync/probe_gap": 0.0}
 
 
+def test_a_small_step_that_did_not_arrive_is_noticed(pupil: Pupil, far: Far) -> None:
+    probe = Probe(TEXT, cast(Learner, pupil), cast(ScoringEngine, far), max_gap="auto")
+    publish(far, probe, 0)
+    pupil.policy_version, pupil.number, far.is_late = 1, 1.001, True
+    with pytest.raises(
+        SyncError, match=r"differ by 0, 0\.001 nats .*at most 0\.0002, 20 times the rounding of the first"
+    ):
+        publish(far, probe, 1)
+
+
+def test_what_rounding_does_is_no_alarm(pupil: Pupil, far: Far) -> None:
+    probe = Probe(TEXT, cast(Learner, pupil), cast(ScoringEngine, far), max_gap="auto")
+    publish(far, probe, 0)
+    pupil.policy_version, pupil.number, far.is_late = 1, 1.0001, True
+    publish(far, probe, 1)
+    assert probe.metrics()["sync/probe_gap"] == pytest.approx(1e-4, rel=0.01)
+
+
+def test_a_number_that_is_given_is_all_that_counts(pupil: Pupil, far: Far, probe: Probe) -> None:
+    publish(far, probe, 0)
+    pupil.policy_version, pupil.number, far.is_late = 1, 1.05, True
+    publish(far, probe, 1)
+    assert probe.metrics()["sync/probe_gap"] == pytest.approx(0.05, rel=0.01)
+
+
 def test_one_wrong_copy_ends_the_run_with_what_was_expected_and_found(pupil: Pupil, far: Far, probe: Probe) -> None:
     publish(far, probe, 0)
     pupil.policy_version, pupil.number, far.is_late = 1, 1.5, True

@@ -12,7 +12,6 @@ from turnwise.errors import TurnwiseError
 from turnwise.learn.memory import read_config
 from turnwise.learn.model_files import is_hub_name
 from turnwise.rollout.chosen import find_workflow
-from turnwise.rollout.tool_calls import ToolCallingWorkflow
 
 
 def examine_names() -> list[Finding]:
@@ -83,7 +82,7 @@ def examine_template(settings: TurnwiseSettings, model_path: str) -> list[Findin
 
 def _tools(settings: TurnwiseSettings, template: LearnedTemplate) -> list[Finding]:
     try:
-        needs_tools = issubclass(find_workflow(settings), ToolCallingWorkflow)
+        needs_tools = bool(getattr(find_workflow(settings), "needs_tool_syntax", False))
     except Exception:  # noqa: BLE001 - what is wrong with the workflow is told elsewhere
         needs_tools = False
     if template.supports_tools:

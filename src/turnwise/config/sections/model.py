@@ -65,7 +65,8 @@ class ModelSettings(Settings):
     """Sizes of the built-in model."""
     lora: NoLora | Lora = Field(default=NoLora(), discriminator="type")
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """With bfloat16 the learner keeps float32 weights and computes in bfloat16; engine and reference are held in it."""
+    """With bfloat16 the learner computes in it and keeps what it trains in float32; engine, reference and the frozen
+    weights beside adapters are held in it."""
     gradient_checkpointing: bool | Literal["auto"] = "auto"
     """Keep only the inputs of each layer for the backward pass and compute the rest again: less memory, more time.
     auto: for a micro-batch whose activations would take more than 450 MB, on a GPU a quarter of its memory."""

@@ -21,6 +21,9 @@ class ProcessIsolation(Settings):
     """Longest call; a process that takes longer is ended and its episode fails."""
     max_memory_mb: PositiveInt | None = None
     """What an environment may take beyond its imports; null: no limit."""
+    python: str | None = None
+    """The program of another Python that environments run under, such as `.venv-envs/bin/python`; null: this one. It
+    needs numpy, pydantic and what the environment needs."""
 
 
 class RayIsolation(Settings):

@@ -26,7 +26,8 @@ class SyncSettings(Settings):
     """Longest wait of explorer and trainer for each other; with a cluster also for news of any part of it."""
     max_probe_gap: PositiveFloat | Literal["auto"] = "auto"
     """Largest mean distance, in nats per token, between what engine and learner make of one text after a sync; more
-    stops the run. auto: 0.02 with model.dtype float32, 0.2 with bfloat16."""
+    stops the run. auto: 0.02 with model.dtype float32, 0.2 with bfloat16, and 20 times the rounding of the first sync
+    where that is less."""
     method: str = "memory"
     """How weights travel: inside the process, or with `checkpoint` as files in the run directory, for processes of
     their own; or 'package.module:Class'."""

@@ -91,6 +91,7 @@ class AlfWorld(BaseEnv):
             "action_is_valid": is_valid,
             "action_is_effective": is_effective,
             "admissible_commands": self.admissible_commands,
+            "difficulty": self.game.household.goal.type,
         }
         return self._text, float(is_won), is_won, info
 

@@ -56,7 +56,7 @@ class Countdown(BaseEnv):
         self._require_playing()
         graded = grade(action, self.puzzle.numbers)
         if graded is None:
-            return self.render(), 0.0, False, _info(success=False, is_valid=False)
+            return self.render(), 0.0, False, self._info(success=False, is_valid=False)
         is_right = graded.value == self.puzzle.target
         # What an earlier attempt has earned is not paid again, so failing first is never worth it.
         earned = self.params.numbers_reward if self._attempts else 0.0
@@ -64,7 +64,7 @@ class Countdown(BaseEnv):
         self._attempts += (graded,)
         is_over = is_right or len(self._attempts) == self.params.attempts
         self._phase = "over" if is_over else "playing"
-        return self.render(), reward, is_over, _info(success=is_right, is_valid=True)
+        return self.render(), reward, is_over, self._info(success=is_right, is_valid=True)
 
     def render(self) -> str:
         """The puzzle, and a line for every attempt."""
@@ -110,10 +110,14 @@ class Countdown(BaseEnv):
     def restore(self, state: object) -> None:
         self.puzzle, self._attempts, self._phase = cast("tuple[Puzzle, tuple[Graded, ...], Any]", state)
 
+    def _info(self, *, success: bool, is_valid: bool) -> dict[str, object]:
+        return {
+            "success": success,
+            "action_is_valid": is_valid,
+            "action_is_effective": is_valid,
+            "difficulty": f"{len(self.puzzle.numbers)} numbers",
+        }
+
 
 def _describe(graded: Graded) -> str:
     return "no number" if graded.value is None else str(graded.value)
-
-
-def _info(*, success: bool, is_valid: bool) -> dict[str, object]:
-    return {"success": success, "action_is_valid": is_valid, "action_is_effective": is_valid}

@@ -59,7 +59,7 @@ class Prompts(BaseEnv):
 
     def __init__(self, **params: object) -> None:
         super().__init__(**params)
-        self._prompts = _load(self.params)
+        self._prompts = self._load()
         self.has_oracle = self._prompts.has_responses
         self._row = PromptRow("")
 
@@ -106,14 +106,14 @@ class Prompts(BaseEnv):
     def _rows(self, split: str) -> tuple[PromptRow, ...]:
         return self._prompts.train if split == "train" else self._prompts.eval
 
-
-def _load(params: PromptsParams) -> PromptSet:
-    if params.path is None:
-        return letter_prompts(params.eval_share)
-    fields = Fields(prompt=params.prompt_field, response=params.response_field)
-    if params.eval_path is None:
-        return load_prompts(params.path, fields=fields, eval_share=params.eval_share)
-    return load_two_files(params.path, params.eval_path, fields)
+    def _load(self) -> PromptSet:
+        params = self.params
+        if params.path is None:
+            return letter_prompts(params.eval_share)
+        fields = Fields(prompt=params.prompt_field, response=params.response_field)
+        if params.eval_path is None:
+            return load_prompts(params.path, fields=fields, eval_share=params.eval_share)
+        return load_two_files(params.path, params.eval_path, fields)
 
 
 def _info(*, is_valid: bool) -> dict[str, object]:

@@ -7,11 +7,12 @@ line and the setting to change. It refuses to guess: nothing is skipped but blan
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from turnwise.envs.prompts.rows import PromptRow, PromptSet, hold_out, split_rows
-from turnwise.envs.row_files import RowFile, RowFormat, read_rows
+from turnwise.envs.row_files import Row, RowFile, RowFormat, read_rows
 from turnwise.errors import TaskError
 
 
@@ -61,10 +62,15 @@ def _load_once(file: RowFile, fields: Fields, eval_share: float) -> PromptSet:
 
 
 def _read(file: RowFile, fields: Fields) -> list[PromptRow]:
-    rows = [_as_row(row.content, row.place, fields) for row in read_rows(file)]
-    if not rows:
-        raise TaskError(f"{file.path} holds no prompts; expected at least 2. Check {file.format.setting}.")
-    return rows
+    return as_prompts(read_rows(file), fields, str(file.path), file.format.setting)
+
+
+def as_prompts(rows: Iterable[Row], fields: Fields, source: str, setting: str) -> list[PromptRow]:
+    """Rows of any source; `setting` names it in messages."""
+    prompts = [_as_row(row.content, row.place, fields) for row in rows]
+    if not prompts:
+        raise TaskError(f"{source} holds no prompts; expected at least 2. Check {setting}.")
+    return prompts
 
 
 def _as_row(row: object, place: str, fields: Fields) -> PromptRow:
@@ -91,7 +97,7 @@ def _as_row(row: object, place: str, fields: Fields) -> PromptRow:
             f"{place}: found {_name_of(response)} under '{fields.response}'; expected a text, or nothing. Set "
             f"{fields.section}.response_field to the key that holds the response, or to one that is not there."
         )
-    return PromptRow(_checked_prompt(prompt, place, fields), (response or "").strip() or None)
+    return PromptRow(_checked_prompt(prompt, place, fields), (response or "").strip() or None, row)
 
 
 def _checked_prompt(text: str, place: str, fields: Fields) -> str:

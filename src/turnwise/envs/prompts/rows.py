@@ -6,8 +6,8 @@ the rows were written and who answers them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from turnwise.errors import TaskError
 from turnwise.floor.seeds import fingerprint
@@ -19,6 +19,8 @@ class PromptRow:
 
     prompt: str
     response: str | None = None
+    content: Mapping[str, object] = field(default_factory=dict[str, object], compare=False)
+    """The whole row, for a reward function; empty where it was a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,6 +125,7 @@ class Sokoban(BaseEnv):
             "action_is_valid": is_valid,
             "action_is_effective": is_effective,
             "is_dead": self.is_dead,
+            "difficulty": f"boxes: {self.boxes.bit_count()}",
         }
 
     def _name_walls(self) -> list[str]:

@@ -8,9 +8,9 @@ from typing import Any
 
 from turnwise.config.packages import require_package
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.experience.codec import decode_experiences, encode_experiences
 from turnwise.loop.cluster.actor_site import ActorSite, begin
 from turnwise.loop.open_buffer import open_buffer
-from turnwise.types import Experience
 
 
 class BufferHost:
@@ -21,14 +21,14 @@ class BufferHost:
         self._may_have_taken = is_replacement
         """Whether the one before may have been lost between taking a batch and handing it over."""
 
-    def add(self, experiences: Sequence[Experience]) -> None:
-        self._buffer.add(experiences)
+    def add(self, blocks: Sequence[bytes]) -> None:
+        self._buffer.add(decode_experiences(blocks))
 
-    def take(self, step: int) -> list[Experience]:
+    def take(self, step: int) -> list[bytes]:
         if self._may_have_taken:
             self._buffer.rewind(step - 1, plays_again=False)
             self._may_have_taken = False
-        return self._buffer.take(step)
+        return encode_experiences(self._buffer.take(step))
 
     def is_ready(self, step: int) -> bool:
         return self._buffer.is_ready(step)

@@ -15,8 +15,8 @@ from typing import NoReturn
 
 from turnwise.errors import EngineError, LostError
 from turnwise.loop.cluster.crew import Crew
-from turnwise.loop.cluster.journals import Journals
 from turnwise.loop.cluster.shares import Kind, Player, Share, deal
+from turnwise.loop.journals import Journals
 from turnwise.protocols import Weights
 from turnwise.types import FloatArray, GenerateRequest, Group, IntArray, Task, Trajectory, TrajectoryId
 

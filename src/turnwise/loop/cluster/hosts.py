@@ -19,15 +19,16 @@ import torch
 from turnwise.audit.gaps import Rescorer
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import TurnwiseError
+from turnwise.experience.codec import decode_experiences
 from turnwise.learn.parallel.hosts import Note
 from turnwise.learn.parallel.rank import Rank
 from turnwise.learn.parallel.sent_weights import ReceivedWeights
 from turnwise.loop.build import build_play, open_learner, open_proxies
-from turnwise.loop.cluster.proxies import pack_weights, unpack_weights
+from turnwise.loop.cluster.proxies import PackedAnnotations, pack_annotations, pack_weights, unpack_weights
 from turnwise.loop.cluster.shares import Share, Told
 from turnwise.protocols import Imitation
 from turnwise.sync.probe import ScoringEngine, ScoringLearner
-from turnwise.types import Annotations, Batch, Experience, FloatArray, IntArray, StepReport, Trajectory
+from turnwise.types import Batch, FloatArray, IntArray, StepReport, Trajectory
 
 Result = TypeVar("Result")
 
@@ -45,14 +46,15 @@ class LearnerHost:
     def policy_version(self) -> int:
         return self._learner.policy_version
 
-    def annotate(self, experiences: Sequence[Experience]) -> Annotations:
-        return self._learner.annotate(experiences)
+    def annotate(self, blocks: Sequence[bytes]) -> PackedAnnotations:
+        return pack_annotations(self._learner.annotate(decode_experiences(blocks)))
 
     def step(self, batch: Batch) -> StepReport:
         return self._learner.step(batch)
 
-    def imitate(self, demonstrations: Sequence[Experience], how: Imitation) -> Iterator[tuple[int, int, float]]:
+    def imitate(self, blocks: Sequence[bytes], how: Imitation) -> Iterator[tuple[int, int, float]]:
         """How many steps are done, of how many; the last loss comes with the last of them."""
+        demonstrations = decode_experiences(blocks)
 
         def learn(note: Note) -> float:
             return self._learner.imitate(demonstrations, how, lambda done, total: note(done, total, 0.0))
@@ -60,15 +62,15 @@ class LearnerHost:
         loss = yield from while_it_works(learn)
         yield how.steps, how.steps, loss
 
-    def supervise(self, demonstrations: Sequence[Experience]) -> None:
-        self._learner.supervise(demonstrations)
+    def supervise(self, blocks: Sequence[bytes]) -> None:
+        self._learner.supervise(decode_experiences(blocks))
 
     def weights(self) -> np.ndarray:
         return pack_weights(self._learner.weights())
 
-    def logprobs_of(self, experiences: Sequence[Experience], of: str) -> Sequence[FloatArray]:
+    def logprobs_of(self, blocks: Sequence[bytes], of: str) -> Sequence[FloatArray]:
         assert isinstance(self._learner, Rescorer), "only a learner that scores stored tokens is asked to"
-        return self._learner.logprobs_of(experiences, of)
+        return self._learner.logprobs_of(decode_experiences(blocks), of)
 
     def score(self, token_ids: IntArray) -> FloatArray:
         assert isinstance(self._learner, ScoringLearner), "only a learner that scores is asked to"

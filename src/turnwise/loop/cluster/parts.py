@@ -16,8 +16,8 @@ from turnwise.loop.build import (
 )
 from turnwise.loop.cluster.collector import CrewCollector, CrewEngine, ScoringCrewEngine
 from turnwise.loop.cluster.crew import Crew
-from turnwise.loop.cluster.journals import Journals
 from turnwise.loop.cluster.proxies import Host, ReferenceMailbox, RemoteBuffer
+from turnwise.loop.journals import Journals
 from turnwise.loop.open_audit import open_audit
 from turnwise.loop.parts import ExploreParts, TrainParts
 from turnwise.protocols import Learner

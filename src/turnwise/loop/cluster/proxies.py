@@ -1,19 +1,23 @@
 """Learner, buffer and weights of another process, behind the contracts that the loops hold.
 
-Each is a *host* on this side: it is called by a method's name, and waits with a deadline. Weights stay where they were
-made until somebody looks at them; an explorer fetches them from there itself.
+Each is a *host* on this side: it is called by a method's name, and waits with a deadline. Experiences travel as the
+blocks that the durable buffer writes. Weights stay where they were made until somebody looks at them; an explorer
+fetches them from there itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors.torch import load
 from torch import Tensor
 
+from turnwise.experience.codec import decode_experiences, encode_experiences
 from turnwise.protocols import Imitation, PolicyMark, Weights
 from turnwise.sync.checkpoint import as_safetensors
 from turnwise.types import Annotations, Batch, Experience, FloatArray, IntArray, StepReport
@@ -107,6 +111,44 @@ class ReferenceMailbox:
         return self._requested
 
 
+# --- what is known about experiences ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedAnnotations:
+    """`Annotations` with the tokens of all experiences end to end: a few arrays travel faster than thousands."""
+
+    values: FloatArray | None
+    reference_logprobs: FloatArray | None
+    token_penalties: FloatArray | None
+
+
+def pack_annotations(annotations: Annotations) -> PackedAnnotations:
+    return PackedAnnotations(
+        values=_join(annotations.values),
+        reference_logprobs=_join(annotations.reference_logprobs),
+        token_penalties=_join(annotations.token_penalties),
+    )
+
+
+def unpack_annotations(packed: PackedAnnotations, experiences: Sequence[Experience]) -> Annotations:
+    """Those of the experiences that were asked about."""
+    ends = np.cumsum([len(experience.segment) for experience in experiences], dtype=np.int64)
+    return Annotations(
+        values=_cut(packed.values, ends),
+        reference_logprobs=_cut(packed.reference_logprobs, ends),
+        token_penalties=_cut(packed.token_penalties, ends),
+    )
+
+
+def _join(arrays: Sequence[FloatArray] | None) -> FloatArray | None:
+    return None if arrays is None else np.concatenate([np.zeros(0, np.float32), *arrays])
+
+
+def _cut(joined: FloatArray | None, ends: NDArray[np.int64]) -> tuple[FloatArray, ...] | None:
+    return None if joined is None else tuple(np.split(joined, ends)[:-1])
+
+
 # --- learner and buffer ----------------------------------------------------------------------------------------------
 
 
@@ -122,7 +164,7 @@ class RemoteLearner:
         return self._policy_version
 
     def annotate(self, experiences: Sequence[Experience]) -> Annotations:
-        return self._host.call("annotate", experiences)
+        return unpack_annotations(self._host.call("annotate", encode_experiences(experiences)), experiences)
 
     def step(self, batch: Batch) -> StepReport:
         report: StepReport = self._host.call("step", batch)
@@ -133,19 +175,19 @@ class RemoteLearner:
         self, demonstrations: Sequence[Experience], how: Imitation, on_step: Callable[[int, int], None]
     ) -> float:
         last_loss = 0.0
-        for done, total, loss in self._host.stream("imitate", demonstrations, how):
+        for done, total, loss in self._host.stream("imitate", encode_experiences(demonstrations), how):
             on_step(done, total)
             last_loss = loss
         return last_loss
 
     def supervise(self, demonstrations: Sequence[Experience]) -> None:
-        self._host.call("supervise", demonstrations)
+        self._host.call("supervise", encode_experiences(demonstrations))
 
     def weights(self) -> Weights:
         return RemoteWeights(self._host.refer("weights"))
 
     def logprobs_of(self, experiences: Sequence[Experience], of: str = "policy") -> Sequence[FloatArray]:
-        return self._host.call("logprobs_of", experiences, of)
+        return self._host.call("logprobs_of", encode_experiences(experiences), of)
 
     def score(self, token_ids: IntArray) -> FloatArray:
         return self._host.call("score", token_ids)
@@ -166,10 +208,10 @@ class RemoteBuffer:
         self._host = host
 
     def add(self, experiences: Sequence[Experience]) -> None:
-        self._host.call("add", experiences)
+        self._host.call("add", encode_experiences(experiences))
 
     def take(self, step: int) -> list[Experience]:
-        return self._host.call("take", step)
+        return decode_experiences(self._host.call("take", step))
 
     def is_ready(self, step: int) -> bool:
         return self._host.call("is_ready", step)

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from tests.contracts.test_buffers import group
 from tests.small_run import SMALL_LAKE
 from turnwise.config.load import load_settings
+from turnwise.experience.codec import decode_experiences, encode_experiences
 from turnwise.loop.cluster.buffer_host import BufferHost
-from turnwise.loop.cluster.proxies import ReferenceMailbox, RemoteBuffer, RemoteWeights, pack_weights, unpack_weights
+from turnwise.loop.cluster.proxies import (
+    ReferenceMailbox,
+    RemoteBuffer,
+    RemoteWeights,
+    pack_annotations,
+    pack_weights,
+    unpack_annotations,
+    unpack_weights,
+)
 from turnwise.loop.cluster.wanted import read_wanted, write_wanted
 from turnwise.protocols import PolicyMark
+from turnwise.types import Annotations
 
 from .here import HereHost
 
@@ -45,6 +56,26 @@ def test_tied_weights_travel() -> None:
     tied = torch.ones(2)
     found = unpack_weights(pack_weights({"a": tied, "b": tied}))
     assert torch.equal(found["a"], found["b"])
+
+
+def test_experiences_keep_their_order_where_groups_are_mixed() -> None:
+    one, other = group(seed=1), group(seed=2)
+    mixed = [one[0], other[0], *one[1:], *other[1:]]
+    assert [e.id for e in decode_experiences(encode_experiences(mixed))] == [e.id for e in mixed]
+
+
+def test_annotations_travel_in_few_arrays_and_come_back_per_experience() -> None:
+    experiences = [*group(seed=1), *group(seed=2)]
+    values = tuple(np.full(len(e.segment), i, dtype=np.float32) for i, e in enumerate(experiences))
+    found = unpack_annotations(pack_annotations(Annotations(values=values)), experiences)
+    assert found.values is not None
+    assert found.reference_logprobs is found.token_penalties is None
+    for array, expected in zip(found.values, values, strict=True):
+        np.testing.assert_array_equal(array, expected)
+
+
+def test_nothing_is_known_about_no_experiences() -> None:
+    assert unpack_annotations(pack_annotations(Annotations(values=())), []).values == ()
 
 
 def test_a_replaced_buffer_hands_over_the_batch_that_the_lost_one_took(tmp_path: Path) -> None:

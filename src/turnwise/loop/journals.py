@@ -24,6 +24,14 @@ class Journals:
     def read(self, rollout: int) -> Mapping[TrajectoryId, Trajectory]:
         return {played.id: played for played in self._journal(rollout).read()}
 
+    def read_whole(self, rollout: int) -> Mapping[TrajectoryId, Trajectory]:
+        """The same of a rollout that was finished; of any other nothing, and it is forgotten."""
+        return {played.id: played for played in self._journal(rollout).read_whole()}
+
+    def finish(self, rollout: int) -> None:
+        """Every episode of it is there."""
+        self._journal(rollout).finish()
+
     def append(self, trajectory: Trajectory) -> None:
         self._journal(trajectory.id.rollout).append(trajectory)
 

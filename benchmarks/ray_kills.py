@@ -1,0 +1,170 @@
+"""Random kills of a run on a cluster, one after the other, and a table of what became of the runs.
+
+    python -m benchmarks.ray_kills --kills 20 --seed 0
+
+Each kind of part takes its turn: an explorer, a rank of the learner, the buffer, a whole node, and, where vLLM is
+installed, a server that an explorer samples from. When it happens is drawn by the seed: after which update, and how
+long after. A run has survived where it ends by itself and every group was learnt from once, in the update of its own
+rollout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+from tests.contracts.vllm_servers import PYTHON as VLLM_PYTHON
+from tests.ray.watched import Cluster, Watched, ray
+
+STEPS = 8
+WORDS = (f"learn.steps={STEPS}", "report.checkpoint_every=3", "eval.episodes=0")
+RANKS = "learn.parallel={type: fsdp, ranks: 2}"
+ON_VLLM = ("engine.type=vllm", "engine.start=true", f"engine.python={VLLM_PYTHON}", "engine.start_timeout_s=600")
+LONGEST_DELAY_S = 1.5
+LONGEST_TRIAL_S = 900.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """What happened to one run."""
+
+    kind: str
+    step: int
+    delay_s: float
+    outcome: str
+
+    @property
+    def is_survived(self) -> bool:
+        return self.outcome == "survived"
+
+
+@contextmanager
+def cluster() -> Iterator[Any]:
+    opened = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        yield opened
+    finally:
+        ray.shutdown()
+        opened.shutdown()
+
+
+def kill_node(nodes: Any, node: Any) -> None:
+    nodes.add_node(num_cpus=3)
+    nodes.remove_node(node, allow_graceful=False)
+
+
+def kill_server(path: Path) -> None:
+    """The server of this run alone: its log lies in the directory of the run."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            is_server = "vllm.entrypoints.openai.api_server" in process.cmdline()
+            if is_server and path in Path(f"/proc/{process.pid}/fd/1").resolve().parents:
+                process.kill()
+                return
+    raise AssertionError("no server was running")
+
+
+KINDS: dict[str, tuple[tuple[str, ...], Callable[[Watched, Any, Any, random.Random], None]]] = {
+    "explorer": (
+        ("cluster.explorers=2",),
+        lambda run, _nodes, _node, dice: run.kill(f"explorer-{dice.choice([1, 2])}"),
+    ),
+    "learner rank": ((RANKS,), lambda run, _nodes, _node, dice: run.kill(f"rank-{dice.choice([0, 1])}")),
+    "buffer": (("cluster.explorers=2",), lambda run, _nodes, _node, _dice: run.kill("buffer")),
+    "node": (("cluster.explorers=2",), lambda _run, nodes, node, _dice: kill_node(nodes, node)),
+    "vLLM server": (ON_VLLM, lambda run, _nodes, _node, _dice: kill_server(run.directory.path)),
+}
+"""What the run is told besides, and how the part is killed."""
+
+
+def draw(kind: str, dice: random.Random) -> Kill:
+    """When it will happen."""
+    return Kill(kind=kind, step=dice.randrange(0, STEPS), delay_s=dice.uniform(0.0, LONGEST_DELAY_S), outcome="")
+
+
+def try_apart(planned: Kill) -> Kill:
+    """In a process of its own: a run that hangs does not disturb the next one."""
+    words = [planned.kind, str(planned.step), str(planned.delay_s)]
+    told = subprocess.run(
+        [sys.executable, "-m", "benchmarks.ray_kills", "--one", *words],
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_TRIAL_S,
+        # Ray starts workers with a niceness of 15, with which a busy machine starves them.
+        env={**os.environ, "RAY_worker_niceness": "0"},
+    )
+    lines = [line for line in told.stdout.splitlines() if line.startswith("{")]
+    outcome = json.loads(lines[-1])["outcome"] if lines else f"lost: it ended with {told.returncode}: {told.stderr}"
+    return replace(planned, outcome=outcome)
+
+
+def try_here(planned: Kill) -> Kill:
+    words, hit = KINDS[planned.kind]
+    dice = random.Random(planned.delay_s)
+    with cluster() as nodes, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        node = nodes.add_node(num_cpus=3)
+        run = Watched(Path(folder) / "run", nodes.address, [*WORDS, *words])
+        try:
+            run.wait_until(lambda: "explorer-1" in run.actors, "explorers")
+            if planned.step:
+                run.wait_for_step(planned.step)
+            time.sleep(planned.delay_s)
+            hit(run, nodes, node, dice)
+            run.finish()
+            outcome = what_is_wrong(run) or "survived"
+        except AssertionError as error:
+            outcome = f"lost: {error}"
+    return replace(planned, outcome=outcome)
+
+
+def what_is_wrong(run: Watched) -> str:
+    """Empty where every group of every rollout was learnt from once, in its own update."""
+    if run.steps() != list(range(1, STEPS + 1)):
+        return f"lost: updates {run.steps()}"
+    with sqlite3.connect(run.directory.experience) as db:
+        uses = db.execute("SELECT groups.rollout, uses.step FROM uses JOIN groups USING (number)").fetchall()
+    if any(rollout != step for rollout, step in uses) or len(uses) != STEPS * run.settings.rollout.groups:
+        return f"lost: {len(uses)} uses, expected {STEPS * run.settings.rollout.groups}"
+    return ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=list(KINDS))
+    parser.add_argument("--one", nargs=3, metavar=("KIND", "STEP", "DELAY_S"), help="a single kill, in this process")
+    given = parser.parse_args()
+    if given.one:
+        kind, step, delay_s = given.one
+        tried = try_here(Kill(kind=kind, step=int(step), delay_s=float(delay_s), outcome=""))
+        print(json.dumps(asdict(tried)), flush=True)
+        # What a hung run has left behind must not hold up the end of the process.
+        os._exit(0)
+    dice = random.Random(given.seed)
+    kinds = [given.only] if given.only else [kind for kind in KINDS if kind != "vLLM server" or VLLM_PYTHON]
+    kills: list[Kill] = []
+    for number in range(given.kills):
+        kills.append(try_apart(draw(kinds[number % len(kinds)], dice)))
+        print(kills[-1], flush=True)
+    print("\n| killed | tried | survived |\n|---|---|---|")
+    for kind in kinds:
+        of_kind = [each for each in kills if each.kind == kind]
+        print(f"| {kind} | {len(of_kind)} | {sum(each.is_survived for each in of_kind)} |")
+
+
+if __name__ == "__main__":
+    main()

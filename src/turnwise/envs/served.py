@@ -1,0 +1,96 @@
+"""What an environment's own process does: it answers calls in JSON until whoever asks is gone.
+
+In come a pipe and the name and settings of an environment; out go answers, each with what was returned or raised and
+what the environment says of itself. It refuses to know who asks, and under which Python it was started: everything that
+is imported here and by an environment needs numpy and pydantic at most.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from turnwise.envs.base import BaseEnv
+from turnwise.envs.make import make_env
+from turnwise.errors import ConfigError, TurnwiseError
+
+
+def serve(pipe: Connection, name: str, params: Mapping[str, object], max_memory_mb: int | None) -> None:
+    """Build the environment, then answer calls until the other side is gone."""
+    # Ctrl-C is for the parent, which ends its children itself.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        env = make_env(name, **params)
+        if max_memory_mb is not None:
+            _limit_memory(max_memory_mb)
+        pipe.send_bytes(introduce(env).encode())
+    except Exception as error:  # noqa: BLE001 - the boundary: an author's code may raise whatever it likes
+        pipe.send_bytes(tell_error(error).encode())
+        return
+    while True:
+        try:
+            method, args, kwargs = json.loads(pipe.recv_bytes())
+        except (EOFError, OSError):
+            return
+        pipe.send_bytes(answer_call(env, method, args, kwargs).encode())
+
+
+def introduce(env: BaseEnv) -> str:
+    """The first answer of an environment, in JSON."""
+    return _write({"result": None, "about": _describe(env, is_new=True)})
+
+
+def answer_call(env: BaseEnv, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """What a call returned or raised, in JSON."""
+    try:
+        return _write({"result": getattr(env, method)(*args, **kwargs), "about": _describe(env)})
+    except Exception as error:  # noqa: BLE001 - the boundary: an author's code may raise whatever it likes
+        return tell_error(error)
+
+
+def tell_error(error: BaseException) -> str:
+    return json.dumps({"error": _name_error(error)})
+
+
+def _describe(env: BaseEnv, *, is_new: bool = False) -> dict[str, object]:
+    """What an environment says about itself; before its first reset it may not know yet."""
+    about: dict[str, object] = {"has_oracle": env.has_oracle, "action_names": None}
+    about |= dict.fromkeys(("instructions", "legend", "example"), "")
+    if is_new:
+        return about
+    texts = {"instructions": env.instructions, "legend": env.legend, "example": env.example}
+    return about | texts | {"action_names": env.action_names}
+
+
+def _limit_memory(max_memory_mb: int) -> None:
+    """Beyond what the process has now: what was imported before is not the environment's doing."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError as error:
+        raise ConfigError("rollout.isolation.max_memory_mb needs Linux. Set it to null.") from error
+    used = pages * resource.getpagesize()
+    limit = used + (max_memory_mb << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _write(answer: Mapping[str, object]) -> str:
+    try:
+        return json.dumps(answer, default=_as_plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        return tell_error(error)
+
+
+def _as_plain(value: Any) -> object:
+    """Numbers of other packages as numbers, everything else as a text that says what it was."""
+    return value.item() if hasattr(value, "item") and getattr(value, "size", 1) == 1 else repr(value)
+
+
+def _name_error(error: BaseException) -> tuple[str, str]:
+    """A failure of turnwise's own speaks for itself; any other is named."""
+    own = isinstance(error, TurnwiseError)
+    return type(error).__name__, str(error) if own else f"{type(error).__name__}: {error}"

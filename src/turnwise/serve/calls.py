@@ -1,0 +1,166 @@
+"""What a client asks for, whichever API it speaks: one noun for all of them, and how the parts they share are read.
+
+In: the JSON of a request. Out: a ModelCall, or a ServeError that names what was wrong. It refuses to know HTTP,
+episodes and the words of one API.
+"""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from turnwise.context.messages import read_message
+from turnwise.errors import ServeError, TurnwiseError
+from turnwise.types import Message, ToolSchema
+
+_MAX_TOOLS = 128
+_MAX_STOPS = 16
+_T = TypeVar("_T", bound="Body")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCall:
+    """One call of the model."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSchema, ...] = ()
+    tool_choice: str = "auto"
+    """`auto`, `none`, `required`, or the name of the tool to call."""
+    takes_many_calls: bool = True
+    """Whether one reply may call several tools."""
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    wants_logprobs: bool = False
+    is_streamed: bool = False
+    wants_usage: bool = False
+    """At the end of a stream; a whole reply always says it."""
+
+    @property
+    def takes_calls(self) -> bool:
+        """Whether calls in the reply are read as such; otherwise they are text."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+
+class Body(BaseModel):
+    """The plain values of a request; what has a structure is read by hand, so that mistakes are told in our words."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """A JSON object; an empty body is an empty one."""
+    try:
+        content = json.loads(body or b"{}", parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ServeError(f"the body is not JSON: {error}. Send a JSON object.") from error
+    if not isinstance(content, dict):
+        raise ServeError(f"the body is a JSON {type(content).__name__}; expected an object.")
+    return content
+
+
+def read_values(body: type[_T], content: Mapping[str, Any]) -> _T:
+    try:
+        return body.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        given = reprlib.repr(first["input"])
+        raise ServeError(f"{where}: {given} given. {first['msg']}.", param=where) from error
+
+
+def read_messages(given: object, where: str = "messages") -> tuple[Message, ...]:
+    """Messages in the words of chat completions."""
+    if not isinstance(given, list) or not given:
+        raise ServeError(
+            f"{where}: {reprlib.repr(given)} given; expected a list of messages, at least one.", param=where
+        )
+    return tuple(_read_message(message, f"{where}.{place}") for place, message in enumerate(given))
+
+
+def _read_message(given: object, where: str) -> Message:
+    if not isinstance(given, Mapping):
+        raise ServeError(f"{where}: {reprlib.repr(given)} given; expected {{'role': …, 'content': …}}.", param=where)
+    role = given.get("role")
+    if role not in ("system", "developer", "user", "assistant", "tool"):
+        raise ServeError(
+            f"{where}.role: {reprlib.repr(role)} given; expected system, developer, user, assistant or tool.",
+            param=f"{where}.role",
+        )
+    mapping = {**given, "role": "system" if role == "developer" else role}
+    try:
+        message = read_message(mapping)
+        # JSON can spell half a character, which no tokenizer takes.
+        message.text.encode()
+    except (TurnwiseError, UnicodeEncodeError) as error:
+        raise ServeError(f"{where}: {error}", param=where) from error
+    if not isinstance(message.content, str):
+        raise ServeError(f"{where}: holds an image; expected text alone.", param=where)
+    return message
+
+
+def read_tools(given: object, where: str = "tools") -> tuple[ToolSchema, ...]:
+    """Functions in the words of chat completions."""
+    if given is None:
+        return ()
+    if not isinstance(given, list) or len(given) > _MAX_TOOLS:
+        raise ServeError(
+            f"{where}: {reprlib.repr(given)} given; expected a list of at most {_MAX_TOOLS} tools.", param=where
+        )
+    return tuple(_read_tool(tool, f"{where}.{place}") for place, tool in enumerate(given))
+
+
+def _read_tool(given: object, where: str) -> ToolSchema:
+    if not isinstance(given, Mapping) or given.get("type", "function") != "function":
+        kind = given.get("type") if isinstance(given, Mapping) else given
+        raise ServeError(
+            f"{where}: {reprlib.repr(kind)} given; expected {{'type': 'function', …}}: tools that run elsewhere are "
+            "not offered here.",
+            param=where,
+        )
+    try:
+        tool = ToolSchema.from_mapping(given)
+        (tool.name + tool.description + tool.parameters).encode()
+        return tool
+    except ValueError as error:
+        raise ServeError(f"{where}: {error}.", param=where) from error
+
+
+def read_stop(given: object, where: str = "stop") -> tuple[str, ...]:
+    """One text, or a list of them; empty ones ask for nothing."""
+    words = [given] if isinstance(given, str) else given if given is not None else []
+    if not isinstance(words, Sequence) or len(words) > _MAX_STOPS or not all(isinstance(word, str) for word in words):
+        raise ServeError(
+            f"{where}: {reprlib.repr(given)} given; expected a text or a list of at most {_MAX_STOPS}.", param=where
+        )
+    return tuple(word for word in words if word)
+
+
+def check_choice(choice: str, tools: Sequence[ToolSchema], where: str = "tool_choice") -> str:
+    """A choice that these tools allow."""
+    if not tools and choice in ("auto", "none"):
+        return choice
+    known = [tool.name for tool in tools]
+    if choice not in ("auto", "none", "required", *known) or not tools:
+        raise ServeError(f"{where}: '{choice}' given; the tools are {known}.", param=where)
+    return choice
+
+
+def refuse(name: str, instead: str) -> ServeError:
+    return ServeError(f"'{name}' is not supported. {instead}", param=name, code="unsupported_parameter")
+
+
+def refuse_unknown(name: str) -> ServeError:
+    return ServeError(f"'{name}' is not known here. Leave it out.", param=name, code="unknown_parameter")
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is not a number")

@@ -1,0 +1,130 @@
+"""Tokens as they are sampled become the pieces of a stream: text that is certain, and nothing twice.
+
+In: one call, an episode that answers it, and a writer of the API's words. Out: server-sent events. A text is held back
+while it could still turn out to be half a character, the beginning of a stop sequence or a call of a tool. It refuses
+to know HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from turnwise.context.recorder import Response
+from turnwise.errors import ServeError, TurnwiseError
+from turnwise.serve.calls import ModelCall
+from turnwise.serve.episode import Episode
+from turnwise.types import IntArray
+
+_HALF_A_CHARACTER = "\ufffd"
+
+
+class StreamWriter(Protocol):
+    """The words of one API for a reply that comes in pieces."""
+
+    def begin(self) -> bytes: ...
+
+    def delta(self, number: int, text: str) -> bytes:
+        """More of what a choice says."""
+        ...
+
+    def end(self, responses: Sequence[Response]) -> bytes:
+        """All that is known when the replies are whole, what they say aside."""
+        ...
+
+    def fail(self, error: ServeError) -> bytes: ...
+
+
+class Stream:
+    """The reply to one call, piece by piece."""
+
+    def __init__(self, episode: Episode, call: ModelCall, writer: StreamWriter) -> None:
+        self._episode = episode
+        self._writer = writer
+        self._heard: asyncio.Queue[tuple[int, int] | None] = asyncio.Queue()
+        marks = [*call.stop, *([episode.model.call_mark] if call.takes_calls else [])]
+        prefix = "" if call.tool_choice not in ("auto", "none") else episode.begin_reply(call)
+        self._texts = [_Text(episode.model.decode, marks, prefix) for _ in range(call.n)]
+        self._asking = asyncio.create_task(episode.ask(call, lambda *heard: self._heard.put_nowait(heard)))
+        self._asking.add_done_callback(lambda _: self._heard.put_nowait(None))
+        self._first: tuple[int, int] | None = None
+
+    async def begin(self) -> None:
+        """Wait for a first token, or for the refusal of the call, which is raised."""
+        try:
+            self._first = await self._heard.get()
+        except asyncio.CancelledError:
+            self._asking.cancel()
+            raise
+        if self._first is None:
+            self._asking.result()
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        try:
+            yield self._writer.begin()
+            heard = self._first
+            while heard is not None:
+                number, token = heard
+                if text := self._texts[number].add(token):
+                    yield self._writer.delta(number, text)
+                heard = await self._heard.get()
+            try:
+                responses = self._asking.result()
+            except TurnwiseError as error:
+                yield self._writer.fail(error if isinstance(error, ServeError) else ServeError(str(error)))
+                return
+            for number, response in enumerate(responses):
+                if text := self._texts[number].rest(response.message.text):
+                    yield self._writer.delta(number, text)
+            yield self._writer.end(responses)
+        finally:
+            self._asking.cancel()
+
+    def forget(self) -> None:
+        """The client has gone: what it did not get to the end is not recorded."""
+        if self._asking.done() and not self._asking.cancelled() and self._asking.exception() is None:
+            self._episode.forget(self._asking.result())
+        self._asking.cancel()
+
+
+class _Text:
+    """What one choice has said so far."""
+
+    def __init__(self, decode: Callable[[IntArray], str], marks: Sequence[str], prefix: str) -> None:
+        self._decode = decode
+        self._marks = marks
+        self._prefix = prefix
+        self._tokens: list[int] = []
+        self._told = ""
+
+    def add(self, token: int) -> str:
+        """What is certain now and was not told yet."""
+        self._tokens.append(token)
+        text = self._prefix + self._decode(np.array(self._tokens, dtype=np.int32))
+        if text.endswith(_HALF_A_CHARACTER):
+            return ""
+        certain = text[: min((_find_mark(text, mark) for mark in self._marks), default=len(text))]
+        return self._tell(certain)
+
+    def rest(self, whole: str) -> str:
+        return self._tell(whole)
+
+    def _tell(self, text: str) -> str:
+        if not text.startswith(self._told):
+            return ""
+        new, self._told = text[len(self._told) :], text
+        return new
+
+
+def _find_mark(text: str, mark: str) -> int:
+    """Where the mark stands, or where it may be about to; the length of the text where neither is so."""
+    place = text.find(mark)
+    if place >= 0:
+        return place
+    for length in range(min(len(mark) - 1, len(text)), 0, -1):
+        if text.endswith(mark[:length]):
+            return len(text) - length
+    return len(text)

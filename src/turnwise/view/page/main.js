@@ -1,0 +1,131 @@
+// The frame: where we are is in the address, every view is one function, and what changes on disk is shown within seconds.
+
+import { ask, isReport } from "./api.js";
+import { showCurves } from "./curves.js";
+import { el, swap } from "./dom.js";
+import { showEpisode } from "./episode.js";
+import { showEpisodes } from "./episodes.js";
+import { showRuns } from "./runs.js";
+import { showSystem } from "./system.js";
+
+const VIEWS = { runs: showRuns, curves: showCurves, episodes: showEpisodes, episode: showEpisode, system: showSystem };
+const TABS = [["runs", "Runs"], ["curves", "Curves"], ["episodes", "Episodes"], ["system", "System"]];
+const LOOK_EVERY_MS = 2000;
+const HELP = [["1 2 3 4", "runs, curves, episodes, system"], ["j k", "next and previous episode"], ["Enter", "open the episode"], ["/", "to the filter"], ["← →", "from token to token"], ["c", "colour tokens by the next number"], ["r", "the next credit rule"], ["l", "log scale of the curves"], ["t", "light or dark"], ["Esc", "back to the list"], ["?", "this help"]];
+
+const main = el("main", { tabindex: -1 });
+const tabs = el("nav", { "aria-label": "Views" });
+const pulse = el("span", { class: "pulse", role: "status" });
+const help = el("dialog", { class: "help" }, el("h2", {}, "By keyboard"), el("dl", {}, HELP.map(([keys, what]) => [el("dt", {}, el("kbd", {}, keys)), el("dd", {}, what)])), el("form", { method: "dialog" }, el("button", { class: "small" }, "close")));
+let current = {};
+let shown = 0;
+
+const page = {
+  memory: {},
+  link: (view, words) => `#/${view}?${new URLSearchParams(Object.entries(words).filter(([, value]) => value !== undefined && value !== ""))}`,
+  go: (view, words) => { location.hash = page.link(view, words); },
+  keep: (view, words) => {
+    page.memory[view] = words;
+    history.replaceState(null, "", page.link(view, words));
+  },
+};
+
+function where() {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+  return { view: path in VIEWS ? path : "runs", words: Object.fromEntries(new URLSearchParams(query ?? "")) };
+}
+
+async function show() {
+  const { view, words } = where();
+  const turn = (shown += 1);
+  current.leave?.();
+  current = {};
+  drawTabs(view, words);
+  document.title = view === "episode" ? `${words.id} · turnwise` : `${view} · turnwise`;
+  page.memory[view] = words;
+  const root = el("div", { class: `view ${view}` });
+  swap(main, root);
+  try {
+    const made = await VIEWS[view](root, words, page);
+    if (turn === shown) current = made;
+    else made.leave?.();
+  } catch (error) {
+    if (turn === shown) swap(root, el("p", { class: "problem", role: "alert" }, error.message));
+  }
+  main.dataset.ready = String(turn);
+}
+
+function drawTabs(view, words) {
+  const run = words.run ?? words.runs?.split(",")[0];
+  const at = view === "episode" ? "episodes" : view;
+  swap(tabs, TABS.map(([key, label]) => el("a", { href: page.link(key, page.memory[key] ?? (key === "curves" ? { runs: run } : key === "runs" ? {} : { run })), "aria-current": key === at ? "page" : null }, label)));
+}
+
+function turnLight() {
+  const isDark = document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  setLight(isDark ? "light" : "dark");
+  show();
+}
+
+function setLight(theme) {
+  document.documentElement.dataset.theme = theme;
+  try {
+    localStorage.setItem("turnwise.theme", theme);
+  } catch {
+    return;
+  }
+}
+
+const KEYS = { 1: () => page.go("runs", {}), 2: () => page.go("curves", page.memory.curves ?? {}), 3: () => page.go("episodes", page.memory.episodes ?? {}), 4: () => page.go("system", page.memory.system ?? {}), t: turnLight, "?": () => help.showModal() };
+
+addEventListener("keydown", (event) => {
+  const isTyping = event.target.matches?.("input:not([type=checkbox]):not([type=range]), select, textarea") || help.open;
+  if (event.key === "Escape" && isTyping) {
+    event.target.blur?.();
+    return;
+  }
+  if (isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "Enter" && event.target.matches?.("a, button, summary")) return;
+  const act = current.keys?.[event.key] ?? KEYS[event.key];
+  if (!act) return;
+  event.preventDefault();
+  act();
+});
+
+let before = null;
+
+async function lookForChanges() {
+  if (document.visibilityState === "visible") {
+    try {
+      const { runs } = await ask("changes");
+      const now = JSON.stringify(runs);
+      pulse.className = Object.values(runs).some((mark) => mark.startsWith("running")) ? "pulse live" : "pulse";
+      pulse.textContent = pulse.className.includes("live") ? "live" : "";
+      if (before !== null && now !== before) await current.refresh?.();
+      before = now;
+    } catch {
+      pulse.className = "pulse lost";
+      pulse.textContent = "the server is gone";
+    }
+  }
+  setTimeout(lookForChanges, LOOK_EVERY_MS);
+}
+
+function start() {
+  let theme = null;
+  try {
+    theme = localStorage.getItem("turnwise.theme");
+  } catch {
+    theme = null;
+  }
+  if (theme) document.documentElement.dataset.theme = theme;
+  const light = el("button", { class: "icon", title: "Light or dark (t)", "aria-label": "Light or dark", on: { click: turnLight } }, "◐");
+  const keys = el("button", { class: "icon", title: "By keyboard (?)", "aria-label": "Keyboard help", on: { click: () => help.showModal() } }, "?");
+  swap(document.getElementById("app"), el("header", { class: "top" }, el("a", { class: "brand", href: "#/runs" }, "turn", el("b", {}, "wise")), tabs, el("span", { class: "grow" }), pulse, light, keys), main, help);
+  addEventListener("hashchange", show);
+  show();
+  if (isReport) pulse.textContent = "report";
+  else lookForChanges();
+}
+
+start();

@@ -1,0 +1,130 @@
+// Runs: a table to sort, filter, tag and choose from.
+
+import { ask } from "./api.js";
+import { chip, count, duration, el, isNumber, percent, svg, swap } from "./dom.js";
+
+const STORE = "turnwise.tags";
+
+export async function showRuns(root, words, page) {
+  const state = { runs: [], sort: words.sort ?? "created", isDown: words.order !== "ascending", text: words.text ?? "", chosen: new Set((words.chosen ?? "").split(",").filter(Boolean)) };
+  const table = el("div", { class: "scroll" });
+  const compare = el("button", { class: "primary", disabled: true, on: { click: () => page.go("curves", { runs: [...state.chosen].join(",") }) } }, "Compare curves");
+  const find = el("input", { type: "search", placeholder: "Filter by name, recipe, task, state or tag", "aria-label": "Filter runs", value: state.text, on: { input: (event) => { state.text = event.target.value; draw(); } } });
+  swap(root, el("div", { class: "bar" }, el("h1", {}, "Runs"), find, compare), table);
+
+  function draw() {
+    const rows = state.runs.filter((run) => fitsRun(run, state.text)).sort(by(state));
+    compare.disabled = state.chosen.size === 0;
+    compare.textContent = state.chosen.size > 1 ? `Compare ${state.chosen.size} runs` : "Open curves";
+    swap(table, rows.length ? runTable(rows, state, draw, page) : el("p", { class: "empty" }, "No run fits."));
+  }
+
+  async function refresh() {
+    state.runs = (await ask("runs")).runs;
+    draw();
+  }
+  await refresh();
+  return { refresh, keys: { "/": () => find.focus() } };
+}
+
+const RUN_COLUMNS = [
+  ["name", "run"],
+  ["recipe", "recipe"],
+  ["env", "task"],
+  ["seed", "seed", "num"],
+  ["state", "state"],
+  ["step", "steps", "num"],
+  ["success_after", "success"],
+  ["wall_s", "time", "num"],
+  ["tokens_sampled", "tokens", "num"],
+  ["created", "began"],
+];
+
+function runTable(rows, state, draw, page) {
+  const turnTo = (key) => () => {
+    state.isDown = state.sort === key ? !state.isDown : true;
+    state.sort = key;
+    draw();
+  };
+  const heads = RUN_COLUMNS.map(([key, label, kind]) =>
+    el("th", { class: kind, "aria-sort": state.sort === key ? (state.isDown ? "descending" : "ascending") : null }, el("button", { class: "head", on: { click: turnTo(key) } }, label, el("span", { class: "sorted" }, state.sort === key ? (state.isDown ? "↓" : "↑") : ""))));
+  const body = rows.map((run) => runRow(run, state, draw, page));
+  return el("table", { class: "list runs" }, el("thead", {}, el("tr", {}, el("th", {}, el("span", { class: "hidden" }, "chosen")), heads, el("th", {}, "tags"))), el("tbody", {}, body));
+}
+
+function runRow(run, state, draw, page) {
+  const choose = el("input", { type: "checkbox", checked: state.chosen.has(run.name), "aria-label": `Choose ${run.name}`, on: { change: (event) => { event.target.checked ? state.chosen.add(run.name) : state.chosen.delete(run.name); draw(); } } });
+  const open = el("a", { href: page.link("curves", { runs: run.name }) }, run.name);
+  const steps = isNumber(run.steps) ? `${run.step} / ${run.steps}` : String(run.step);
+  return el("tr", { class: state.chosen.has(run.name) ? "chosen" : "", data: { run: run.name } },
+    el("td", {}, choose), el("td", { class: "name" }, open), el("td", {}, run.recipe ?? "–"), el("td", {}, run.env ?? "–"),
+    el("td", { class: "num", data: { label: "seed" } }, run.seed ?? "–"), el("td", {}, stateChip(run), run.num_findings ? chip(`${run.num_findings} findings`, "warn") : null),
+    el("td", { class: "num", data: { label: "steps" } }, steps), el("td", {}, successTrack(run)), el("td", { class: "num", data: { label: "time" } }, duration(run.wall_s)),
+    el("td", { class: "num", data: { label: "tokens" } }, count(run.tokens_sampled)), el("td", { class: "quiet", data: { label: "began" } }, (run.created ?? "").slice(0, 16).replace("T", " ")),
+    el("td", { data: { label: "tags" } }, tagEditor(run, draw)));
+}
+
+export function stateChip(run) {
+  const kinds = { running: "live", ended: "good", collapsed: "bad", killed: "warn" };
+  return chip(run.state, kinds[run.state] ?? "");
+}
+
+function successTrack(run) {
+  const [width, height, y] = [150, 22, 11];
+  const at = (share) => 5 + share * (width - 10);
+  const now = run.success_after ?? run.success_now;
+  if (!isNumber(now)) return el("span", { class: "quiet" }, "–");
+  const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: "track", role: "img" });
+  const words = [`now ${percent(now)}`];
+  picture.append(svg("line", { x1: at(0), x2: at(1), y1: y, y2: y, class: "rail" }));
+  for (const [name, share] of Object.entries(run.baselines)) {
+    picture.append(svg("line", { x1: at(share), x2: at(share), y1: y - 5, y2: y + 5, class: "baseline" }));
+    words.push(`${name.replaceAll("_", " ")} ${percent(share)}`);
+  }
+  if (run.success_after_interval) {
+    const [low, high] = run.success_after_interval;
+    picture.append(svg("line", { x1: at(low), x2: at(high), y1: y, y2: y, class: "interval" }));
+    words.push(`95 % interval ${percent(low)} to ${percent(high)}`);
+  }
+  if (isNumber(run.success_before)) {
+    picture.append(svg("circle", { cx: at(run.success_before), cy: y, r: 4, class: "before" }));
+    words.push(`before ${percent(run.success_before)}`);
+  }
+  picture.append(svg("circle", { cx: at(now), cy: y, r: 4.5, class: "after" }), svg("title", {}, words.join("\n")));
+  const label = isNumber(run.success_before) ? `${percent(run.success_before)} → ${percent(now)}` : percent(now);
+  return el("div", { class: "success" }, picture, el("span", {}, label));
+}
+
+function readTags() {
+  try {
+    return JSON.parse(localStorage.getItem(STORE)) ?? {};
+  } catch {
+    return {};
+  }
+}
+
+function tagEditor(run, draw) {
+  const tags = readTags();
+  const keep = (event) => {
+    tags[run.path] = event.target.value.trim();
+    try {
+      localStorage.setItem(STORE, JSON.stringify(tags));
+    } catch {
+      return;
+    }
+    draw();
+  };
+  return el("input", { class: "tag", value: tags[run.path] ?? "", placeholder: "add", "aria-label": `Tags of ${run.name}`, on: { change: keep } });
+}
+
+function fitsRun(run, text) {
+  const said = [run.name, run.recipe, run.env, run.state, run.credit, run.model, readTags()[run.path]].join(" ").toLowerCase();
+  return text.toLowerCase().split(/\s+/).every((word) => said.includes(word));
+}
+
+function by({ sort, isDown }) {
+  return (a, b) => {
+    const [left, right] = [a[sort] ?? "", b[sort] ?? ""];
+    return (left < right ? -1 : left > right ? 1 : 0) * (isDown ? -1 : 1);
+  };
+}

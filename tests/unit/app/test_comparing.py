@@ -1,0 +1,109 @@
+"""`turnwise compare`: paired by task, over seeds, and only where tasks are the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from turnwise.app.comparing import compare, read_side
+from turnwise.app.evaluating import evaluate_rule
+from turnwise.app.run import Run
+from turnwise.cli import main
+from turnwise.config.load import load_settings
+from turnwise.errors import ConfigError, RunError
+from turnwise.report.eval_results import find_evals, read_eval
+
+
+@pytest.fixture(scope="module")
+def evals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("evals")
+    for rule in ("random", "oracle"):
+        settings = load_settings("frozenlake", ["eval.episodes=30"])
+        evaluate_rule(rule, settings, "eval").save(folder / rule, folder)
+    for seed in (1, 2, 3):
+        settings = load_settings("frozenlake", ["eval.episodes=30", "eval.samples=2", "eval.temperature=1"])
+        evaluate_rule("random", settings, "eval").save(folder / "seeds" / f"random-{seed}", folder)
+        evaluate_rule("oracle", settings, "eval").save(folder / "best" / f"oracle-{seed}", folder)
+    return folder
+
+
+def test_the_difference_is_that_of_the_same_tasks(evals: Path) -> None:
+    found = compare(read_side(str(evals / "random")), read_side(str(evals / "oracle")))
+    one, two = (read_eval(evals / name) for name in ("random", "oracle"))
+    shares = [sum(task.share for task in saved.tasks) / 30 for saved in (one, two)]
+    assert found.success == pytest.approx(tuple(shares))
+    assert found.difference == pytest.approx(shares[1] - shares[0])
+    assert found.interval[0] < found.difference < found.interval[1]
+    assert found.p_value < 0.001
+    assert (found.tasks, found.unpaired, found.seeds) == (30, 0, (1, 1))
+    lost = {task.task.id for task in one.tasks if not task.num_successes}
+    assert {task.task for task in found.differing} == lost
+    assert (found.num_better, found.num_worse) == (len(lost), 0)
+    assert len(found.episodes) == 2
+    same = compare(read_side(str(evals / "random")), read_side(str(evals / "random")))
+    assert (same.difference, same.p_value, same.differing) == (0, 1.0, ())
+
+
+def test_seeds_are_a_folder_or_joined_by_commas(evals: Path) -> None:
+    folder = compare(read_side(str(evals / "seeds")), read_side(str(evals / "best")))
+    joined = compare(
+        read_side(",".join(str(path) for path in find_evals(evals / "seeds"))), read_side(str(evals / "best"))
+    )
+    assert folder.seeds == joined.seeds == (3, 3)
+    assert folder.difference == joined.difference
+    # All three evaluations of a rule are the same play: dealt anew, the two deals that part the sides are the largest.
+    assert folder.p_value_over_seeds == pytest.approx(2 / 20)
+
+
+def test_a_finished_run_can_be_compared_as_it_is(finished: Run, evals: Path) -> None:
+    side = read_side(str(finished.path))
+    saved = side.evals[0]
+    assert len(saved.tasks) == finished.summary.eval_episodes
+    assert sum(task.share for task in saved.tasks) / len(saved.tasks) == pytest.approx(finished.summary.success_after)
+    found = compare(side, read_side(str(evals / "oracle")))
+    assert found.tasks == 5
+    assert found.unpaired == 25
+
+
+def test_other_worlds_are_refused(evals: Path, tmp_path: Path) -> None:
+    larger = load_settings("frozenlake", ["eval.episodes=3", "env.size=6"])
+    evaluate_rule("oracle", larger, "eval").save(tmp_path / "larger", tmp_path)
+    with pytest.raises(ConfigError, match=r"frozen_lake\.size is .* not the same"):
+        compare(read_side(str(evals / "oracle")), read_side(str(tmp_path / "larger")))
+    others = load_settings("frozenlake", ["eval.episodes=3", "eval.first_seed=900"])
+    evaluate_rule("oracle", others, "eval").save(tmp_path / "others", tmp_path)
+    with pytest.raises(ConfigError, match="have no task in common"):
+        compare(read_side(str(evals / "oracle")), read_side(str(tmp_path / "others")))
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RunError, match="does not exist"):
+        read_side(str(tmp_path / "nothing"))
+    with pytest.raises(RunError, match="neither a run nor an evaluation"):
+        read_side(str(tmp_path))
+    (tmp_path / "eval.json").write_text('{"target": 1}')
+    with pytest.raises(RunError, match="is no evaluation"):
+        read_side(str(tmp_path))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("{}")
+    with pytest.raises(RunError, match="Make one: turnwise eval"):
+        read_side(str(tmp_path / "run"))
+    assert main(["compare", "alone"]) == 2
+    assert "at least two" in capsys.readouterr().err
+
+
+def test_the_command_prints_words_json_and_markdown(
+    evals: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["compare", str(evals / "random"), str(evals / "oracle"), str(evals / "best")]
+    assert main([*words, "--markdown", str(tmp_path / "page.md")]) == 0
+    text = capsys.readouterr().out
+    assert "p-value" in text
+    assert "frozen_lake/eval/" in text
+    assert "| task | first | second |" in (tmp_path / "page.md").read_text()
+    assert main([*words, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert len(rows) == 2
+    assert rows[0]["better"] == len(rows[0]["differing"])
