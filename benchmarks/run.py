@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 NAMES = (
+    "audit",
     "buffer",
     "busy_neighbour",
     "conversations",

@@ -31,10 +31,10 @@ complete words.
 
 def write_page() -> str:
     os.environ["COLUMNS"] = _COLUMNS
-    from turnwise.cli import _build_parser  # noqa: PLC0415 - after the width is set
+    from turnwise.command_words import build_parser  # noqa: PLC0415 - after the width is set
 
     sections = [_INTRO]
-    for name, command in _commands(_build_parser()):
+    for name, command in _commands(build_parser()):
         sections += [f"## turnwise {name}\n", "```text", command.format_help().rstrip(), "```\n"]
     return "\n".join(sections).rstrip() + "\n"
 

@@ -59,6 +59,14 @@ class LearnError(TurnwiseError):
     """An update cannot be made or went wrong."""
 
 
+class AuditError(LearnError):
+    """A batch is not what was sampled, or an update is not what its settings say; `check` names what found it."""
+
+    def __init__(self, message: str, *, check: str) -> None:
+        super().__init__(message)
+        self.check = check
+
+
 class SyncError(TurnwiseError):
     """Weights did not reach the engine."""
 

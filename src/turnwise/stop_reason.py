@@ -1,8 +1,14 @@
-"""Why an episode ended: one word for every cause."""
+"""Why a reply, and why an episode, ended: one word for every cause."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    """A stop token was sampled; it is the last token of the completion."""
+    LENGTH = "length"
 
 
 class StopReason(StrEnum):

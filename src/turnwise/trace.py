@@ -31,6 +31,8 @@ class UpdateTrace:
     """Of the whole distribution the token was drawn from, in the first epoch."""
     is_clipped: NDArray[np.bool_]
     """Whether the loss clipped it in the last epoch; a loss that says nothing about it clips none."""
+    first_losses: NDArray[np.float32] | None = None
+    """What the token added to the sum that was minimised, in the first epoch; it is not written down."""
 
     def __post_init__(self) -> None:
         per_token = (self.proximal_logprobs, self.first_ratios, self.last_ratios, self.entropies, self.is_clipped)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TypeAlias
 
 import numpy as np
@@ -20,7 +19,8 @@ from numpy.typing import NDArray
 # What is said has a file of its own, and its nouns are found here like the others.
 from turnwise.conversation import ImagePart, Message, Part, TextPart, ToolCall, ToolSchema  # noqa: F401
 from turnwise.ids import ExperienceId, TrajectoryId
-from turnwise.stop_reason import StopReason
+from turnwise.provenance import Origin, Provenance
+from turnwise.stop_reason import FinishReason, StopReason
 from turnwise.trace import UpdateTrace
 
 IntArray: TypeAlias = NDArray[np.int32]
@@ -170,12 +170,6 @@ class GenerateRequest:
     """Hears each token as it is sampled; true ends the reply. An engine that gives whole replies never calls it."""
 
 
-class FinishReason(StrEnum):
-    STOP = "stop"
-    """A stop token was sampled; it is the last token of the completion."""
-    LENGTH = "length"
-
-
 NO_POLICY = -1
 """The `policy_version` of what no policy of ours has sampled: it may be shown and imitated, and nothing else."""
 
@@ -193,6 +187,8 @@ class Completion:
     policy_version: int
     text: str | None = None
     """The whole reply as an endpoint gave it, where the ids only stand for it; None: the ids are what was sampled."""
+    origin: Origin | None = None
+    """Who sampled it, with a digest; None: the engine does not say."""
 
     def __post_init__(self) -> None:
         _check_equal_lengths(self, token_ids=self.token_ids, behavior_logprobs=self.behavior_logprobs)
@@ -229,6 +225,8 @@ class Turn:
     is_effective: bool = True
     metrics: Metrics = field(default_factory=dict)
     info: Info = field(default_factory=dict)
+    origin: Origin | None = None
+    seal: int | None = None  # a digest over its place, state and rewards
 
     @property
     def learnt_reward(self) -> float:
@@ -299,6 +297,8 @@ class Experience:
     """Whether a budget, not the world, ended the trajectory."""
     greedy_return: float | None = None
     """What the greedy play of the same task earned, shaped; None where it was not played."""
+    provenance: Provenance | None = None
+    """Who sampled its turns, with digests; None: nobody said."""
 
     def __post_init__(self) -> None:
         _check_equal_lengths(

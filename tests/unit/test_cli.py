@@ -15,7 +15,8 @@ import yaml
 
 import turnwise
 from turnwise.app.run import Run, train
-from turnwise.cli import COMMANDS, main, parse_overrides
+from turnwise.cli import main, parse_overrides
+from turnwise.command_words import COMMANDS
 from turnwise.config.load import load_settings
 from turnwise.config.registry import CREDITS
 from turnwise.errors import LearnError

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import turnwise as tw
-from turnwise.cli import COMMANDS
+from turnwise.command_words import COMMANDS
 from turnwise.config.load import load_settings
 from turnwise.config.registry import ENVS
 from turnwise.report.run_dir import RunDirectory

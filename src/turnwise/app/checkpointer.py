@@ -17,15 +17,16 @@ from transformers import PreTrainedTokenizerBase
 
 from turnwise.app.progress import Progress
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.errors import RunError
+from turnwise.errors import AuditError, RunError
 from turnwise.floor.checksums import find_damage, write_checksums
 from turnwise.floor.files import encode_object, read_object, whole_folder
+from turnwise.learn.state_digest import digest_state
 from turnwise.loop.parts import LearnParts
 from turnwise.protocols import Buffer, Learner
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.watch import CollapseWatch, Finding
 
-_PROGRESS, _BUFFER = "progress.json", "buffer.bin"
+_PROGRESS, _BUFFER, _DIGESTS = "progress.json", "buffer.bin", "digests.json"
 
 
 class Checkpointer:
@@ -115,6 +116,7 @@ def save_checkpoint(
         (unfinished / _PROGRESS).write_text(encode_object(asdict(progress)), encoding="utf-8")
         if isinstance(buffer, PortableBuffer):
             buffer.save_state(unfinished / _BUFFER)
+        (unfinished / _DIGESTS).write_text(encode_object(digest_state(learner)), encoding="utf-8")
         write_checksums(unfinished)
 
 
@@ -155,7 +157,20 @@ def load_checkpoint(folder: Path, learner: Learner, buffer: Buffer | None = None
     learner.load_state(folder)
     if isinstance(buffer, PortableBuffer) and (folder / _BUFFER).exists():
         buffer.load_state(folder / _BUFFER)
+    _check_restored(folder, learner)
     return read_progress(folder)
+
+
+def _check_restored(folder: Path, learner: Learner) -> None:
+    """What was saved is what is there now; checkpoints from before there were digests say nothing."""
+    saved = read_object(folder / _DIGESTS) if (folder / _DIGESTS).exists() else {}
+    found = digest_state(learner)
+    if lost := [name for name, digest in saved.items() if name in found and found[name] != digest]:
+        raise AuditError(
+            f"checkpoint {folder}: after it was loaded, {' and '.join(lost)} are not what was saved (digests differ). "
+            "The learner's load_state leaves something out, or a file was changed; an older checkpoint may be sound.",
+            check="restore",
+        )
 
 
 def read_progress(folder: Path) -> Progress:

@@ -10,32 +10,27 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from turnwise.app.foreign import default_recipe, describe_translation, to_recipe, to_translation_rows
+from turnwise.app.foreign import default_recipe, to_recipe, to_translation_rows
 from turnwise.app.length import settle_length
 from turnwise.app.refusals import refuse_what_cannot_run
-from turnwise.config.checks import find_no_effect
-from turnwise.config.load import dump_settings, load_recipe, load_settings, parse_params, translate_file
-from turnwise.config.recipes import find_named, find_recipe, list_recipes, refuse_endless_name
+from turnwise.app.tables import show_rows
+from turnwise.config.load import load_recipe, load_settings, parse_params, translate_file
+from turnwise.config.recipes import find_named, refuse_endless_name
 from turnwise.config.registry import ENVS
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.trust import only_looking
-from turnwise.envs.check import check_env
-from turnwise.envs.isolation import check_elsewhere
 from turnwise.envs.make import make_env
-from turnwise.errors import ConfigError, did_you_mean
+from turnwise.errors import ConfigError
 from turnwise.floor.files import write_whole
 
 _MAX_ACTIONS = 6
 """Of an environment, in a list of environments."""
-_PASSED = {True: "yes", False: "NO", None: "not made"}
-"""What a check of an environment found, in a word."""
 
 
 def run(options: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -122,7 +117,7 @@ def _envs(options: argparse.Namespace, overrides: list[str], console: Console) -
     if not options.json:
         # Settings and texts have pages of their own; a terminal is narrow.
         rows = [{key: text for key, text in row.items() if key not in ("settings", "about")} for row in rows]
-    _show(console, rows, as_json=options.json)
+    show_rows(console, rows, as_json=options.json)
     if not options.json:
         adapters = ", ".join(f"{prefix}:NAME" for prefix in ENVS.adapters)
         console.print(f"Worlds of other packages: {adapters}. Your own: package.module:Class.", markup=False)
@@ -147,59 +142,9 @@ def _describe_env(name: str) -> dict[str, Any]:
 
 
 def _check(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
-    if options.target in ENVS or (":" in options.target and not Path(options.target).exists()):
-        if options.python is None:
-            report = check_env(lambda: make_env(options.target, **parse_params(overrides)))
-        else:
-            report = check_elsewhere(options.python, options.target, parse_params(overrides))
-        rows: list[dict[str, Any]] = [
-            {"check": check.name, "passed": _PASSED[check.passed], "detail": check.detail} for check in report.checks
-        ]
-        _show(console, rows, as_json=options.json)
-        return 0 if report.ok else 2
-    if options.python is not None:
-        raise ConfigError("--python goes with an environment; a recipe says it with rollout.isolation.python.")
-    known = [*list_recipes(), *ENVS]
-    if options.target not in known and not Path(options.target).suffix and not Path(options.target).exists():
-        meant = did_you_mean(options.target, known)
-        raise ConfigError(f"there is no recipe, file or environment named '{options.target}'. {meant}")
-    with only_looking(trusts=options.trust) as unseen:
-        return _check_file(options, overrides, console, unseen)
+    from turnwise.app.checking import check
 
-
-def _check_file(
-    options: argparse.Namespace, overrides: list[str], console: Console, unseen: Mapping[str, object]
-) -> int:
-    translation = translate_file(options.target, overrides)
-    if translation is not None and not options.json:
-        console.print(describe_translation(translation), soft_wrap=True)
-    loaded = load_recipe(options.target, overrides)
-    refuse_what_cannot_run(loaded.settings)
-    settings = loaded.settings if unseen else settle_length(loaded.settings)
-    notes = [*find_no_effect(settings), *_notes_on_model(settings, unseen)]
-    notes += [f"'{name}' was not looked at: that would run it. Read it, then give --trust." for name in unseen]
-    if options.json:
-        keys = {} if translation is None else {"dialect": translation.dialect, "keys": to_translation_rows(translation)}
-        found = {"file": str(find_recipe(options.target)), "settings": settings.model_dump(mode="json"), "notes": notes}
-        console.print_json(json.dumps({**found, "not_looked_at": list(unseen), **keys}))
-        return 0
-    console.print(dump_settings(settings, loaded.pretrained), markup=False, highlight=False)
-    for note in notes:
-        console.print(f"note: {note}", markup=False)
-    verdict = "is valid as far as it was looked at" if unseen else "is valid"
-    console.print(f"{find_recipe(options.target)} {verdict}.", markup=False, highlight=False)
-    return 0
-
-
-def _notes_on_model(settings: TurnwiseSettings, unseen: Mapping[str, object]) -> list[str]:
-    """The built-in model is made to fit, so there is nothing to look at, and no reason to load torch."""
-    if settings.model.path == "tiny" or unseen:
-        return []
-    from turnwise.app.misfits import find_misfits
-    from turnwise.app.models import note_on
-
-    misfits = [misfit.message for misfit in find_misfits(settings)]
-    return [note for note in (note_on(settings.model.path), *misfits) if note]
+    return check(options, overrides, console)
 
 
 def _convert(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
@@ -336,6 +281,30 @@ def _serve(options: argparse.Namespace, overrides: list[str], console: Console) 
     return 0
 
 
+def _audit(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    _refuse(overrides)
+    from turnwise.app.auditing import run_audit
+
+    return run_audit(options.run, console, seeds_faults=options.seed_faults, as_json=options.json)
+
+
+def _replay(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    from turnwise.app.replaying import replay
+
+    result = replay(options.run, options.step, overrides)
+    if options.json:
+        console.print_json(json.dumps(result.to_dict()))
+    else:
+        words = {True: "identical", False: "DIFFERENT", None: "not on record"}
+        show_rows(console, [{"part": name, "is": words[same]} for name, same in result.parts.items()], as_json=False)
+        if result.other:
+            recorded, replayed = result.other["recorded"], result.other["replayed"]
+            names = [name for name in recorded if name in replayed]
+            rows = [{"number": name, "was": recorded[name], "would be": replayed[name]} for name in names]
+            show_rows(console, rows, as_json=False)
+    return 0 if result.identical else 1
+
+
 def _look_after(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
     _refuse(overrides)
     from turnwise.app.looking import LOOKS
@@ -346,19 +315,6 @@ def _look_after(options: argparse.Namespace, overrides: list[str], console: Cons
 def _refuse(overrides: Sequence[str]) -> None:
     if overrides:
         raise ConfigError(f"'{overrides[0]}' is not understood here.")
-
-
-def _show(console: Console, rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
-    if as_json:
-        console.print_json(json.dumps(list(rows)))
-        return
-    table = Table(show_edge=False, pad_edge=False)
-    for name in rows[0]:
-        # The name of an environment is typed again, so it stays whole in a narrow terminal; a path may be long.
-        table.add_column(name, overflow="fold", no_wrap=name == "env")
-    for row in rows:
-        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
-    console.print(table)
 
 
 def _serve_env(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
@@ -392,6 +348,8 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, list[str], Console], int]] = 
     "lab": _lab,
     "serve": _serve,
     "serve-env": _serve_env,
+    "audit": _audit,
+    "replay": _replay,
     "show": _look_after,
     "status": _look_after,
     "view": _look_after,

@@ -129,7 +129,7 @@ async def set_up(workers: Workers, directory: RunDirectory, console: Console, ch
     """From the model as it is, or from a checkpoint, to a policy that is trained from here on."""
     parts, is_whole = workers.parts, isinstance(workers.parts, TrainParts)
     if checkpoint is None:
-        progress = await _start_anew(parts, parts.settings, console)
+        progress = await start_anew(parts, parts.settings, console)
     else:
         progress = load_checkpoint(checkpoint, parts.learner, parts.buffer)
         directory = RunDirectory.reopen(directory.path, step=progress.step, has_played=is_whole)
@@ -173,7 +173,7 @@ def _build(settings: TurnwiseSettings, directory: RunDirectory, model: str, stag
     return Workers(parts=whole, evaluator=Evaluator(whole, lambda: whole, stages))
 
 
-async def _start_anew(parts: LearnParts, settings: TurnwiseSettings, console: Console) -> Progress:
+async def start_anew(parts: LearnParts, settings: TurnwiseSettings, console: Console) -> Progress:
     """From demonstrations, or with the model as it is."""
     if not isinstance(settings.warm_start, LessonSettings):
         return Progress()

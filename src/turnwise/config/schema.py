@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from turnwise.config.sections.audit import AuditSettings
 from turnwise.config.sections.buffer import BufferSettings
 from turnwise.config.sections.cluster import NoCluster, RayCluster
 from turnwise.config.sections.context import ContextSettings
@@ -47,6 +48,7 @@ class TurnwiseSettings(Settings):
     buffer: BufferSettings = BufferSettings()
     credit: CreditSettings = CreditSettings()
     learn: LearnSettings = LearnSettings()
+    audit: AuditSettings = AuditSettings()
     sync: SyncSettings = SyncSettings()
     loop: LoopSettings = LoopSettings()
     cluster: NoCluster | RayCluster = Field(default=NoCluster(), discriminator="type")

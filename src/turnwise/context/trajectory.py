@@ -42,6 +42,7 @@ def make_trajectory(
             is_effective=known.is_effective,
             metrics=known.metrics,
             info=known.info,
+            origin=call.completion.origin,
         )
         for number, (call, known, segment_index) in enumerate(
             zip(calls, _facts_of_calls(facts, calls), segment_of_call, strict=True)

@@ -27,6 +27,7 @@ from turnwise.engine.rows import Row
 from turnwise.engine.runner import ModelRunner
 from turnwise.engine.sampling import draw_uniforms, sample_tokens
 from turnwise.errors import EngineError, SyncError
+from turnwise.floor.seals import complete
 from turnwise.floor.waits import waiting
 from turnwise.pretrained import chosen_device, load_model, torch_dtype
 from turnwise.protocols import Weights
@@ -308,14 +309,8 @@ class LocalEngine:
         if not self._active:
             self._tell_drained()
         if reason is not None and not job.future.done():
-            job.future.set_result(
-                Completion(
-                    token_ids=np.asarray(job.token_ids, dtype=np.int32),
-                    behavior_logprobs=np.asarray(job.logprobs, dtype=np.float32),
-                    finish_reason=reason,
-                    policy_version=job.policy_version,
-                )
-            )
+            sampled = np.asarray(job.token_ids, dtype=np.int32), np.asarray(job.logprobs, dtype=np.float32)
+            job.future.set_result(complete("local", job.request, *sampled, reason, policy_version=job.policy_version))
         is_kept = job.request.cache_key is not None and self._rows_by_key.get(job.request.cache_key) is job.row
         if not is_kept:
             self._runner.forget(job.row)

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from turnwise.config.sections.engine import ScriptedEngineParams
+from turnwise.floor.seals import complete
 from turnwise.sites import EngineSite
 from turnwise.types import Completion, FinishReason, GenerateRequest, IntArray, Metrics
 
@@ -54,12 +55,9 @@ class ScriptedEngine:
         if request.on_token is not None:
             ids = await self._tell(ids, request.on_token)
         is_closed = len(ids) > 0 and (int(ids[-1]) in self._stop_ids or len(ids) < num_scripted)
-        completion = Completion(
-            token_ids=ids,
-            behavior_logprobs=-(0.1 + (ids % 7) / 10).astype(np.float32),
-            finish_reason=FinishReason.STOP if is_closed else FinishReason.LENGTH,
-            policy_version=self._policy_version,
-        )
+        reason = FinishReason.STOP if is_closed else FinishReason.LENGTH
+        logprobs = -(0.1 + (ids % 7) / 10).astype(np.float32)
+        completion = complete("scripted", request, ids, logprobs, reason, policy_version=self._policy_version)
         self.requests.append(request)
         self.completions.append(completion)
         return completion

@@ -11,7 +11,8 @@ import numpy as np
 
 from turnwise.errors import LearnError
 from turnwise.floor.seeds import fingerprint
-from turnwise.types import NO_POLICY, Experience, ExperienceId, Group, Trajectory
+from turnwise.provenance import Provenance
+from turnwise.types import NO_POLICY, Experience, ExperienceId, Group, Trajectory, Turn
 
 
 def build_experiences(groups: Sequence[Group]) -> list[Experience]:
@@ -49,9 +50,27 @@ def split_trajectory(trajectory: Trajectory, *, greedy_return: float | None = No
                 is_last=index == len(trajectory.segments) - 1,
                 is_truncated=trajectory.stop_reason.is_truncated,
                 greedy_return=greedy_return,
+                provenance=_provenance(turns),
             )
         )
     return experiences
+
+
+def _provenance(turns: Sequence[Turn]) -> Provenance | None:
+    """None where an engine, or whoever made the turns, does not say where they come from."""
+    origins = [turn.origin for turn in turns if turn.origin is not None]
+    seals = [turn.seal for turn in turns if turn.seal is not None]
+    if not len(origins) == len(seals) == len(turns):
+        return None
+    return Provenance(
+        engines=tuple(origin.engine for origin in origins),
+        requests=np.array([origin.request for origin in origins], dtype=np.uint64),
+        policy_versions=np.array([turn.policy_version for turn in turns], dtype=np.int64),
+        temperatures=np.array([origin.temperature for origin in origins], dtype=np.float64),
+        digests=np.array([origin.digest for origin in origins], dtype=np.uint32),
+        seals=np.array(seals, dtype=np.uint32),
+        is_as_asked=np.array([origin.is_as_asked for origin in origins], dtype=np.bool_),
+    )
 
 
 def _shaped_return(trajectory: Trajectory | None) -> float | None:

@@ -1,8 +1,9 @@
 """A group of experiences as one compact block of bytes, and back, exactly.
 
-A header with magic, version and counts, a table with one fixed record per experience, the numbers of all turns, the
-segments of all experiences as `floor/segments.py` writes them, and a checksum of all that, so that damage is told from
-what was played. Plain arrays throughout: reading a file of others executes nothing.
+A header with magic, version and counts, a table with one fixed record per experience, the numbers of all turns, where
+they came from as far as it is known, the segments of all experiences as `floor/segments.py` writes them, and a checksum
+of all that, so that damage is told from what was played. Plain arrays throughout: reading a file of others executes
+nothing.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.errors import StoreError
+from turnwise.experience.provenance_codec import encode_provenance, read_provenance
 from turnwise.floor.segments import ArrayReader, StoredSegments, encode_segments, read_segments, restore
+from turnwise.provenance import Provenance
 from turnwise.types import Experience, ExperienceId, IntArray, Segment, TrajectoryId
 
-_MAGIC, _VERSION = b"TWXP", 3
-_WITHOUT_CHECKSUM = 2
-"""The version before; it is read as well."""
+_MAGIC, _VERSION = b"TWXP", 4
+_WITHOUT_PROVENANCE, _WITHOUT_CHECKSUM = 3, 2
+"""The versions before; they are read as well. The older one has neither."""
 _HEADER = struct.Struct("<4sHHIQ")
 """Magic, version, bytes of the task's id, experiences, rollout."""
 _CHECKSUM = struct.Struct("<I")
@@ -37,7 +40,7 @@ _RECORD = np.dtype(
     ]
 )
 _INT, _FLOAT, _BYTE = np.dtype("<i4"), np.dtype("<f4"), np.dtype("<u1")
-_IS_LAST, _IS_TRUNCATED, _HAS_GREEDY = 1, 2, 4
+_IS_LAST, _IS_TRUNCATED, _HAS_GREEDY, _HAS_PROVENANCE = 1, 2, 4, 8
 _PER_TURN = (
     ("turn_indices", _INT),
     ("raw_rewards", _FLOAT),
@@ -54,8 +57,10 @@ def encode_group(experiences: Sequence[Experience]) -> bytes:
     records = np.array([_record(experience) for experience in experiences], dtype=_RECORD)
     per_turn = [np.concatenate([getattr(e, name) for e in experiences]).astype(dtype) for name, dtype in _PER_TURN]
     header = _HEADER.pack(_MAGIC, _VERSION, len(task_id), len(experiences), first.rollout)
+    provenance = encode_provenance([e.provenance for e in experiences if e.provenance is not None])
     segments = encode_segments([experience.segment for experience in experiences])
-    body = b"".join([header, task_id, records.tobytes(), *(array.tobytes() for array in per_turn), segments])
+    arrays = [array.tobytes() for array in per_turn]
+    body = b"".join([header, task_id, records.tobytes(), *arrays, provenance, segments])
     return body + _CHECKSUM.pack(zlib.crc32(body))
 
 
@@ -80,6 +85,7 @@ def decode_group(data: bytes) -> list[Experience]:
 
 def _record(experience: Experience) -> tuple[int | float, ...]:
     flags = _IS_LAST * experience.is_last + _IS_TRUNCATED * experience.is_truncated
+    flags += _HAS_PROVENANCE * (experience.provenance is not None)
     greedy = experience.greedy_return
     return (
         experience.id.trajectory.sibling,
@@ -94,7 +100,7 @@ def _record(experience: Experience) -> tuple[int | float, ...]:
 def _checked(data: bytes) -> bytes:
     """The block without its checksum, which fits."""
     magic, version, *_ = ArrayReader(data).unpack(_HEADER)
-    if magic != _MAGIC or version not in (_VERSION, _WITHOUT_CHECKSUM):
+    if magic != _MAGIC or version not in (_VERSION, _WITHOUT_PROVENANCE, _WITHOUT_CHECKSUM):
         raise ValueError(f"it begins with {magic!r} in version {version}, expected {_MAGIC!r} in version {_VERSION}")
     if version == _WITHOUT_CHECKSUM:
         return data
@@ -106,17 +112,22 @@ def _checked(data: bytes) -> bytes:
 
 def _decode(data: bytes) -> list[Experience]:
     reader = ArrayReader(data)
-    *_, name_length, count, rollout = reader.unpack(_HEADER)
+    _, version, name_length, count, rollout = reader.unpack(_HEADER)
     task_id = reader.take(_BYTE, name_length).tobytes().decode()
     records = reader.take(_RECORD, count)
     turn_ends = np.cumsum(records["num_turns"]).tolist()
     per_turn = [reader.take(dtype, turn_ends[-1]) for _, dtype in _PER_TURN]
+    has_provenance = (records["flags"] & _HAS_PROVENANCE > 0) & (version == _VERSION)
+    provenance = iter(read_provenance(reader, records["num_turns"][has_provenance]) if version == _VERSION else ())
     stored = read_segments(reader)
     _check_turns(records, stored, per_turn[0])
     experiences = []
     turn = 0
     for record, segment, turn_end in zip(records.tolist(), stored.segments, turn_ends, strict=True):
-        experiences.append(_make(rollout, task_id, record, segment, [array[turn:turn_end] for array in per_turn]))
+        arrays = [array[turn:turn_end] for array in per_turn]
+        came_from = next(provenance, None) if record[-1] & _HAS_PROVENANCE else None
+        name = TrajectoryId(rollout, task_id, record[0])
+        experiences.append(_make(name, record, segment, arrays, came_from))
         turn = turn_end
     return experiences
 
@@ -132,13 +143,17 @@ def _check_turns(records: NDArray[Any], stored: StoredSegments, turn_indices: In
 
 
 def _make(
-    rollout: int, task_id: str, record: tuple[Any, ...], segment: Segment, per_turn: Sequence[NDArray[Any]]
+    name: TrajectoryId,
+    record: tuple[Any, ...],
+    segment: Segment,
+    per_turn: Sequence[NDArray[Any]],
+    provenance: Provenance | None,
 ) -> Experience:
-    sibling, segment_index, _, policy_version, greedy_return, flags = record
+    _, segment_index, _, policy_version, greedy_return, flags = record
     turn_indices, raw_rewards, turn_rewards, turn_states, turn_steps = per_turn
     return restore(
         Experience,
-        id=ExperienceId(TrajectoryId(rollout, task_id, sibling), segment_index),
+        id=ExperienceId(name, segment_index),
         segment=segment,
         turn_indices=turn_indices,
         raw_rewards=raw_rewards,
@@ -149,4 +164,5 @@ def _make(
         is_last=bool(flags & _IS_LAST),
         is_truncated=bool(flags & _IS_TRUNCATED),
         greedy_return=greedy_return if flags & _HAS_GREEDY else None,
+        provenance=provenance,
     )

@@ -77,10 +77,11 @@ def _to_row(experience: Experience) -> dict[str, Any]:
 
 def _from_row(row: dict[str, Any]) -> Experience:
     trajectory = TrajectoryId(int(row["rollout"]), str(row["task_id"]), int(row["sibling"]))
+    per_turn: dict[str, Any] = {name: np.array(row[name], dtype=dtype) for name, dtype in _PER_TURN.items()}
     return Experience(
         id=ExperienceId(trajectory, int(row["segment_index"])),
         segment=Segment(**{name: np.array(row[name], dtype=dtype) for name, dtype in _PER_TOKEN.items()}),
-        **{name: np.array(row[name], dtype=dtype) for name, dtype in _PER_TURN.items()},
+        **per_turn,
         policy_version=int(row["policy_version"]),
         is_last=bool(row["is_last"]),
         is_truncated=bool(row["is_truncated"]),

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from turnwise.provenance import join_provenance
 from turnwise.types import Experience, Segment, TrajectoryId
 
 
@@ -77,6 +78,7 @@ def _join(parts: Sequence[Experience]) -> Experience:
         is_last=last.is_last,
         is_truncated=last.is_truncated,
         greedy_return=last.greedy_return,
+        provenance=join_provenance([part.provenance for part in parts]),
     )
 
 

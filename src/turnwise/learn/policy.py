@@ -201,3 +201,11 @@ def make_reference(
     if actor.dtype == torch.bfloat16:
         cast_parameters(frozen, actor.dtype)
     return PolicyModel(frozen, actor.temperature)
+
+
+def pass_idly(micro: MicroBatch, scores: TokenScores, critic: nn.Module | None) -> None:
+    """The same way back without a token to learn from: no loss is asked about nothing."""
+    total = scores.logprobs.sum()
+    if critic is not None:
+        total = total + critic(micro, scores.hidden).sum()
+    total.backward()

@@ -31,7 +31,7 @@ class UpdateTracer:
         self._proximal_logprobs = proximal_logprobs
         self._proximal_steps = np.zeros(batch.num_rows, dtype=np.int32)
         unknown = np.where(batch.loss_mask, np.float32(np.nan), np.float32(0))
-        self._first, self._last = np.tile(unknown, (3, 1)), np.tile(unknown, (2, 1))
+        self._first, self._last = np.tile(unknown, (4, 1)), np.tile(unknown, (2, 1))
 
     def begin_epoch(self, epoch: int) -> None:
         self._is_first, self._is_last = epoch == 0, epoch == self._num_epochs - 1
@@ -49,9 +49,14 @@ class UpdateTracer:
         # Stacked, they leave a GPU in one copy.
         seen = torch.stack(rows).cpu().numpy()
         if self._is_first:
-            self._first[:, micro.source] = seen[:3]
+            self._first[:3, micro.source] = seen[:3]
         if self._is_last:
             self._last[:, micro.source] = seen[2:]
+
+    def note_losses(self, micro: MicroBatch, losses: Tensor) -> None:
+        """What each token adds to the sum that is minimised."""
+        if self._is_first:
+            self._first[3, micro.source] = losses.detach().float().cpu().numpy()
 
     def end_minibatch(self, rows: NDArray[np.int64]) -> None:
         """An optimizer step was made from these rows."""
@@ -61,8 +66,8 @@ class UpdateTracer:
 
     def finish(self, team: Team) -> UpdateTrace:
         """What all ranks of a team have met together: each token was met by one of them, or by none."""
-        first, last = np.split(_merge(np.concatenate([self._first, self._last]), team), [3])
-        logprobs, entropies, first_ratios = first
+        first, last = np.split(_merge(np.concatenate([self._first, self._last]), team), [4])
+        logprobs, entropies, first_ratios, first_losses = first
         return UpdateTrace(
             proximal_logprobs=logprobs if self._proximal_logprobs is None else self._proximal_logprobs,
             proximal_steps=self._proximal_steps,
@@ -70,6 +75,7 @@ class UpdateTracer:
             last_ratios=last[0],
             entropies=entropies,
             is_clipped=last[1] > 0,
+            first_losses=first_losses,
         )
 
 

@@ -39,6 +39,7 @@ from turnwise.learn.policy import (
     TokenScores,
     make_critic,
     make_reference,
+    pass_idly,
 )
 from turnwise.learn.schedule import make_optimizer, set_learning_rate
 from turnwise.learn.silence import is_silent_at_zero, rows_that_teach
@@ -142,6 +143,12 @@ class Trainer:
             reference_logprobs=split_rows(reference, batch),
             token_penalties=split_rows(penalties, batch),
         )
+
+    @torch.no_grad()
+    def logprobs_of(self, experiences: Sequence[Experience], of: str = "policy") -> Sequence[FloatArray]:
+        """What the policy of this moment, or its `reference`, makes of stored tokens; asking changes nothing."""
+        batch, model = pack_without_credit(experiences), {"policy": self.actor, "reference": self.reference}[of]
+        return split_rows(self._logprobs(model, batch) if model else batch.advantages, batch) or ()
 
     def score(self, token_ids: IntArray) -> FloatArray:
         """How likely the policy of this moment finds each token after the first, at temperature 1."""
@@ -264,8 +271,7 @@ class Trainer:
     def _update(
         self, batch: Batch, importance: FloatArray, rows: NDArray[np.int64], meter: Meter, tracer: UpdateTracer
     ) -> None:
-        # Those of all rows, whichever have a gradient.
-        weights = token_weights(batch, rows, self.settings.aggregation)
+        weights = token_weights(batch, rows, self.settings.aggregation)  # of all rows, whichever have a gradient
         scored = self._rows_that_teach(batch, rows)
         num_tokens = sum(int(np.count_nonzero(weights[slice(*batch.row_starts[row : row + 2])])) for row in scored)
         if num_tokens == 0:
@@ -275,11 +281,12 @@ class Trainer:
             with torch.set_grad_enabled(not self._is_critic_alone):
                 scores = self.actor.score(micro)
             if micro.num_action_tokens == 0:
-                self._pass_idly(micro, scores)
+                pass_idly(micro, scores, self.critic)
                 continue
-            token_importance = torch.as_tensor(importance[micro.source], device=self._device)
-            token_losses = self._token_losses(micro, scores, token_importance, num_tokens, meter, tracer)
-            (token_losses * torch.as_tensor(weights[micro.source], device=self._device)).sum().backward()
+            weight, share = (torch.as_tensor(a[micro.source], device=self._device) for a in (importance, weights))
+            token_losses = self._token_losses(micro, scores, weight, num_tokens, meter, tracer) * share
+            tracer.note_losses(micro, token_losses)
+            token_losses.sum().backward()
             # Before the first optimizer step the policy is the one that sampled: the gap should be rounding only.
             if tracer.num_steps == 0 and isinstance(self.settings.correction, learning.NoCorrection):
                 gap = (scores.logprobs.detach() - micro.behavior_logprobs).abs()
@@ -287,13 +294,6 @@ class Trainer:
         self._add_supervised_gradient(meter)
         self._apply_gradients(meter)
         tracer.end_minibatch(rows)
-
-    def _pass_idly(self, micro: MicroBatch, scores: TokenScores) -> None:
-        """The same way back without a token to learn from: no loss is asked about nothing."""
-        total = scores.logprobs.sum()
-        if self.critic is not None:
-            total = total + self.critic(micro, scores.hidden).sum()
-        total.backward()
 
     def _rows_that_teach(self, batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         return rows_that_teach(batch, rows) if self._is_silent_at_zero else rows

@@ -42,17 +42,10 @@ from turnwise.learn.parallel.learner import ParallelLearner
 from turnwise.learn.parallel.processes import start_processes
 from turnwise.learn.reward_model import load_judge
 from turnwise.learn.tiny_reward import tiny_reward_folder
+from turnwise.loop.open_audit import open_audit
 from turnwise.loop.open_buffer import open_buffer
 from turnwise.loop.parts import ExploreParts, LearnParts, PlayParts, TrainParts, Words
-from turnwise.protocols import (
-    ChatTemplate,
-    CreditRule,
-    Engine,
-    Judge,
-    Learner,
-    Mailbox,
-    TaskSource,
-)
+from turnwise.protocols import ChatTemplate, CreditRule, Engine, Judge, Learner, Mailbox, TaskSource
 from turnwise.rollout.agent_proxy import AgentProxy, PlayRules
 from turnwise.rollout.chosen import find_workflow
 from turnwise.rollout.env_groups import EnvConfigs
@@ -191,7 +184,8 @@ def _make_probe(explore: ExploreParts, learner: Learner) -> Probe | None:
 
 
 def _learning(settings: TurnwiseSettings, model_path: str | Path, run_path: Path | None) -> dict[str, Any]:
-    return {"credit": open_credit(settings), "learner": open_learner(settings, str(model_path), run_path=run_path)}
+    learner, credit = open_learner(settings, str(model_path), run_path=run_path), open_credit(settings)
+    return {"credit": credit, "learner": learner, "audit": open_audit(settings, learner, run_path)}
 
 
 def chosen_engine(settings: TurnwiseSettings) -> Any:
@@ -394,7 +388,6 @@ def build_judging(settings: TurnwiseSettings) -> Judging | None:
 def _build_judge(chosen: FunctionJudgeSettings | ModelJudgeSettings) -> Judge:
     if isinstance(chosen, FunctionJudgeSettings):
         return FunctionJudge(import_reward_function(chosen.target))
-    path = chosen.path or ""
-    if path == "tiny":
+    if (path := chosen.path or "") == "tiny":
         path = tiny_reward_folder(cache_folder() / "models", pairs=training_preferences(), seed=_JUDGE_SEED)
     return load_judge(path, batch_rows=chosen.batch_rows, max_tokens=chosen.max_tokens)

@@ -8,8 +8,9 @@ from types import MappingProxyType
 
 from turnwise.config.sections.reward import NoFilter
 from turnwise.floor.daemon_threads import count_left_behind
+from turnwise.floor.seals import seal_groups
 from turnwise.loop.parts import ExploreParts
-from turnwise.loop.stages import STAGES, Stages
+from turnwise.loop.stages import STAGES, Stages, is_written_anew
 from turnwise.rollout.filters import filter_groups
 from turnwise.types import Group, Metrics, Trajectory, TrajectoryId
 
@@ -57,6 +58,8 @@ async def explore(
     for _ in range(max_rounds):
         tasks = parts.tasks.take(wanted, besides=[group.task for group in played])
         groups = stages.reward_model_step(await stages.rollout(parts, tasks, step, on_done=on_done, known=known))
+        if is_written_anew(stages, "rollout", "reward_model_step"):
+            groups = seal_groups(groups)
         played += groups
         kept += filter_groups(groups, chosen)
         if len(kept) >= wanted:

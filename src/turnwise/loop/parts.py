@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
+from turnwise.audit.batch_audit import BatchAudit
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.loop.journals import Journals
 from turnwise.protocols import (
@@ -84,6 +85,8 @@ class LearnParts(Words):
     credit: CreditRule
     learner: Learner
     open_mailbox: Callable[[Callable[[], None]], Mailbox]
+    audit: BatchAudit | None = None
+    """Checks every batch before its update, and the update after it; None where `audit.is_on` is false."""
     probe: Probe | None = None
     """Compares learner and engine after every sync, where the engine holds weights of its own somewhere else."""
 

@@ -6,14 +6,15 @@ Read top to bottom, it is the whole library.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from turnwise.experience.build import build_experiences
 from turnwise.floor.async_calls import unbroken
+from turnwise.learn.state_digest import digest_policy
 from turnwise.loop.explore import Explored, explore_on_record
 from turnwise.loop.parts import ExploreParts, LearnParts, TrainParts
-from turnwise.loop.stages import STAGES, Stages
+from turnwise.loop.stages import STAGES, Stages, is_written_anew
 from turnwise.loop.starving import refuse_to_starve
 from turnwise.protocols import Buffer
 from turnwise.report.learning_record.learnt import LearntBatch
@@ -59,20 +60,39 @@ async def train_serial(
 def learn_from(parts: LearnParts, experiences: Sequence[Experience], stages: Stages = STAGES) -> Learnt:
     """Merge, shape, credit, pack, update; with nothing to learn from, the policy stays as it is."""
     if not experiences:
-        unchanged = StepReport(policy_version=parts.learner.policy_version, metrics={})
-        return Learnt(experiences=[], report=unchanged, tokens_trained=0, batch=None)
+        return _nothing_learnt(parts)
+    audit = parts.audit
+    if audit is not None and not (experiences := audit.admit(experiences)):
+        return _nothing_learnt(parts)
     shaped = stages.shape_rewards(parts, experiences)
     annotations = parts.learner.annotate(shaped)
     samples = stages.compute_advantages(parts, shaped, annotations)
     batch = stages.pack(samples)
+    if audit is not None and not is_written_anew(stages, "shape_rewards", "compute_advantages", "pack"):
+        audit.check_batch(experiences, samples, batch, annotations)
     report = stages.rl_step(parts, batch)
+    if audit is not None:
+        audit.check_update(samples, batch, report)
     num_tokens = sum(e.segment.num_action_tokens for e in experiences)
     return Learnt(
         experiences=experiences,
         report=report,
         tokens_trained=num_tokens * parts.settings.learn.epochs,
         batch=LearntBatch.of(samples, batch, report, annotated=shaped, annotations=annotations),
+        audited={} if audit is None else {**audit.metrics(), **_digest_weights(parts)},
     )
+
+
+def _digest_weights(parts: LearnParts) -> Metrics:
+    """By which a replay sees whether it has made the same weights; nothing where they are in another process."""
+    digest = digest_policy(parts.learner)
+    return {} if digest is None else {"audit/weights": float(digest)}
+
+
+def _nothing_learnt(parts: LearnParts) -> Learnt:
+    unchanged = StepReport(policy_version=parts.learner.policy_version, metrics={})
+    audited = {} if parts.audit is None else parts.audit.metrics()
+    return Learnt(experiences=[], report=unchanged, tokens_trained=0, batch=None, audited=audited)
 
 
 # --- what a step did --------------------------------------------------------------------------------------------------
@@ -88,6 +108,8 @@ class Learnt:
     tokens_trained: int
     batch: LearntBatch | None
     """What was trained, token for token; None where there was nothing."""
+    audited: Metrics = field(default_factory=dict)
+    """What the audit said about it."""
 
     @property
     def policy_version(self) -> int:
@@ -95,7 +117,7 @@ class Learnt:
 
     @property
     def metrics(self) -> Metrics:
-        return {**self.report.metrics, **_unmerged(self.experiences), **self._staleness()}
+        return {**self.report.metrics, **self.audited, **_unmerged(self.experiences), **self._staleness()}
 
     def _staleness(self) -> Metrics:
         """How many updates old the weights were that sampled what was learnt from."""

@@ -78,3 +78,8 @@ class Stages:
 
 STAGES = Stages()
 """Those of a plain run."""
+
+
+def is_written_anew(stages: Stages, *names: str) -> bool:
+    """Whether a trainer does one of these stages in a way of its own."""
+    return any(getattr(type(stages), name) is not getattr(Stages, name) for name in names)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from turnwise.errors import RunError
 from turnwise.floor.files import read_text, write_whole
 from turnwise.floor.outsiders import show
 from turnwise.floor.segments import decode_text, encode_text
+from turnwise.provenance import Origin
 from turnwise.report.run_dir import step_name
 from turnwise.types import StopReason, Task, Trajectory, TrajectoryId, Turn
 
@@ -92,6 +94,8 @@ def _encode_turn(turn: Turn) -> dict[str, object]:
         "is_effective": turn.is_effective,
         "metrics": _plain(turn.metrics),
         "info": _plain(turn.info),
+        "seal": turn.seal,
+        "origin": None if turn.origin is None else asdict(turn.origin),
     }
 
 
@@ -120,6 +124,13 @@ def _name(value: object) -> str:
         return show(value)
 
 
+def _decode_turn(record: dict[str, Any]) -> Turn:
+    origin = record.get("origin")
+    return Turn(
+        **{**record, "actions": tuple(record["actions"]), "origin": None if origin is None else Origin(**origin)}
+    )
+
+
 def decode_trajectory(record: dict[str, Any]) -> Trajectory:
     """From what `encode_trajectory` gave."""
     rollout, rest = record["id"].split("/", 1)
@@ -128,7 +139,7 @@ def decode_trajectory(record: dict[str, Any]) -> Trajectory:
         id=TrajectoryId(int(rollout), task_id, int(sibling)),
         task=Task(**record["task"]),
         segments=tuple(decode_text(record["segments"])),
-        turns=tuple(Turn(**{**turn, "actions": tuple(turn["actions"])}) for turn in record["turns"]),
+        turns=tuple(map(_decode_turn, record["turns"])),
         stop_reason=StopReason(record["stop_reason"]),
         is_success=record["is_success"],
         final_observation=record["final_observation"],

@@ -24,6 +24,7 @@ from turnwise.context.trajectory import make_trajectory
 from turnwise.errors import ContextOverflow, EngineError, EnvError, WorkflowError
 from turnwise.floor.daemon_threads import DaemonThreads
 from turnwise.floor.outsiders import read_reward, show, tell_error, told_by
+from turnwise.floor.seals import seal_turns
 from turnwise.floor.users_code import find_line
 from turnwise.protocols import ChatTemplate, Engine
 from turnwise.rollout.env_manager import EnvStateManager, dynamics_seed
@@ -117,6 +118,8 @@ class AgentProxy:
             played = self._judging.apply(played)
         if self._shaping is not None:
             played = shape_rewards(played, self._shaping)
+        if self._judging is not None or self._shaping is not None:
+            played = [seal_turns(trajectory) for trajectory in played]
         return [
             Group(task=task, trajectories=tuple(played[number * size : (number + 1) * size]))
             for number, task in enumerate(tasks)
@@ -150,7 +153,8 @@ class AgentProxy:
         try:
             async with deadline:
                 workflow = await self._open_workflow(task, name, attempt, model)
-                return _checked(await workflow.run(), workflow)
+                # From here on rewards are what the workflow says they are.
+                return seal_turns(_checked(await workflow.run(), workflow))
         except BaseException as error:
             # A user's program may raise whatever it likes; what ends this task, or the run, is not its doing.
             if isinstance(error, KeyboardInterrupt | GeneratorExit) or _is_cancelled(error):

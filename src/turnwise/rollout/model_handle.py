@@ -122,8 +122,8 @@ class ModelHandle:
                 outcomes = await asyncio.gather(*map(self._engine.generate, requests), return_exceptions=True)
         self._refuse_if_cancelled()
         replies = [
-            self._recorder.record(prompt, outcome, step=step, reading=manner.reading)
-            for outcome in outcomes
+            self._recorder.record(prompt, mark_unasked(request, outcome), step=step, reading=manner.reading)
+            for request, outcome in zip(requests, outcomes, strict=True)
             if isinstance(outcome, Completion)
         ]
         for outcome in outcomes:
@@ -186,6 +186,14 @@ class ModelHandle:
     def _refuse_if_cancelled(self) -> None:
         if self._cancelled:
             raise WorkflowError(f"the episode is over: {self._cancelled}")
+
+
+def mark_unasked(request: GenerateRequest, completion: Completion) -> Completion:
+    """A reply to another request, or at another temperature, is marked so: whoever learns from it must know."""
+    origin = completion.origin
+    if origin is None or (origin.request == request.seed and origin.temperature == request.sampling.temperature):
+        return completion
+    return replace(completion, origin=replace(origin, is_as_asked=False))
 
 
 def _read_messages(messages: Sequence[ChatMessage]) -> list[Message]:

@@ -19,6 +19,7 @@ from turnwise.context.recorder import Response
 from turnwise.context.trajectory import make_trajectory
 from turnwise.errors import RewardError, ServeError
 from turnwise.exchange import TurnFacts
+from turnwise.floor.seals import seal_turns
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.serve.episode import Episode, read_number
 from turnwise.types import Group, StopReason, Task, Trajectory, TrajectoryId
@@ -215,7 +216,7 @@ class EpisodeRecorder:
     ) -> bool:
         """Says whether the group was saved with it."""
         calls, group = list(found.episode.model.calls), found.group
-        trajectory = group.ended[found.id.sibling] = make_trajectory(
+        ended = make_trajectory(
             found.id,
             group.task,
             calls,
@@ -225,6 +226,7 @@ class EpisodeRecorder:
             is_success=sum(rewards.values()) > 0 if is_success is None else is_success,
             failure=failure,
         )
+        trajectory = group.ended[found.id.sibling] = seal_turns(ended)
         is_complete = len(group.ended) == group.size
         if is_complete:
             # Before anything is forgotten: where saving fails, the episode is still there.

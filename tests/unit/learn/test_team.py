@@ -19,6 +19,7 @@ from turnwise.learn.parallel import devices
 from turnwise.learn.parallel.devices import rank_devices, threads_per_rank
 from turnwise.learn.parallel.sent_weights import ReceivedWeights, send_weights
 from turnwise.learn.parallel.team import Team, share_rows
+from turnwise.learn.policy import pass_idly
 from turnwise.learn.tracer import UpdateTracer
 
 from .parts import CPU, make_batch, make_model, make_trainer
@@ -67,7 +68,7 @@ def test_what_all_ranks_know_is_counted_once_and_shares_are_summed() -> None:
 def test_a_token_that_no_rank_has_met_stays_unknown() -> None:
     batch = make_batch(num_rows=2)
     sampled = np.flatnonzero(batch.loss_mask)
-    partner = np.zeros((2, 5, len(batch.token_ids)), dtype=np.float32)
+    partner = np.zeros((2, 6, len(batch.token_ids)), dtype=np.float32)
     partner[0, :, sampled[0]], partner[1, :, sampled[0]] = -1.5, 1
     trace = UpdateTracer(batch, num_epochs=1).finish(SecondOfTwo(array=partner))
     assert trace.proximal_logprobs[sampled[0]] == -1.5
@@ -78,7 +79,7 @@ def test_a_token_that_no_rank_has_met_stays_unknown() -> None:
 def test_a_blank_pass_reaches_every_weight_and_moves_none() -> None:
     trainer = make_trainer(critic={"type": "value_head"})
     micro = blank_micro_batch(CPU)
-    trainer._pass_idly(micro, trainer.actor.score(micro))
+    pass_idly(micro, trainer.actor.score(micro), trainer.critic)
     for parameter in [*trainer.model.parameters(), *trainer.critic.parameters()]:
         assert parameter.grad is not None
         assert not parameter.grad.any()

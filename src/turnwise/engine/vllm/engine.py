@@ -20,6 +20,7 @@ from turnwise.engine.vllm.pool import Server, ServerPool
 from turnwise.engine.vllm.process import ServerPlan, ServerProcess
 from turnwise.engine.vllm.transfer import SharedMemoryTransfer, Transfer, VllmTransfer
 from turnwise.errors import EngineError, SyncError
+from turnwise.floor.seals import complete
 from turnwise.pretrained import torch_dtype
 from turnwise.protocols import Weights
 from turnwise.sites import EngineSite
@@ -102,7 +103,7 @@ class VllmEngine:
             finally:
                 server.num_running -= 1
             if not reply.is_aborted:
-                return self._complete(reply)
+                return self._complete(request, reply)
 
     def release(self, cache_key: str) -> None:
         self._pool.release(cache_key)
@@ -120,15 +121,12 @@ class VllmEngine:
             if scores := [answer for answer in answers if not isinstance(answer, BaseException)]:
                 return scores
 
-    def _complete(self, reply: Reply) -> Completion:
+    def _complete(self, request: GenerateRequest, reply: Reply) -> Completion:
         # The oldest, where a reply went on over a change of weights; "default" before a server was told a version.
         versions = [int(version) for version in reply.versions if version.isdecimal()]
-        return Completion(
-            token_ids=reply.token_ids,
-            behavior_logprobs=reply.logprobs,
-            finish_reason=FinishReason.STOP if reply.is_stopped else FinishReason.LENGTH,
-            policy_version=min(versions, default=self._policy_version),
-        )
+        reason = FinishReason.STOP if reply.is_stopped else FinishReason.LENGTH
+        version = min(versions, default=self._policy_version)
+        return complete("vllm", request, reply.token_ids, reply.logprobs, reason, policy_version=version)
 
     # --- weights -------------------------------------------------------------------------------------------------
 

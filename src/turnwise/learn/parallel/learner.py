@@ -59,6 +59,9 @@ class ParallelLearner:
     def weights(self) -> Weights:
         return self._hosts.weights()
 
+    def logprobs_of(self, experiences: Sequence[Experience], of: str = "policy") -> Sequence[FloatArray]:
+        return self._hosts.call("logprobs_of", list(experiences), of)
+
     def score(self, token_ids: IntArray) -> FloatArray:
         return self._hosts.call("score", token_ids)
 

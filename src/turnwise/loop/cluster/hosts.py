@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from turnwise.audit.gaps import Rescorer
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import TurnwiseError
 from turnwise.experience.codec import decode_experiences
@@ -66,6 +67,10 @@ class LearnerHost:
 
     def weights(self) -> np.ndarray:
         return pack_weights(self._learner.weights())
+
+    def logprobs_of(self, blocks: Sequence[bytes], of: str) -> Sequence[FloatArray]:
+        assert isinstance(self._learner, Rescorer), "only a learner that scores stored tokens is asked to"
+        return self._learner.logprobs_of(decode_experiences(blocks), of)
 
     def score(self, token_ids: IntArray) -> FloatArray:
         assert isinstance(self._learner, ScoringLearner), "only a learner that scores is asked to"

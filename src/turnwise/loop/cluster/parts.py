@@ -18,6 +18,7 @@ from turnwise.loop.cluster.collector import CrewCollector, CrewEngine, ScoringCr
 from turnwise.loop.cluster.crew import Crew
 from turnwise.loop.cluster.proxies import Host, ReferenceMailbox, RemoteBuffer
 from turnwise.loop.journals import Journals
+from turnwise.loop.open_audit import open_audit
 from turnwise.loop.parts import ExploreParts, TrainParts
 from turnwise.protocols import Learner
 from turnwise.report.run_dir import RunDirectory
@@ -53,4 +54,5 @@ def build_on_cluster(
         buffer=RemoteBuffer(buffer),
         open_mailbox=ReferenceMailbox,
     )
-    return join(explore, {"credit": open_credit(settings), "learner": learner})
+    audit = open_audit(settings, learner, directory.path)
+    return join(explore, {"credit": open_credit(settings), "learner": learner, "audit": audit})

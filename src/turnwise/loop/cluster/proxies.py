@@ -186,6 +186,9 @@ class RemoteLearner:
     def weights(self) -> Weights:
         return RemoteWeights(self._host.refer("weights"))
 
+    def logprobs_of(self, experiences: Sequence[Experience], of: str = "policy") -> Sequence[FloatArray]:
+        return self._host.call("logprobs_of", encode_experiences(experiences), of)
+
     def score(self, token_ids: IntArray) -> FloatArray:
         return self._host.call("score", token_ids)
 

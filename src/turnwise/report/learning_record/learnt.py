@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,7 +116,8 @@ def take_rows(learnt: LearntBatch, rows: NDArray[np.int64]) -> LearntBatch:
     trajectory_of_row = _number(batch.trajectory_of_row[rows].tolist())
     trace = learnt.trace
     if trace is not None:
-        traced = {f.name: getattr(trace, f.name)[index] for f in fields(trace) if f.name != "proximal_steps"}
+        arrays = {f.name: getattr(trace, f.name) for f in fields(trace) if f.name != "proximal_steps"}
+        traced: dict[str, Any] = {name: None if array is None else array[index] for name, array in arrays.items()}
         trace = UpdateTrace(**traced, proximal_steps=trace.proximal_steps[rows])
     return replace(
         learnt,

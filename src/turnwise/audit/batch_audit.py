@@ -1,0 +1,197 @@
+"""Every batch proves itself before the update, and every update afterwards.
+
+In: experiences as they come from the buffer, then what an update made of them. Out: the experiences that may be learnt
+from, numbers for the metrics, or an `AuditError` that says which token is not what it should be and who wrote it. It
+computes nothing that the learner computes anyway, except for a sample of tokens that it has scored before the update.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from turnwise.audit.breach import Breach, describe_all
+from turnwise.audit.credit_oracle import check_credit, check_rows
+from turnwise.audit.digests import check_digests, check_seals
+from turnwise.audit.gaps import Rescorer, check_gap, choose_rows, is_comparable, largest_gap, measure_gaps
+from turnwise.audit.groups import check_finite, check_members, check_staleness
+from turnwise.audit.loss_oracle import check_update
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.errors import AuditError
+from turnwise.floor.files import append_line
+from turnwise.protocols import Learner
+from turnwise.types import Annotations, Batch, Experience, FloatArray, Metrics, Sample, StepReport
+
+log = logging.getLogger(__name__)
+
+AUDIT_FILE = "audit.jsonl"
+"""Every breach of a run, one JSON object per line; there from the first one on."""
+
+
+class BatchAudit:
+    """The audit of one run; `admit`, `check_batch`, and `check_update` after each update."""
+
+    def __init__(
+        self,
+        settings: TurnwiseSettings,
+        learner: Learner,
+        *,
+        max_staleness: int | None,
+        run_path: Path | None = None,
+    ) -> None:
+        """`max_staleness` bounds how old a batch can be in this loop; None where nothing does."""
+        self._settings = settings
+        self._learner = learner
+        self._rescorer = learner if isinstance(learner, Rescorer) else None
+        self._max_staleness = max_staleness
+        self._path = None if run_path is None else run_path / AUDIT_FILE
+        self._numbers: dict[str, float] = {}
+        self._kept: tuple[Experience, FloatArray] | None = None
+        """A row of the first batch, and what the reference said about it."""
+
+    def metrics(self) -> Metrics:
+        """Of the newest batch."""
+        return {f"audit/{name}": value for name, value in self._numbers.items()}
+
+    # --- before an update ----------------------------------------------------------------------------------------
+
+    def admit(self, experiences: Sequence[Experience]) -> list[Experience]:
+        """Those that may be learnt from: all, or with `on_breach: quarantine` those of the sound groups."""
+        started_s = time.perf_counter()
+        breaches = self._check(experiences) if experiences else []
+        bad = {breach.group for breach in breaches}
+        admitted = [e for e in experiences if e.id.trajectory.group not in bad]
+        self._numbers = {
+            "breaches": float(len(breaches)),
+            "quarantined_groups": float(len(bad)),
+            "unsealed": float(sum(e.provenance is None for e in experiences)),
+            **{name: value for name, value in self._numbers.items() if name == "gap"},
+        }
+        if breaches:
+            self._report(breaches)
+        self._numbers["time_s"] = time.perf_counter() - started_s
+        return admitted
+
+    def _check(self, experiences: Sequence[Experience]) -> list[Breach]:
+        """What needs the least comes first: where the form is broken, nobody is asked about the content."""
+        checks: list[Callable[[], list[Breach]]] = [
+            lambda: check_members(experiences, group_size=self._settings.rollout.group_size),
+            lambda: check_finite(experiences),
+            lambda: check_digests(experiences),
+            lambda: check_seals(experiences),
+            lambda: check_staleness(
+                experiences, policy_version=self._learner.policy_version, max_staleness=self._max_staleness
+            ),
+            lambda: self._rescore(experiences),
+        ]
+        for check in checks:
+            if breaches := check():
+                return breaches
+        return []
+
+    def _rescore(self, experiences: Sequence[Experience]) -> list[Breach]:
+        self._numbers.pop("gap", None)
+        max_tokens, version = self._settings.audit.rescored_tokens, self._learner.policy_version
+        rows = choose_rows(self._comparable(experiences), seed=version, max_tokens=max_tokens)
+        if self._rescorer is None or max_tokens == 0 or not rows:
+            return []
+        return self._compare(rows, self._rescorer.logprobs_of(rows, "policy"))
+
+    def _comparable(self, experiences: Sequence[Experience]) -> list[Experience]:
+        version, temperature = self._learner.policy_version, self._settings.rollout.temperature
+        return [e for e in experiences if is_comparable(e, policy_version=version, temperature=temperature)]
+
+    def _compare(self, rows: Sequence[Experience], scored: Sequence[FloatArray]) -> list[Breach]:
+        settings, breaches = self._settings, []
+        for gap in measure_gaps(rows, scored):
+            max_gap = largest_gap(settings.audit.max_gap, settings.model.dtype, gap.engine)
+            breaches += check_gap(gap, max_gap=max_gap)
+            self._numbers["gap"] = max(gap.mean, self._numbers.get("gap", 0.0))
+        return breaches
+
+    def check_batch(
+        self, experiences: Sequence[Experience], samples: Sequence[Sample], batch: Batch, annotations: Annotations
+    ) -> None:
+        """What credit and packing made of the experiences; only where a trainer has no way of its own to do it."""
+        started_s = time.perf_counter()
+        seed = self._learner.policy_version
+        breaches = check_rows(experiences, samples, batch)
+        breaches = breaches or check_credit(samples, annotations, self._settings.credit, seed=seed)
+        breaches = breaches or self._check_reference(samples)
+        if breaches:
+            self._tell(breaches)
+            raise _stop(breaches, "Nothing was learnt from it.")
+        self._numbers["time_s"] = self._numbers.get("time_s", 0.0) + time.perf_counter() - started_s
+
+    def _check_reference(self, samples: Sequence[Sample]) -> list[Breach]:
+        """The reference is frozen: what it says about a row of the first batch, it says for ever."""
+        if self._rescorer is None or self._settings.learn.kl.type == "none":
+            return []
+        if self._kept is None:
+            row = samples[0].experience
+            self._kept = row, self._rescorer.logprobs_of([row], "reference")[0]
+            return []
+        row, expected = self._kept
+        found = self._rescorer.logprobs_of([row], "reference")[0]
+        gap = float(np.abs(found - expected).mean())
+        if gap <= largest_gap("auto", self._settings.model.dtype, "local"):
+            return []
+        said = f"log-probs that are {gap:.3g} nats per token away"
+        return [
+            Breach(
+                check="reference",
+                where=f"the reference, about {row.id}",
+                expected="what it said at first: it is frozen",
+                found=said,
+                wrote="the learner",
+            )
+        ]
+
+    # --- after an update -----------------------------------------------------------------------------------------
+
+    def check_update(self, samples: Sequence[Sample], batch: Batch, report: StepReport) -> None:
+        """All tokens that the update met before its first optimizer step, as far as they are of its own version."""
+        started_s = time.perf_counter()
+        if (trace := report.trace) is not None:
+            version, temperature = report.policy_version - 1, self._settings.rollout.temperature
+            scored = np.split(trace.proximal_logprobs, batch.row_starts[1:-1])
+            fresh = [
+                (sample.experience, row)
+                for sample, row, steps in zip(samples, scored, trace.proximal_steps.tolist(), strict=True)
+                if steps == 0 and is_comparable(sample.experience, policy_version=version, temperature=temperature)
+            ]
+            breaches = self._compare([row[0] for row in fresh], [row[1] for row in fresh]) if fresh else []
+            self._refuse(breaches)
+        self._refuse(check_update(batch, report, self._settings.learn, dtype=self._settings.model.dtype))
+        self._numbers["time_s"] = self._numbers.get("time_s", 0.0) + time.perf_counter() - started_s
+
+    # --- what is done about it -----------------------------------------------------------------------------------
+
+    def _report(self, breaches: Sequence[Breach]) -> None:
+        self._tell(breaches)
+        if self._settings.audit.on_breach == "stop" or any(breach.group is None for breach in breaches):
+            raise _stop(breaches, "Nothing was learnt from it. audit.on_breach=quarantine leaves such groups out.")
+        groups = sorted({str(breach.group) for breach in breaches})
+        log.warning("audit: %d groups are left out of the batch\n%s", len(groups), describe_all(breaches))
+
+    def _refuse(self, breaches: Sequence[Breach]) -> None:
+        if breaches:
+            self._tell(breaches)
+            raise _stop(breaches, "The update was made; nothing of it is published or saved.")
+
+    def _tell(self, breaches: Sequence[Breach]) -> None:
+        if self._path is not None:
+            for breach in breaches:
+                told = {"policy_version": self._learner.policy_version, **asdict(breach)}
+                append_line(self._path, json.dumps(told))
+
+
+def _stop(breaches: Sequence[Breach], hint: str) -> AuditError:
+    message = f"the batch is not what was sampled ({len(breaches)} breaches):\n{describe_all(breaches)}\n{hint}"
+    return AuditError(message, check=breaches[0].check)

@@ -1,0 +1,124 @@
+"""The loss once more, in plain numpy and float64: what an update should have minimised, token by token.
+
+In: the batch as it was given to the learner, and what the learner says it summed up before its first optimizer step.
+Out: breaches. Losses that are not known here, a user's own among them, are not judged.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnwise.audit.breach import Breach
+from turnwise.config.sections import learn as learning
+from turnwise.types import Batch, StepReport, UpdateTrace
+
+Floats = NDArray[np.float64]
+
+_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
+"""Of the sum over all tokens of what differs, relative to the sum of what is expected."""
+
+
+def check_update(batch: Batch, report: StepReport, settings: learning.LearnSettings, *, dtype: str) -> list[Breach]:
+    """Every sampled token was counted, and each with the loss that the settings say."""
+    told = report.metrics.get("learn/action_tokens")
+    if told is not None and told != batch.loss_mask.sum():
+        return [_of_update(f"{batch.loss_mask.sum()} tokens in the loss", f"{told:g}")]
+    trace = report.trace
+    if trace is None or trace.first_losses is None or settings.type != "ppo":
+        return []
+    if np.count_nonzero(np.nan_to_num(trace.first_losses[~batch.loss_mask])):
+        return [_of_update("no loss where nothing was sampled", "losses on given tokens")]
+    rows = _first_rows(batch, trace, settings)
+    expected = None if rows is None else _expect(batch, trace, settings, rows)
+    if expected is None or rows is None:
+        return []
+    found = trace.first_losses[rows].astype(np.float64)
+    gap, size = np.abs(found - expected), np.abs(expected).sum()
+    # Not `>`: what is no number must not pass.
+    if gap.sum() <= _TOLERANCE[dtype] * max(float(size), 1e-6):
+        return []
+    worst = int(np.argmax(gap))
+    place = int(rows[worst])
+    row = int(np.searchsorted(batch.row_starts, place, side="right")) - 1
+    return [
+        Breach(
+            check="loss",
+            where=f"row {row} of the update",
+            turn=int(batch.turn_ids[place]),
+            token=place - int(batch.row_starts[row]),
+            expected=f"a summand of {expected[worst]:.6g} in the loss (learn.loss, kl, critic, entropy, aggregation)",
+            found=f"{found[worst]:.6g}",
+            wrote="the learner",
+        )
+    ]
+
+
+def _first_rows(batch: Batch, trace: UpdateTrace, settings: learning.LearnSettings) -> NDArray[np.int64] | None:
+    """The sampled tokens of the first mini-batch; None where the trace does not say which those are."""
+    if not isinstance(settings.correction, learning.NoCorrection) or not isinstance(settings.ptx, learning.NoPtx):
+        return None
+    is_first = np.repeat(trace.proximal_steps == 0, batch.row_lengths)
+    tokens = np.flatnonzero(batch.loss_mask & is_first)
+    # Rows without a gradient are not met, and then a mini-batch may have had more rows than are seen.
+    losses = trace.first_losses
+    return tokens if losses is not None and len(tokens) and not np.isnan(losses[tokens]).any() else None
+
+
+def _expect(
+    batch: Batch, trace: UpdateTrace, settings: learning.LearnSettings, tokens: NDArray[np.int64]
+) -> Floats | None:
+    policy, behavior, advantages = (
+        array[tokens].astype(np.float64)
+        for array in (trace.proximal_logprobs, batch.behavior_logprobs, batch.advantages)
+    )
+    losses = _policy_loss(policy, behavior, advantages, settings.loss)
+    if losses is None:
+        return None
+    losses -= settings.entropy_coef * trace.entropies[tokens]
+    if isinstance(settings.kl, learning.KlLoss):
+        difference = policy - batch.reference_logprobs[tokens]
+        losses += settings.kl.coef * _kl(difference, settings.kl.estimator)
+    if not isinstance(settings.critic, learning.NoCritic):
+        # Before the first optimizer step the critic says what it said when it was asked for credit.
+        errors = batch.values[tokens].astype(np.float64) - batch.returns[tokens]
+        losses += getattr(settings.critic, "coef", 1.0) * 0.5 * errors**2
+    return losses * _weights(batch, tokens, settings.aggregation)
+
+
+def _policy_loss(policy: Floats, behavior: Floats, advantages: Floats, loss: Any) -> Floats | None:
+    ratio = np.exp(np.clip(policy - behavior, -20, 20))
+    if loss.type == "reinforce":
+        return -advantages * policy
+    if loss.type != "ppo_clip":
+        return None
+    clipped = np.clip(ratio, 1 - loss.clip_low, 1 + loss.clip_high)
+    worse = np.maximum(-advantages * ratio, -advantages * clipped)
+    if loss.dual_clip is None:
+        return worse
+    return np.where(advantages < 0, np.minimum(worse, -advantages * loss.dual_clip), worse)
+
+
+def _kl(difference: Floats, estimator: str) -> Floats:
+    """Of policy and reference, by the difference of their log-probs."""
+    return {
+        "k1": difference,
+        "k2": difference**2 / 2,
+        "k3": np.expm1(-difference) + difference,
+        "abs": np.abs(difference),
+    }[estimator]
+
+
+def _weights(batch: Batch, tokens: NDArray[np.int64], aggregation: str) -> Floats:
+    if aggregation == "token_mean":
+        return np.full(len(tokens), 1 / len(tokens))
+    rows = np.searchsorted(batch.row_starts, tokens, side="right") - 1
+    _, trajectory, lengths = np.unique(batch.trajectory_of_row[rows], return_inverse=True, return_counts=True)
+    share = 1.0 if aggregation == "seq_mean_token_sum" else 1 / lengths[trajectory]
+    return share * np.ones(len(tokens)) / len(lengths)
+
+
+def _of_update(expected: str, found: str) -> Breach:
+    return Breach(check="loss", where="the update", expected=expected, found=found, wrote="the learner")
