@@ -34,6 +34,9 @@ COMMAND_LINES = {
     "export": ["export", "run", "--out", "experience.jsonl"],
     "export-model": ["export-model", "run", "exported"],
     "lab": ["lab", "credit", "--world", "bandit", "--batches", "1", "--episodes", "8"],
+    "audit": ["audit", "run"],
+    "replay": ["replay", "run", "--step", "1"],
+    "completion": ["completion", "bash"],
     "status": ["status", "run"],
     "report": ["report", "run", "--out", "report.html"],
 }
@@ -119,8 +122,8 @@ def test_recipes_and_the_mark_of_types_are_in_the_wheel(installed: Installed) ->
 
 
 def test_every_command_is_tried() -> None:
-    # `serve`, `view` and `show` below; `explorers` only goes with a run on a cluster.
-    assert COMMAND_LINES.keys() | {"serve", "view", "show", "explorers"} == set(COMMANDS)
+    # `serve`, `view` and `show` below, and `serve-env` is served alike; `explorers` only goes with a run on a cluster.
+    assert COMMAND_LINES.keys() | {"serve", "serve-env", "view", "show", "explorers"} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMAND_LINES)

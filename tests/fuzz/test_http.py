@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from turnwise.errors import ServeError
 from turnwise.serve.chat_api import read_chat
-from turnwise.serve.http import HttpLimits, HttpReply, HttpRequest, HttpServer, json_reply
+from turnwise.serve.guarded import HttpLimits
+from turnwise.serve.http import LOOPBACK, HttpReply, HttpRequest, HttpServer, json_reply
 
 from .damage import FRAGMENTS, damaged, plain_values, texts
 
@@ -46,34 +47,24 @@ def test_any_object_is_a_call_or_refused(body: dict[str, object]) -> None:
         read_chat(json.dumps(body).encode())
 
 
-class _Sink:
-    """The other end of a connection: keeps what is written."""
-
-    def __init__(self) -> None:
-        self.written = b""
-
-    def write(self, data: bytes) -> None:
-        self.written += data
-
-    async def drain(self) -> None: ...
-
-    def write_eof(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 @given(damaged(REQUEST) | damaged(REQUEST * 2) | st.binary(max_size=80))
 def test_any_bytes_on_a_connection_are_answered_or_end_it(data: bytes) -> None:
     async def answer(request: HttpRequest) -> HttpReply:
-        return json_reply({"path": request.path.encode("ascii", "replace").decode(), "bytes": len(request.body)})
+        body = await request.read_body()
+        return json_reply({"path": request.path.encode("ascii", "replace").decode(), "bytes": len(body)})
 
     async def talk() -> bytes:
-        reader, sink = asyncio.StreamReader(limit=2048), _Sink()
-        reader.feed_data(data)
-        reader.feed_eof()
         server = HttpServer(answer, HttpLimits(max_head_bytes=2048, max_body_bytes=4096, idle_s=5, transfer_s=5))
-        await server._serve(reader, sink)  # type: ignore[arg-type]
-        return sink.written
+        port = await server.start()
+        try:
+            reader, writer = await asyncio.open_connection(LOOPBACK, port)
+            writer.write(data)
+            writer.write_eof()
+            written = await reader.read()
+            writer.close()
+            return written
+        finally:
+            await server.close()
 
     written = asyncio.run(talk())
     assert b" 500 " not in written

@@ -129,6 +129,8 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     assert set(COMMANDS) == {
         "serve-env",
+        "audit",
+        "replay",
         "train",
         "eval",
         "compare",

@@ -133,7 +133,7 @@ def test_success_is_a_score_above_the_bound() -> None:
 @pytest.mark.parametrize(
     ("function", "error", "message"),
     [
-        ("word_for_score", RewardError, "the reward 'good'; expected a real number"),
+        ("word_for_score", RewardError, "the reward 'good'; expected a finite number"),
         ("raising", EnvError, "ValueError: could not convert"),
         ("prompt_alone", EnvError, r"returned '\?'; expected a function that takes \(seed, split\)"),
     ],

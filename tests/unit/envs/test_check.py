@@ -308,11 +308,14 @@ def test_sound_environments_pass(make: Any) -> None:
     assert failed(report) == set()
 
 
+def test_half_a_character_is_mended_where_it_comes_in() -> None:
+    assert check_env(HalfASurrogate, num_episodes=6).ok
+
+
 @pytest.mark.parametrize(
     ("make", "name"),
     [
         (Bytes, "contract"),
-        (HalfASurrogate, "contract"),
         (Exits, "contract"),
         (NanReward, "rewards"),
         (HugeReward, "rewards"),

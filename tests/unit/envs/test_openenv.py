@@ -159,7 +159,7 @@ def test_a_session_ends_with_whoever_threw_its_environment_away(start: Start) ->
         ("{}", EnvError, "expected an observation"),
         (observe(done="yes"), EnvError, "expected an observation"),
         ('{"type": "state", "data": {"observation": {}, "done": false}}', EnvError, "expected an observation"),
-        (observe(reward="lots"), RewardError, "the reward 'lots'; expected a real number"),
+        (observe(reward="lots"), RewardError, "the reward 'lots'; expected a finite number"),
         (observe(reward=float("nan")), RewardError, "expected a finite number"),
         (fail("EXECUTION_ERROR"), EnvError, r"failed in 'step' \(EXECUTION_ERROR\): no"),
         (fail("VALIDATION_ERROR", errors=[{"loc": ["strength"], "msg": "no int"}]), EnvError, "strength: no int"),
