@@ -225,7 +225,7 @@ def outline(page: str) -> dict[str, list[str]]:
         "code blocks": [block for _, block in FENCED.findall(text)],
         "commands": re.findall(r"`(turnwise [^`]+|make [^`]+)`", plain),
         "rows of tables": re.findall(r"^\| (`[^|]+`) \|", plain.replace("\\|", "/"), flags=re.MULTILINE),
-        "links": sorted(re.findall(r"\]\(([^)\s]+)\)", plain)),
+        "links": sorted(set(re.findall(r"\]\(([^)\s]+)\)", plain)) - {"README.md", "README.zh.md"}),
     }
 
 
