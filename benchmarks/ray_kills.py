@@ -27,13 +27,14 @@ from typing import Any
 
 import psutil
 from tests.contracts.vllm_servers import PYTHON as VLLM_PYTHON
+from tests.ray import watched
 from tests.ray.watched import Cluster, Watched, ray
 
-STEPS = 8
-WORDS = (f"learn.steps={STEPS}", "report.checkpoint_every=3", "eval.episodes=0")
+STEPS = 30
+WORDS = (f"learn.steps={STEPS}", "report.checkpoint_every=7", "eval.episodes=0")
 RANKS = "learn.parallel={type: fsdp, ranks: 2}"
 ON_VLLM = ("engine.type=vllm", "engine.start=true", f"engine.python={VLLM_PYTHON}", "engine.start_timeout_s=600")
-LONGEST_DELAY_S = 1.5
+LONGEST_DELAY_S = 0.5
 LONGEST_TRIAL_S = 900.0
 
 
@@ -92,7 +93,7 @@ KINDS: dict[str, tuple[tuple[str, ...], Callable[[Watched, Any, Any, random.Rand
 
 def draw(kind: str, dice: random.Random) -> Kill:
     """When it will happen."""
-    return Kill(kind=kind, step=dice.randrange(0, STEPS), delay_s=dice.uniform(0.0, LONGEST_DELAY_S), outcome="")
+    return Kill(kind=kind, step=dice.randrange(0, STEPS - 8), delay_s=dice.uniform(0.0, LONGEST_DELAY_S), outcome="")
 
 
 def try_apart(planned: Kill) -> Kill:
@@ -149,6 +150,8 @@ def main() -> None:
     parser.add_argument("--one", nargs=3, metavar=("KIND", "STEP", "DELAY_S"), help="a single kill, in this process")
     given = parser.parse_args()
     if given.one:
+        # Servers of vLLM take minutes to start on a busy machine.
+        watched.DEADLINE_S = LONGEST_TRIAL_S
         kind, step, delay_s = given.one
         tried = try_here(Kill(kind=kind, step=int(step), delay_s=float(delay_s), outcome=""))
         print(json.dumps(asdict(tried)), flush=True)
