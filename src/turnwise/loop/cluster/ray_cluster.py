@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -37,6 +38,8 @@ _LOCAL_CPUS = 0.01
 """Of each actor on a local cluster: Ray counts cores to place actors, and there they share those of one machine."""
 _PLACE_S = 1.0
 """How often a wait for a place looks whether it is still wanted."""
+_KNOCK_S = 10.0
+"""Longest wait for a machine to say that somebody listens there."""
 
 
 class OnRay:
@@ -181,10 +184,18 @@ def _connect(chosen: RayCluster) -> bool:
             ) from error
         return True
     try:
+        _knock(chosen.address)
         ray.init(address=chosen.address, **quiet)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise ClusterError(
             f"cluster.address: '{chosen.address}' given; no Ray cluster answers there ({error}). Start one with "
             "'ray start --head', check host and port, or leave cluster.address out for a local one."
         ) from error
     return True
+
+
+def _knock(address: str) -> None:
+    """OSError where nobody listens at HOST:PORT: Ray itself tries for many minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "//" not in host:
+        socket.create_connection((host, int(port)), timeout=_KNOCK_S).close()
