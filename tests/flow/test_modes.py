@@ -144,5 +144,5 @@ def test_shaped_rewards_are_learnt_from_and_raw_ones_stay(tmp_path: Path, monkey
     sampled = run.tokens(1)
     assert set(sampled.turns.raw_rewards.tolist()) == {2.0}
     assert set(sampled.turns.turn_rewards.tolist()) == {1.5}
-    with pytest.raises(LearnError, match=r"reward\.shaping: broken returned 'much' at turn 0"):
+    with pytest.raises(LearnError, match=r"reward\.shaping: broken, at turn 0, returned 'much'"):
         small(recipe, tmp_path / "broken", "reward.shaping=my_shaping:broken")

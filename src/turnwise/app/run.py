@@ -201,6 +201,8 @@ def resume(run: str | Path, *, console: Console | None = None) -> Run:
     """Go on with an interrupted run from its newest checkpoint, or from its start where there is none yet."""
     directory, console = RunDirectory.open(Path(run)), console or Console(quiet=True)
     settings = load_settings(str(directory.config))
+    # A run that was killed in its first moments has none.
+    directory.write_manifest(collect_manifest(settings.recipe, settings.run.seed))
     if settings.run.mode != "both":
         _run_part(settings, directory, console)
         return Run(directory.path)

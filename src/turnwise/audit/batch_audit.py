@@ -52,6 +52,8 @@ class BatchAudit:
         self._max_staleness = max_staleness
         self._path = None if run_path is None else run_path / AUDIT_FILE
         self._numbers: dict[str, float] = {}
+        self.seconds = 0.0
+        """What auditing has taken so far; no metric of a step, which is the same whenever it is computed."""
         self._kept: tuple[Experience, FloatArray] | None = None
         """A row of the first batch, and what the reference said about it."""
 
@@ -75,7 +77,7 @@ class BatchAudit:
         }
         if breaches:
             self._report(breaches)
-        self._numbers["time_s"] = time.perf_counter() - started_s
+        self.seconds += time.perf_counter() - started_s
         return admitted
 
     def _check(self, experiences: Sequence[Experience]) -> list[Breach]:
@@ -127,7 +129,7 @@ class BatchAudit:
         if breaches:
             self._tell(breaches)
             raise _stop(breaches, "Nothing was learnt from it.")
-        self._numbers["time_s"] = self._numbers.get("time_s", 0.0) + time.perf_counter() - started_s
+        self.seconds += time.perf_counter() - started_s
 
     def _check_reference(self, samples: Sequence[Sample]) -> list[Breach]:
         """The reference is frozen: what it says about a row of the first batch, it says for ever."""
@@ -169,7 +171,7 @@ class BatchAudit:
             breaches = self._compare([row[0] for row in fresh], [row[1] for row in fresh]) if fresh else []
             self._refuse(breaches)
         self._refuse(check_update(batch, report, self._settings.learn, dtype=self._settings.model.dtype))
-        self._numbers["time_s"] = self._numbers.get("time_s", 0.0) + time.perf_counter() - started_s
+        self.seconds += time.perf_counter() - started_s
 
     # --- what is done about it -----------------------------------------------------------------------------------
 

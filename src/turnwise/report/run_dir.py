@@ -231,13 +231,17 @@ class RunDirectory:
         except TypeError as error:
             raise RunError(f"{self.findings} is damaged: {error}.") from error
 
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Unless there is one: it tells how the run began."""
+        if not self.manifest.exists():
+            write_whole(self.manifest, manifest.to_json())
+
     def _make_rest(self, manifest: Manifest) -> None:
         """What a process that was killed in its first moments has not made."""
         for folder in (self.trajectories, self.checkpoints, self.plots):
             folder.mkdir(exist_ok=True)
         self.metrics.touch()
-        if not self.manifest.exists():
-            write_whole(self.manifest, manifest.to_json())
+        self.write_manifest(manifest)
 
     def _make_folder(self) -> None:
         if self.path.is_file():

@@ -112,9 +112,9 @@ def test_a_run_behind_its_own_endpoint_plays_as_it_does_without(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     recipe = str(finished.path / "config.yaml")
-    local = evaluate_policy(str(finished.path), ["eval.episodes=12"], QUIET, recipe=None, split="eval")
+    local = evaluate_policy(str(finished.path), ["eval.episodes=12"], QUIET, recipe=None, split="eval").report
     with served(finished) as url:
-        asked = evaluate_policy(url, ["eval.episodes=12"], QUIET, recipe=recipe, split="eval")
+        asked = evaluate_policy(url, ["eval.episodes=12"], QUIET, recipe=recipe, split="eval").report
     assert (asked.success, asked.mean_return, asked.stop_reasons) == (
         local.success,
         local.mean_return,
@@ -156,7 +156,7 @@ def test_a_server_that_fails_in_the_middle_costs_episodes_and_not_the_evaluation
     with serving(FakeEndpoint(answer)) as endpoint:
         report = evaluate_policy(
             endpoint.url, ["eval.episodes=8", "engine.max_retries=0"], QUIET, recipe=None, split="eval"
-        )
+        ).report
     assert report.episodes == 8
     assert report.stop_reasons is not None
     assert 0 < report.stop_reasons["engine_error"] < 8

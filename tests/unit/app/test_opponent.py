@@ -21,6 +21,7 @@ from turnwise.envs.boundary import describe_env, reset_env, step_env
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError, EnvError, TaskError
 from turnwise.experience.build import split_trajectory
+from turnwise.floor.checksums import write_checksums
 from turnwise.learn.policy import PolicyModel
 from turnwise.learn.warm_start import imitate
 from turnwise.pretrained import load_model
@@ -71,6 +72,7 @@ def centre(earlier: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     loss = imitate(actor, lesson, how, seed=0, micro_batch_tokens=4096)
     assert loss < 0.01
     model.save_pretrained(folder)
+    write_checksums(folder.parent)
     return run
 
 

@@ -49,8 +49,10 @@ def small() -> dict[str, Any]:
 
 
 def counted(run: tw.Run) -> list[dict[str, float]]:
-    """The metrics without those that count seconds."""
-    return [{key: value for key, value in row.items() if not key.endswith("_s")} for row in untimed(run)]
+    """The metrics without those that count seconds, and without the digest of weights."""
+    return [
+        {key: value for key, value in row.items() if not key.endswith(("_s", "audit/weights"))} for row in untimed(run)
+    ]
 
 
 # --- stages -----------------------------------------------------------------------------------------------------------
