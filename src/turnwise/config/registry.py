@@ -280,6 +280,7 @@ WORKFLOWS = Registry(
         "best_of_n": "turnwise.rollout.best_of_n:BestOfNWorkflow",
         "summarized_memory": "turnwise.rollout.memory:SummarizedMemoryWorkflow",
         "reflect_and_retry": "turnwise.rollout.reflection:ReflectAndRetryWorkflow",
+        "self_play": "turnwise.rollout.self_play:SelfPlayWorkflow",
         "agent": "turnwise.rollout.agents:AgentWorkflow",
         "openai_program": "turnwise.serve.openai_program:OpenAiProgramWorkflow",
     },
