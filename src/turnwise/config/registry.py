@@ -240,6 +240,7 @@ OPPONENTS = Registry(
         "random": "turnwise.envs.adapters.opponents:RandomMoves",
         "scripted": "turnwise.envs.adapters.opponents:ScriptedMoves",
         "policy": "turnwise.app.opponent:FrozenPolicy",
+        "league": "turnwise.app.opponent:League",
     },
 )
 CALL_PARSERS = Registry(

@@ -24,7 +24,7 @@ from turnwise.envs.adapters.foreign import (
     seed_for,
     worth_of,
 )
-from turnwise.envs.adapters.textarena_settings import TextArenaParams
+from turnwise.envs.adapters.textarena_settings import MODEL_OPPONENTS, TextArenaParams
 from turnwise.envs.boundary import describe_env
 from turnwise.errors import ConfigError, EnvError, TaskError, did_you_mean
 from turnwise.protocols import Opponent
@@ -158,8 +158,8 @@ class TextArenaGame(ForeignWorld):
                 reason = str(error)
                 continue
             self._num_players = num_players
-            if num_players == 1 and self.params.opponent == "policy":
-                raise TaskError(f"{self.label()} is a game for one; env.opponent 'policy' would have no effect.")
+            if num_players == 1 and (other := self.params.opponent) in MODEL_OPPONENTS:
+                raise TaskError(f"{self.label()} is a game for one; env.opponent '{other}' would have no effect.")
             return
         raise TaskError(f"{self.label()}: expected a game for one or two players; the game says: {reason}")
 
