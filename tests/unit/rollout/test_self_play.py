@@ -35,7 +35,7 @@ from .worlds import make_proxy, make_states
 sys.path.append(str(Path(__file__).resolve().parents[3] / "examples" / "self_play"))
 Nim: Any = importlib.import_module("nim").Nim
 
-CONTEXT = ContextSettings(max_response_tokens=20, max_tokens=4000)
+CONTEXT = ContextSettings(max_response_tokens=40, max_tokens=4000)
 TASK = Task(tag="words", seed=0)
 RUN = {"env": {"type": "nim:Nim"}, "rollout": {"workflow": "self_play"}, "credit": {"type": "grpo"}}
 
@@ -69,13 +69,16 @@ def play(
     *,
     group_size: int = 2,
     max_turns: int = 5,
+    actions_per_turn: int = 1,
     known: dict[TrajectoryId, Trajectory] | None = None,
     **limits: Any,
 ) -> tuple[Trajectory, ...]:
     budget, seats = Limits(max_turns=max_turns), SelfPlayWorkflow.seats
     states = make_states(make or heap_of(7), groups=1, group_size=group_size, limits=budget, invalid_penalty=-0.1)
     rules = {"workflow": SelfPlayWorkflow, "seats": seats, "limits": RunnerLimits(**limits)}
-    proxy = make_proxy(engine, template(), states, context=CONTEXT, **rules)
+    answer = CONTEXT.answer.model_copy(update={"max_actions_per_turn": actions_per_turn})
+    context = CONTEXT.model_copy(update={"answer": answer})
+    proxy = make_proxy(engine, template(), states, context=context, **rules)
     (group,) = asyncio.run(proxy.collect([TASK], rollout=3, known=known or {}))
     return group.trajectories
 
@@ -113,6 +116,12 @@ def test_a_reply_that_is_no_move_costs_a_penalty_and_the_turn_stays() -> None:
     first, second = play(Players(["nine", "3", "3"], ["1"]))
     assert [(turn.is_valid, turn.penalty) for turn in first.turns] == [(False, -0.1), (True, 0.0), (True, 0.0)]
     assert (first.episode_return, second.episode_return, len(second.turns)) == (1.0, -1.0, 1)
+
+
+def test_nobody_moves_for_the_other_player() -> None:
+    first, second = play(Players(["3 || 1", "3"], ["1"]), actions_per_turn=2)
+    assert [turn.actions for turn in first.turns] == [("3",), ("3",)]
+    assert [turn.observation for turn in second.turns] == ["heap 4"]
 
 
 def test_a_budget_of_one_player_ends_the_game_for_both_without_a_payoff() -> None:
@@ -245,6 +254,15 @@ class TestTextarena:
             hands.append(seen_by(env, "[check]", "[check]"))
         assert hands[0] == hands[1]
         assert len({tuple(hand) for hand in hands}) > 1
+
+    def test_chance_comes_from_the_seed_of_the_game(self) -> None:
+        def rolls(luck: int) -> list[str]:
+            env: Any = make_env("textarena:PigDice-v0")
+            env.deal(3, "train", luck)
+            return seen_by(env, "[roll]", "[roll]", "[roll]")
+
+        assert rolls(1) == rolls(1)
+        assert len({tuple(rolls(luck)) for luck in range(8)}) > 1
 
     def test_a_game_for_one_is_refused(self) -> None:
         first, second = play(Players(["[1]"], ["[1]"]), lambda _tag, _split: make_env("textarena:GuessTheNumber-v0"))
