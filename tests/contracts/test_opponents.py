@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +20,14 @@ OFFERED = ("[0]", "[1]", "[2]", "[3]", "[4]", "[5]")
 ABOUT = EnvDescription(instructions="Choose a cell.", action_names=OFFERED)
 
 
-def open_named(name: str) -> Opponent:
-    params = {"policy": {"opponent_path": model_path()}, "scripted": {"opponent_moves": ["[4]", "[2]", "[5]"]}}
+def open_named(name: str, folder: Path) -> Opponent:
+    for member in ("one", "two") if name == "league" else ():
+        shutil.copytree(model_path(), folder / member, dirs_exist_ok=True)
+    params = {
+        "policy": {"opponent_path": model_path()},
+        "league": {"opponent_path": str(folder)},
+        "scripted": {"opponent_moves": ["[4]", "[2]", "[5]"]},
+    }
     target: Any = OPPONENTS.get_target(name)
     return target(TextArenaParams(opponent=name, **params.get(name, {})), "frozen_lake")
 
@@ -34,8 +42,8 @@ def moves(opponent: Opponent, seed: int, *, reseeded: int | None = None) -> list
 
 
 @every_opponent
-def test_equal_seeds_and_texts_give_equal_moves(name: str) -> None:
-    one, other = open_named(name), open_named(name)
+def test_equal_seeds_and_texts_give_equal_moves(name: str, tmp_path: Path) -> None:
+    one, other = open_named(name, tmp_path), open_named(name, tmp_path)
     expected = moves(one, 3)
     assert all(isinstance(move, str) for move in expected)
     moves(other, 9)
@@ -44,8 +52,8 @@ def test_equal_seeds_and_texts_give_equal_moves(name: str) -> None:
 
 
 @every_opponent
-def test_a_new_seed_decides_what_comes_and_not_what_was(name: str) -> None:
-    opponent = open_named(name)
+def test_a_new_seed_decides_what_comes_and_not_what_was(name: str, tmp_path: Path) -> None:
+    opponent = open_named(name, tmp_path)
     changed = moves(opponent, 3, reseeded=7)
     assert changed[0] == moves(opponent, 3)[0]
     assert moves(opponent, 3, reseeded=7) == changed

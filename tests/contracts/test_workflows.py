@@ -22,6 +22,7 @@ from .setting import template
 every_workflow = pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow if n == "mcp_tools" else ()) for n in names_of("rollout")]
 )
+"""Alone, as in evaluation; where siblings meet in one world, tests/unit/rollout/test_self_play.py holds them to it."""
 ARGS: dict[str, dict[str, Any]] = {
     "tool_calling": {"tools": ["tests.contracts.programs:add"]},
     "react": {"tools": ["tests.contracts.programs:add"]},

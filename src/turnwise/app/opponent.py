@@ -1,4 +1,4 @@
-"""A frozen policy as the other player of a game: an earlier run's, or any model.
+"""A frozen policy as the other player of a game: an earlier run's, or any model, or one of a league of them.
 
 In come a path and what a game tells; out come moves, sampled as the run sampled while exploring, in its own format. It
 is loaded once per process and shares nothing with the policy that learns. It refuses runs that are not finished: their
@@ -23,7 +23,7 @@ from turnwise.envs.adapters.textarena_settings import TextArenaParams
 from turnwise.errors import ConfigError, EngineError, EnvError, TurnwiseError
 from turnwise.exchange import EnvDescription, HistoryEntry
 from turnwise.floor.async_calls import run_async
-from turnwise.floor.seeds import derive_seed
+from turnwise.floor.seeds import derive_seed, make_rng
 from turnwise.loop.build import load_words, open_engine
 from turnwise.protocols import ChatTemplate, Engine
 from turnwise.report.run_dir import RunDirectory
@@ -46,7 +46,7 @@ class FrozenPolicy:
     def __init__(self, params: TextArenaParams, label: str) -> None:
         self._label = label
         try:
-            self._policy = _load_once(*_find(params.opponent_path or "", label))
+            self._policy = self._choose(params.opponent_path or "")
         except TurnwiseError as error:
             raise ConfigError(f"env.opponent_path: '{params.opponent_path}' cannot play. {error}") from error
         self._recorder = self._new_recorder()
@@ -84,18 +84,49 @@ class FrozenPolicy:
         actions = parse_answer(reply, context.answer).actions
         return actions[0] if actions else reply
 
+    def _choose(self, path: str) -> _Policy:
+        return _load_once(*_find(path, self._label))
+
     def _new_recorder(self) -> Recorder:
         return Recorder(self._policy.template, max_tokens=self._policy.context.max_tokens)
+
+
+class League(FrozenPolicy):
+    """One of several frozen policies, drawn anew for every task: siblings meet the same one."""
+
+    def begin(self, about: EnvDescription, seed: int) -> None:
+        self._policy = super()._choose(make_rng("league", seed).choice(self._members))
+        super().begin(about, seed)
+
+    def _choose(self, path: str) -> _Policy:
+        """The first member, so that a league that cannot play is told at once."""
+        self._members = _find_members(path)
+        return super()._choose(self._members[0])
+
+
+def _find_members(path: str) -> list[str]:
+    """The policies of a run's checkpoints, oldest first, or all model folders in a folder, by name."""
+    folder = Path(path).expanduser()
+    if (folder / "config.yaml").is_file():
+        _require_finished(folder)
+        folder /= "checkpoints"
+    inner = sorted(folder.iterdir()) if folder.is_dir() else []
+    models = [model for each in inner for model in (each / "policy", each) if (model / "config.json").is_file()]
+    if not models:
+        raise ConfigError("It holds no models; expected a run with checkpoints, or a folder of model folders.")
+    return list(map(str, models))
+
+
+def _require_finished(run: Path) -> None:
+    if not RunDirectory.open(run).summary.exists():
+        raise ConfigError("The run is not finished, so its policy still changes. Name a checkpoint's policy folder.")
 
 
 def _find(path: str, game: str) -> tuple[str, str, str]:
     """The model's folder or name, and the settings file of its run or, for a model without one, the game."""
     folder = Path(path).expanduser()
     if (folder / "config.yaml").is_file():
-        if not RunDirectory.open(folder).summary.exists():
-            raise ConfigError(
-                "The run is not finished, so its policy still changes. Name a checkpoint's policy folder."
-            )
+        _require_finished(folder)
         return str(Run(folder).policy), str(folder / "config.yaml"), ""
     if not folder.is_dir():
         return resolve_path(path), "", game
@@ -104,7 +135,7 @@ def _find(path: str, game: str) -> tuple[str, str, str]:
     return (str(folder), str(config), "") if config.is_file() else (str(folder), "", game)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def _load_once(model: str, config: str, game: str) -> _Policy:
     # The tokenizer of a checkpoint has the run's chat template already.
     settings = load_settings(config, ["context.template=null"]) if config else load_settings({"env": {"type": game}})

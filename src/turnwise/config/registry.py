@@ -240,6 +240,7 @@ OPPONENTS = Registry(
         "random": "turnwise.envs.adapters.opponents:RandomMoves",
         "scripted": "turnwise.envs.adapters.opponents:ScriptedMoves",
         "policy": "turnwise.app.opponent:FrozenPolicy",
+        "league": "turnwise.app.opponent:League",
     },
 )
 CALL_PARSERS = Registry(
@@ -280,6 +281,7 @@ WORKFLOWS = Registry(
         "best_of_n": "turnwise.rollout.best_of_n:BestOfNWorkflow",
         "summarized_memory": "turnwise.rollout.memory:SummarizedMemoryWorkflow",
         "reflect_and_retry": "turnwise.rollout.reflection:ReflectAndRetryWorkflow",
+        "self_play": "turnwise.rollout.self_play:SelfPlayWorkflow",
         "agent": "turnwise.rollout.agents:AgentWorkflow",
         "openai_program": "turnwise.serve.openai_program:OpenAiProgramWorkflow",
     },

@@ -311,6 +311,8 @@ class Stage:
             sampling=Sampling(temperature=temperature),
             seed=self.settings.run.seed,
             workflow_args=rollout.workflow_args,
+            # Evaluation measures one policy, against whoever the environment brings.
+            seats=chosen.seats if split == "train" else 1,
             limits=RunnerLimits(
                 max_concurrent=rollout.max_concurrent,
                 timeout_s=rollout.episode_timeout_s,

@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
+from itertools import count, zip_longest
 from types import MappingProxyType
 from typing import Any
 
 from turnwise.config.sections.context import ContextSettings
 from turnwise.context.trajectory import make_trajectory
-from turnwise.errors import ContextOverflow, EngineError, EnvError, WorkflowError
+from turnwise.errors import ConfigError, ContextOverflow, EngineError, EnvError, WorkflowError
 from turnwise.floor.daemon_threads import DaemonThreads
 from turnwise.floor.outsiders import read_reward, show, tell_error, told_by
 from turnwise.floor.seals import seal_turns
@@ -53,6 +53,8 @@ class PlayRules:
     """With the episode and the call it chooses the random numbers of each request."""
     workflow_args: Mapping[str, Any] = field(default_factory=dict)
     limits: RunnerLimits = field(default_factory=RunnerLimits)
+    seats: int = 1
+    """How many siblings meet in one world; they begin, fail and are played again together."""
 
 
 class AgentProxy:
@@ -103,17 +105,20 @@ class AgentProxy:
         """
         size, limit = self.states.group_size, self.rules.limits.max_concurrent
         gate = nullcontext() if limit is None else asyncio.Semaphore(limit)
-        names = [(task, TrajectoryId(rollout, task.id, sibling)) for task in tasks for sibling in range(size)]
+        tables = [(task, names) for task in tasks for names in self._seat(rollout, task)]
         running = [
-            asyncio.ensure_future(self._play(task, name, gate, on_done)) for task, name in names if name not in known
+            asyncio.ensure_future(self._play(task, names, gate, on_done))
+            for task, names in tables
+            # Half a table cannot be played again.
+            if not known.keys() >= set(names)
         ]
         try:
-            ended = iter(await asyncio.gather(*running))
+            ended = {each.id: each for table in await asyncio.gather(*running) for each in table}
         finally:
             # Where one breaks, its siblings must not go on behind the caller's back.
             for unfinished in running:
                 unfinished.cancel()
-        played = [known[name] if name in known else next(ended) for _, name in names]
+        played = [ended[name] if name in ended else known[name] for _, names in tables for name in names]
         if self._judging is not None:
             played = self._judging.apply(played)
         if self._shaping is not None:
@@ -125,46 +130,65 @@ class AgentProxy:
             for number, task in enumerate(tasks)
         ]
 
-    # --- one episode ---------------------------------------------------------------------------------------------
+    def _seat(self, rollout: int, task: Task) -> list[tuple[TrajectoryId, ...]]:
+        """The siblings of a task, by the table that they sit at; most sit alone."""
+        size, seats = self.states.group_size, self.rules.seats
+        if size % seats:
+            raise ConfigError(
+                f"group_size: {size} given; {seats} siblings play together, so it must divide by {seats}."
+            )
+        names = [TrajectoryId(rollout, task.id, sibling) for sibling in range(size)]
+        return [tuple(names[first : first + seats]) for first in range(0, size, seats)]
+
+    # --- one episode, or those that meet in one world ------------------------------------------------------------
 
     async def _play(
         self,
         task: Task,
-        name: TrajectoryId,
+        names: Sequence[TrajectoryId],
         gate: AbstractAsyncContextManager[object],
         on_done: Callable[[Trajectory], None] | None,
-    ) -> Trajectory:
+    ) -> list[Trajectory]:
         """Until it works, or has failed as often as it may."""
         async with gate:
-            trajectory = await self._attempt(task, name, 0)
+            played = await self._attempt(task, names, 0)
             for attempt in range(1, self.rules.limits.max_retries + 1):
-                if not trajectory.stop_reason.is_error:
+                if not any(trajectory.stop_reason.is_error for trajectory in played):
                     break
-                trajectory = await self._attempt(task, name, attempt)
+                played = await self._attempt(task, names, attempt)
         if on_done is not None:
-            on_done(trajectory)
-        return trajectory
+            for trajectory in played:
+                on_done(trajectory)
+        return played
 
-    async def _attempt(self, task: Task, name: TrajectoryId, attempt: int) -> Trajectory:
+    async def _attempt(self, task: Task, names: Sequence[TrajectoryId], attempt: int) -> list[Trajectory]:
         """The boundary: whatever goes wrong in a workflow becomes data."""
-        begin_episode(str(name))
-        model, workflow = self._open_model(task, name, attempt), None
+        begin_episode(str(names[0]))
+        models = [self._open_model(task, name, attempt) for name in names]
+        workflows: list[Workflow] = []
         deadline = asyncio.timeout(self.rules.limits.timeout_s)
         try:
             async with deadline:
-                workflow = await self._open_workflow(task, name, attempt, model)
+                for name, model in zip(names, models, strict=True):
+                    workflows.append(await self._open_workflow(task, name, attempt, model))
                 # From here on rewards are what the workflow says they are.
-                return seal_turns(_checked(await workflow.run(), workflow))
+                played = await _run(workflows)
+                return [seal_turns(_checked(one, own)) for one, own in zip(played, workflows, strict=True)]
         except BaseException as error:
             # A user's program may raise whatever it likes; what ends this task, or the run, is not its doing.
             if isinstance(error, KeyboardInterrupt | GeneratorExit) or _is_cancelled(error):
                 raise
             reason, failure = self._tell(error, is_late=deadline.expired())
-            model.cancel(failure)
-            return self._cut_short(task, name, model, workflow, reason, failure)
+            for model in models:
+                model.cancel(failure)
+            return [
+                self._cut_short(task, name, model, workflow, reason, failure)
+                for name, model, workflow in zip_longest(names, models, workflows)
+            ]
         finally:
-            model.release()
-            if workflow is not None:
+            for model in models:
+                model.release()
+            for workflow in workflows:
                 await self._close(workflow)
 
     def _open_model(self, task: Task, name: TrajectoryId, attempt: int) -> ModelHandle:
@@ -239,6 +263,12 @@ class AgentProxy:
             if isinstance(error, kind):
                 return reason, told_by(error)
         return StopReason.WORKFLOW_ERROR, _describe(error)
+
+
+async def _run(workflows: Sequence[Workflow]) -> Sequence[Trajectory]:
+    """Alone, or all of one table together."""
+    first = workflows[0]
+    return await type(first).play_together(workflows) if workflows[1:] else [await first.run()]
 
 
 def _is_plain(workflow: object) -> bool:

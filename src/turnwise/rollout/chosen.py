@@ -30,6 +30,7 @@ def find_workflow(settings: TurnwiseSettings) -> type[Workflow]:
         missing = " and ".join(sorted(chosen.__abstractmethods__))
         raise ConfigError(f"rollout.workflow: '{name}' has no {missing}; write what its base class leaves open.")
     chosen.check_args(settings.rollout.workflow_args)
+    chosen.check_settings(settings)
     return chosen
 
 

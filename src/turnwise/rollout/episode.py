@@ -91,6 +91,13 @@ class EnvEpisode:
         """The same, without holding up others where the environment is slow."""
         return await self._aside(lambda: self.play(answer, reply))
 
+    async def ask(self, method: str, *args: object) -> object:
+        """Any other method of the environment; EnvError where it failed, and then it is never used again."""
+        answer = await self._aside(lambda: self._call(lambda: call_env(self.env, method, *args)))
+        if self.stop_reason is StopReason.ENV_ERROR:
+            raise EnvError(self.failure)
+        return answer
+
     def stop(self, reason: StopReason, failure: str = "") -> None:
         """End it from outside: a token budget, or an engine that failed."""
         self.stop_reason, self.failure = reason, failure

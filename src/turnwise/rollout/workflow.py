@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.context import ContextSettings
 from turnwise.context.trajectory import make_trajectory
 from turnwise.envs.base import BaseEnv
@@ -81,6 +82,8 @@ class Workflow(ABC):
     """Whether its rewards are its own, so that a judge adds to them; otherwise they are the environment's."""
     is_cut_at_calls: ClassVar[bool] = True
     """Whether each call of the model is a record of its own; otherwise calls that extend each other are one."""
+    seats: ClassVar[int] = 1
+    """How many siblings play one game together while training; above 1 there is a `play_together`."""
     repeatable: bool = False
     """A word of Trinity-RFT: there it says that one object plays all siblings. Here each has an object of its own."""
 
@@ -105,9 +108,19 @@ class Workflow(ABC):
                     f"{did_you_mean(name, cls.arg_names)}"
                 )
 
+    @classmethod
+    def check_settings(cls, settings: TurnwiseSettings) -> None:
+        """Raise ConfigError where the rest of a run does not go with it; called before anything is played."""
+        return
+
     @abstractmethod
     async def run(self) -> Trajectory:
         """Play the task from the start to the end."""
+
+    @classmethod
+    async def play_together(cls, players: Sequence[Workflow]) -> list[Trajectory]:
+        """The trajectories of `seats` siblings that meet in one world; what is raised here fails all of them."""
+        raise WorkflowError(f"{cls.__name__} has no play_together; it seats {cls.seats} players.")
 
     def close(self) -> Any:
         """Let go of whatever the workflow holds; called once, however the run ended. May be a coroutine."""

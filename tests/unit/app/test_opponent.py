@@ -170,6 +170,27 @@ def test_a_model_without_a_run_plays_in_the_default_format(earlier: Run, tmp_pat
     assert policy.context != earlier.settings.context
 
 
+def test_a_league_draws_one_of_its_members_by_the_seed_of_the_task(earlier: Run, centre: Path, tmp_path: Path) -> None:
+    for name, policy in (("a", earlier.policy), ("b", Run(centre).policy)):
+        shutil.copytree(policy, tmp_path / name / "policy")
+    members = [opponent._load_once(*opponent._find(str(tmp_path / name / "policy"), GAME)) for name in "ab"]
+    env = make_env(GAME, opponent="league", opponent_path=str(tmp_path))
+    drawn = []
+    for seed in range(12):
+        pair = []
+        for luck in (0, 1):
+            reset_env(env, seed, dynamics_seed=luck)
+            pair.append(members.index(env._opponent._policy))  # type: ignore[attr-defined]
+        assert pair[0] == pair[1]
+        drawn.append(pair[0])
+    assert set(drawn) == {0, 1}
+
+
+def test_the_checkpoints_of_a_run_are_a_league(earlier: Run) -> None:
+    (member,) = opponent._find_members(str(earlier.path))
+    assert member == str(earlier.path / "checkpoints" / "step-000002" / "policy")
+
+
 def test_a_conversation_that_is_too_long_ends_the_episode_as_data(earlier: Run) -> None:
     env = make_env(GAME, opponent="policy", opponent_path=str(earlier.path))
     env.reset(0)
@@ -193,6 +214,9 @@ def test_wrong_settings_are_explained(earlier: Run, tmp_path: Path) -> None:
         ),
         ({"opponent": "policy", "opponent_path": str(unfinished)}, "env.opponent_path: .*The run is not finished"),
         ({"opponent": "policy", "opponent_path": str(tmp_path / "no")}, "env.opponent_path: .*cannot play"),
+        ({"opponent": "league"}, "opponent 'league' needs its opponent_path"),
+        ({"opponent": "league", "opponent_path": str(unfinished)}, "env.opponent_path: .*The run is not finished"),
+        ({"opponent": "league", "opponent_path": str(tmp_path / "no")}, "env.opponent_path: .*It holds no models"),
     ):
         with pytest.raises(ConfigError, match=message):
             make_env(GAME, **params)

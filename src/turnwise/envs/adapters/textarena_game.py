@@ -1,8 +1,8 @@
 """Games of the package textarena: `textarena:ID`, such as `textarena:GuessTheNumber-v0`.
 
 In comes the id of a game for one or two players; out comes an environment class. The policy is player 0; in a game for
-two the other player is an `Opponent`, a simple one or a frozen policy. It refuses games for more players. Rewards come
-at the end, as the game gives them.
+two the other player is an `Opponent`, a simple one or a frozen policy; or both are policies, who move it as
+`envs/two_player.py` says. It refuses games for more players. Rewards come at the end, as the game gives them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from turnwise.envs.adapters.foreign import (
     seed_for,
     worth_of,
 )
-from turnwise.envs.adapters.textarena_settings import TextArenaParams
+from turnwise.envs.adapters.textarena_settings import MODEL_OPPONENTS, TextArenaParams
 from turnwise.envs.boundary import describe_env
 from turnwise.errors import ConfigError, EnvError, TaskError, did_you_mean
 from turnwise.protocols import Opponent
@@ -32,6 +32,7 @@ from turnwise.protocols import Opponent
 MakeOpponent: TypeAlias = Callable[[TextArenaParams, str], Opponent]
 
 _POLICY = 0
+_PLAYERS = (0, 1)
 _MOVE = re.compile(r"\[[^\[\]\n]{1,40}\]")
 _MAX_OPPONENT_MOVES = 1_000
 """In one turn of the policy; a game that never hands over is broken."""
@@ -55,16 +56,14 @@ class TextArenaGame(ForeignWorld):
         self._game = self._new_game()
         self._num_players: int | None = None
         self._text = ""
+        self._turn: int | None = None
+        self._told: dict[int, str] = {}
+        """What each player was last told, where both are policies."""
         make_opponent = cast("MakeOpponent", OPPONENTS.get_target(self.params.opponent))
         self._opponent = make_opponent(self.params, self.label())
 
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
-        seed, luck = self._begin(seed, split, dynamics_seed)
-        # Some games keep things from one episode to the next, such as the order of a deck.
-        self._game = self._new_game()
-        layout = seed_for(seed, split)
-        with self._rngs.inside():
-            self._start(layout)
+        layout, luck = self._lay_out(seed, split, dynamics_seed)
         self._opponent.begin(describe_env(self), layout)
         is_over, self._text = self._hand_over(is_over=False)
         # Siblings begin alike, an opening of the other player included; from here on chance is this episode's alone.
@@ -95,6 +94,56 @@ class TextArenaGame(ForeignWorld):
     def render(self) -> str:
         return self._text
 
+    # --- both players are policies: see TwoPlayerEnv -----------------------------------------------------------------
+
+    def deal(self, seed: int, split: str, dynamics_seed: int) -> None:
+        _, luck = self._lay_out(seed, split, dynamics_seed)
+        self._rngs.seed(luck)
+        if self._num_players != len(_PLAYERS):
+            raise TaskError(f"{self.label()} is a game for one; rollout.workflow 'self_play' needs a game for two.")
+        self._listen()
+
+    def whose_turn(self) -> int | None:
+        return self._turn
+
+    def tell(self, player: int) -> str:
+        return self._told[player]
+
+    def move(self, action: str) -> bool:
+        mover = self._turn
+        if mover is None or not is_playable(action):
+            return False
+        if self._move(action):
+            self._turn = None
+            about = self._game.close()[1] or {}
+            self._told = {player: _tell(self._game.state.observations.get(player, []), player) for player in _PLAYERS}
+            return not about.get(mover, {}).get("invalid_move", False)
+        self._listen()
+        # After a move that was none it is the same player's turn again, and the game says why.
+        return not (self._turn == mover and "attempted an invalid move" in self._told[mover])
+
+    def payoffs(self) -> tuple[Any, ...]:
+        rewards = self._game.close()[0] or {}
+        # Some games give their complaint about a move in the place of a reward.
+        return tuple(worth_of(rewards.get(player, 0.0)) for player in _PLAYERS)
+
+    def _listen(self) -> None:
+        """Games tell news once, to whoever's turn it is."""
+        player, messages = self._game.get_observation()
+        self._turn = int(player)
+        self._told[self._turn] = _tell(messages, self._turn)
+
+    def _lay_out(self, seed: int | None, split: str, dynamics_seed: int | None) -> tuple[int, int]:
+        """A new game; the seed of its layout, and that of chance."""
+        seed, luck = self._begin(seed, split, dynamics_seed)
+        # Some games keep things from one episode to the next, such as the order of a deck.
+        self._game = self._new_game()
+        layout = seed_for(seed, split)
+        with self._rngs.inside():
+            self._start(layout)
+        self._told = dict.fromkeys(_PLAYERS, "")
+        return layout, luck
+
     @property
     def instructions(self) -> str:
         return "Play the game. Write a move the way the game asks for it."
@@ -109,8 +158,8 @@ class TextArenaGame(ForeignWorld):
                 reason = str(error)
                 continue
             self._num_players = num_players
-            if num_players == 1 and self.params.opponent == "policy":
-                raise TaskError(f"{self.label()} is a game for one; env.opponent 'policy' would have no effect.")
+            if num_players == 1 and (other := self.params.opponent) in MODEL_OPPONENTS:
+                raise TaskError(f"{self.label()} is a game for one; env.opponent '{other}' would have no effect.")
             return
         raise TaskError(f"{self.label()}: expected a game for one or two players; the game says: {reason}")
 
