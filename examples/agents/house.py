@@ -25,7 +25,7 @@ TINY = {
     "warm_start.batch_rows": 16,
     "context.max_tokens": 1024,
     "context.max_response_tokens": 24,
-    "learn.optim.lr": 3e-4,
+    "learn.optim.lr": 6e-4,
     "learn.optim.warmup_steps": 2,
     "eval.episodes": 64,
     "eval.every": 0,
@@ -100,7 +100,7 @@ def train(program: str) -> None:
     """Train the agent of a file for a few steps: the built-in model after some lessons, or one that knows tools."""
     parser = argparse.ArgumentParser(description=f"Train the agent '{program}' for a few steps.")
     parser.add_argument("model", nargs="?", default="tiny", help="a model folder, or a name such as Qwen/Qwen3-0.6B")
-    parser.add_argument("--steps", type=int, default=10, help="updates of the policy (default: 10)")
+    parser.add_argument("--steps", type=int, default=20, help="updates of the policy (default: 20)")
     parser.add_argument("--lessons", type=int, default=40, help="steps of imitation before them (default: 40)")
     parser.add_argument("--seed", type=int, default=0, help="of the run (default: 0)")
     parser.add_argument("--root", default="runs", help="where run directories are made (default: runs)")

@@ -61,14 +61,11 @@ def test_an_agent_plays_unmodified(program: str, package: str, num_calls: int, n
     }
 
 
-@pytest.mark.parametrize(
-    ("program", "package"), [("openai_client", "openai"), ("openai_agents", "agents"), ("langgraph_react", "langgraph")]
-)
-def test_an_agent_is_taught_and_trained(program: str, package: str, tmp_path: Path) -> None:
-    require(package)
-    example = str(ROOT / "examples" / "agents" / f"{program}.py")
+def test_an_agent_is_taught_and_trained(tmp_path: Path) -> None:
+    require("openai")
+    example = str(ROOT / "examples" / "agents" / "openai_client.py")
     trained = subprocess.run(
-        [PYTHON, example, "--lessons", "40", "--steps", "4", "--root", "made"],
+        [PYTHON, example, "--lessons", "40", "--steps", "6", "--root", "made"],
         capture_output=True,
         text=True,
         cwd=tmp_path,
@@ -78,11 +75,11 @@ def test_an_agent_is_taught_and_trained(program: str, package: str, tmp_path: Pa
     assert trained.returncode == 0, trained.stderr
     (run,) = (tmp_path / "made").iterdir()
     summary = json.loads((run / "summary.json").read_text())
-    assert (summary["policy_version"], summary["failures"]) == (4, {})
+    assert (summary["policy_version"], summary["failures"]) == (6, {})
     # All lessons succeeded, each in one row for each call, and the policy calls tools after them.
     lessons = summary["warm_start"]
     assert (lessons["demonstrations"], lessons["played"], lessons["rows"]) == (32, 32, 128)
     assert summary["success_before"] > 0
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     returns = [step["rollout/return"] for step in steps if "rollout/return" in step]
-    assert sum(returns[2:]) > sum(returns[:2])
+    assert sum(returns[-2:]) > sum(returns[:2])
