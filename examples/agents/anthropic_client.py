@@ -1,6 +1,6 @@
 """The house with the anthropic client: the messages API with tools.
 
-python examples/agents/anthropic_client.py MODEL
+python examples/agents/anthropic_client.py [MODEL]
 """
 
 from __future__ import annotations

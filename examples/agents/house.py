@@ -7,12 +7,30 @@ URL and a key, and says what its episode was worth. `train` is all that training
 from __future__ import annotations
 
 import argparse
+import json
+from typing import NoReturn
+
+from teacher import teaching
 
 import turnwise as tw
+from turnwise.envs.base import BaseEnv
 
 TASK = "You are in a house with a locked door. Open it."
 PLACES = ("shelf", "table", "carpet", "drawer")
 MAX_CALLS = 6
+TINY = {
+    "model.tiny.vocab_size": 768,
+    "warm_start.type": "endpoint",
+    "warm_start.episodes": 32,
+    "warm_start.batch_rows": 16,
+    "context.max_tokens": 1024,
+    "context.max_response_tokens": 24,
+    "learn.optim.lr": 6e-4,
+    "learn.optim.warmup_steps": 2,
+    "eval.episodes": 64,
+    "eval.every": 0,
+}
+"""What fits the built-in model, which knows no words before its lessons."""
 
 
 class House:
@@ -47,26 +65,66 @@ class House:
         return {"reward": earned, "is_success": self.is_open}
 
 
+class HouseTexts(BaseEnv):
+    """What is said in the house: the tokenizer of the built-in model is made of such texts. Nobody plays here; agents
+    play the house by their own tools."""
+
+    def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
+        house = House(seed or 0)
+        calls = [_write_call("look"), _write_call("take", place=house.place), _write_call("open_door")]
+        results = [house.look(), house.take(house.place), house.open_door()]
+        said = [f"{call} <tool_response>{result}" for call, result in zip(calls, results, strict=True)]
+        return "\n".join([*_TOOLS, TASK, *said, "It is open."])
+
+    def step(self, action: str) -> NoReturn:
+        raise NotImplementedError("agents play the house by their own tools")
+
+
+def _write_tool(name: str, about: str, **properties: dict[str, str]) -> str:
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    return json.dumps({"type": "function", "function": {"name": name, "description": about, "parameters": parameters}})
+
+
+def _write_call(name: str, **arguments: str) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+_TOOLS = (
+    _write_tool("look", "Look around in the house."),
+    _write_tool("take", "Take what lies at a place.", place={"type": "string"}),
+    _write_tool("open_door", "Open the door with the key."),
+)
+
+
 def train(program: str) -> None:
-    """Train the agent of a file for a few steps, from a model whose chat template knows tools."""
+    """Train the agent of a file for a few steps: the built-in model after some lessons, or one that knows tools."""
     parser = argparse.ArgumentParser(description=f"Train the agent '{program}' for a few steps.")
-    parser.add_argument("model", help="a model folder, or a name such as Qwen/Qwen3-0.6B")
-    parser.add_argument("--steps", type=int, default=10, help="updates of the policy (default: 10)")
+    parser.add_argument("model", nargs="?", default="tiny", help="a model folder, or a name such as Qwen/Qwen3-0.6B")
+    parser.add_argument("--steps", type=int, default=20, help="updates of the policy (default: 20)")
+    parser.add_argument("--lessons", type=int, default=40, help="steps of imitation before them (default: 40)")
+    parser.add_argument("--seed", type=int, default=0, help="of the run (default: 0)")
+    parser.add_argument("--root", default="runs", help="where run directories are made (default: runs)")
     options = parser.parse_args()
-    run = tw.train(
-        "frozenlake",
-        {
-            "model.path": options.model,
-            "warm_start.type": "none",
-            "context.answer.forced_prefix": "",
-            "context.max_tokens": 4096,
-            "context.max_response_tokens": 256,
-            "rollout.workflow": "openai_program",
-            "rollout.workflow_args.program": f"{program}:play",
-            "rollout.max_turns": MAX_CALLS,
-            "rollout.groups": 8,
-            "rollout.group_size": 8,
-            "learn.steps": options.steps,
-        },
+    overrides: dict[str, object] = {
+        "env.type": "house:HouseTexts",
+        "model.path": options.model,
+        "context.answer.forced_prefix": "",
+        "context.max_tokens": 4096,
+        "context.max_response_tokens": 256,
+        "rollout.workflow": "openai_program",
+        "rollout.workflow_args.program": f"{program}:play",
+        "rollout.max_turns": MAX_CALLS,
+        "rollout.groups": 8,
+        "learn.steps": options.steps,
+        "run.seed": options.seed,
+        "run.root": options.root,
+    }
+    with teaching() as url:
+        if options.model == "tiny":
+            overrides |= {**TINY, "warm_start.url": url, "warm_start.steps": options.lessons}
+        run = tw.train("grpo", overrides)
+    told = run.summary
+    print(
+        f"{program}: success {told.success_before:.0%} -> {told.success_after:.0%}, "
+        f"return {told.return_before:.2f} -> {told.return_after:.2f}, see {run.path}"
     )
-    print(f"{program}: return {run.summary.return_before:.2f} -> {run.summary.return_after:.2f}, see {run.path}")

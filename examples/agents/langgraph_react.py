@@ -1,6 +1,6 @@
 """The house with LangGraph's ReAct agent.
 
-python examples/agents/langgraph_react.py MODEL
+python examples/agents/langgraph_react.py [MODEL]
 """
 
 from __future__ import annotations

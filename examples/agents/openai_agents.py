@@ -1,6 +1,6 @@
 """The house with the OpenAI Agents SDK, over the Responses API.
 
-python examples/agents/openai_agents.py MODEL
+python examples/agents/openai_agents.py [MODEL]
 """
 
 from __future__ import annotations

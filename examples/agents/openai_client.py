@@ -1,6 +1,6 @@
 """The house with nothing but the openai client: chat completions with tools, and a loop of one's own.
 
-python examples/agents/openai_client.py MODEL
+python examples/agents/openai_client.py [MODEL]
 """
 
 from __future__ import annotations

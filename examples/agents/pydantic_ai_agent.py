@@ -1,6 +1,6 @@
 """The house with pydantic-ai.
 
-python examples/agents/pydantic_ai_agent.py MODEL
+python examples/agents/pydantic_ai_agent.py [MODEL]
 """
 
 from __future__ import annotations

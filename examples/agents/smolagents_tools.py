@@ -1,6 +1,6 @@
 """The house with smolagents' agent that calls tools.
 
-python examples/agents/smolagents_tools.py MODEL
+python examples/agents/smolagents_tools.py [MODEL]
 """
 
 from __future__ import annotations

@@ -149,6 +149,10 @@ class ChatTemplate(Protocol):
         """The assistant's message that a reply says: its text, and the tools that it calls."""
         ...
 
+    def write_calls(self, calls: Sequence[ToolCall]) -> str:
+        """Calls as a reply of this model spells them: `read_reply` reads the same ones from it."""
+        ...
+
     def begin_call(self, name: str = "") -> str:
         """How a reply begins that calls a tool: up to its name, or up to the arguments of the tool that is named."""
         ...

@@ -174,11 +174,14 @@ class LearnedTemplate:
         named = (replace(call, id=call.id or short_id(f"{i} {text}")) for i, call in enumerate(calls))
         return Message("assistant", said, tuple(named))
 
-    def begin_call(self, name: str = "") -> str:
+    def write_calls(self, calls: Sequence[ToolCall]) -> str:
         syntax = self._tool_syntax
         if isinstance(syntax, NoTools):
             raise ModelError(f"The model '{self._codec.model_name}' cannot use tools: {self.why_no_tools}.")
-        written = (self._named_parser or syntax.parser).write([ToolCall(name or _PROBE_NAME, "{}")])
+        return (self._named_parser or syntax.parser).write(calls)
+
+    def begin_call(self, name: str = "") -> str:
+        written = self.write_calls([ToolCall(name or _PROBE_NAME, "{}")])
         return written[: written.rindex("{}")] if name else written[: written.index(_PROBE_NAME)]
 
     def _encode_tool_bridge(self, messages: Sequence[Message], tools: Tools) -> IntArray:

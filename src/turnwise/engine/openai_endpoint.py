@@ -17,10 +17,10 @@ from turnwise.config.sections.endpoint import EndpointSettings
 from turnwise.config.sections.engine import OpenAiEngineParams
 from turnwise.engine.openai_address import Endpoint
 from turnwise.engine.openai_words import Wording, read_reply, wrong_parameter
-from turnwise.errors import EngineError
+from turnwise.errors import EngineError, ModelError
 from turnwise.protocols import ChatTemplate
 from turnwise.sites import EngineSite
-from turnwise.types import NO_POLICY, Completion, FinishReason, GenerateRequest, IntArray, Metrics
+from turnwise.types import NO_POLICY, Completion, FinishReason, GenerateRequest, IntArray, Message, Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +60,18 @@ class OpenAiEngine:
         asked = request.asked
         if asked is None:
             raise EngineError(f"{self._where}.url: an endpoint is asked in messages, and this request has ids alone.")
-        if asked.tools:
-            raise EngineError(
-                f"{self._where}.url: tools given; an endpoint tells calls in its own form, which the chat template of "
-                "the local model does not spell. Describe them in the messages."
-            )
         line = self._open_line()
         self._num_asked += 1
         try:
             async with line.gate:
                 self._num_running += 1
                 try:
-                    content, finish_reason = read_reply(await self._ask(line.client, request))
+                    said, finish_reason = read_reply(await self._ask(line.client, request))
                 finally:
                     self._num_running -= 1
         finally:
             self._num_asked -= 1
-        return self._spell(content, finish_reason, prefix=asked.prefix)
+        return self._spell(self._write(said), finish_reason, prefix=asked.prefix)
 
     def release(self, cache_key: str) -> None:
         """An endpoint keeps what it likes."""
@@ -120,6 +115,16 @@ class OpenAiEngine:
         return self._line
 
     # --- what comes back ---------------------------------------------------------------------------------------------
+
+    def _write(self, said: Message) -> str:
+        """The reply as one text, with its calls as the local model would write them."""
+        if not said.tool_calls:
+            return said.text
+        try:
+            calls = self._template.write_calls(said.tool_calls)
+        except ModelError as error:
+            raise EngineError(f"{self._where}.url: the reply calls a tool. {error}") from error
+        return f"{said.text}\n{calls}" if said.text else calls
 
     def _spell(self, content: str, finish_reason: FinishReason, *, prefix: str) -> Completion:
         """The reply with ids of ours; a prefix that it repeats stands in front of them already."""

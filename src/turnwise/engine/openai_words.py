@@ -6,6 +6,7 @@ nothing here is an answer's word alone: what is missing or too long is an Engine
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -13,7 +14,7 @@ from typing import Any
 
 from turnwise.config.sections.endpoint import EndpointSettings
 from turnwise.errors import ContextOverflow, EngineError, TurnwiseError
-from turnwise.types import FinishReason, GenerateRequest, ImagePart, Message, Part
+from turnwise.types import FinishReason, GenerateRequest, ImagePart, Message, Part, ToolCall
 
 _MAX_CHARACTERS = 1_000_000
 """Of a reply: more is no reply to what was asked."""
@@ -52,16 +53,18 @@ class Wording:
             "messages": [_write(message) for message in asked.messages],
             "temperature": sampling.temperature,
             self.length: sampling.max_new_tokens,
+            **({"tools": [tool.to_mapping() for tool in asked.tools]} if asked.tools else {}),
             **({"top_p": sampling.top_p} if sampling.top_p < 1 else {}),
             **({"seed": request.seed % _SEED_RANGE} if self.has_seed else {}),
         }
 
 
-def read_reply(answer: Any) -> tuple[str, FinishReason]:
-    """The text of the first choice and why it ended; whatever else came is refused."""
+def read_reply(answer: Any) -> tuple[Message, FinishReason]:
+    """What the first choice says and calls, and why it ended; whatever else came is refused."""
     try:
         choice = answer.choices[0]
         content, reason = choice.message.content, choice.finish_reason
+        calls = tuple(_read_call(call) for call in getattr(choice.message, "tool_calls", None) or ())
     except (AttributeError, IndexError, TypeError) as error:
         raise EngineError(f"the endpoint's answer has no reply in it: {str(answer)[:_MAX_SHOWN]!r}.") from error
     if content is None:
@@ -73,7 +76,26 @@ def read_reply(answer: Any) -> tuple[str, FinishReason]:
             f"the endpoint's reply is a {type(content).__name__} of length {length}; expected a text of at most "
             f"{_MAX_CHARACTERS:,} characters."
         )
-    return content.encode("utf-8", "replace").decode(), FinishReason.LENGTH if reason == "length" else FinishReason.STOP
+    said = Message("assistant", content.encode("utf-8", "replace").decode(), calls)
+    return said, FinishReason.LENGTH if reason == "length" else FinishReason.STOP
+
+
+def _read_call(given: Any) -> ToolCall:
+    name, arguments = given.function.name, given.function.arguments
+    try:
+        read = json.loads(arguments)
+        written = json.dumps(read, ensure_ascii=False, allow_nan=False)
+        # Half a character can be spelled in JSON, and no tokenizer takes it.
+        size = len((name + written).encode())
+        is_call = bool(name) and isinstance(read, dict) and size <= _MAX_CHARACTERS
+    except (TypeError, ValueError, RecursionError):
+        is_call, written = False, ""
+    if not is_call:
+        raise EngineError(
+            f"the endpoint's reply calls {str(name)[:_MAX_SHOWN]!r} with {str(arguments)[:_MAX_SHOWN]!r}; expected the "
+            "name of a tool and a JSON object."
+        )
+    return ToolCall(name, written)
 
 
 def wrong_parameter(error: Any) -> str:

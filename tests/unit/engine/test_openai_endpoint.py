@@ -16,6 +16,7 @@ pytest.importorskip("openai", reason="the openai package is not installed; it is
 from tests.clock import HANG_S, LoopClock
 from tests.endpoints import AT_ONCE, Answer, FakeEndpoint, refusal, said, serving
 from tests.unit.context.chat_families import template_of
+from tests.unit.context.tool_families import tool_template
 from turnwise.config import packages
 from turnwise.config.load import load_settings
 from turnwise.config.sections.engine import OpenAiEngineParams
@@ -306,10 +307,49 @@ def test_a_cancelled_request_makes_room_for_the_next(endpoints: Any) -> None:
     assert asyncio.run(run()) == "ok"
 
 
-def test_tools_token_prompts_and_new_weights_are_refused(endpoints: Any) -> None:
-    engine = open_engine(endpoints(said("ok")))
-    with pytest.raises(EngineError, match="tools given"):
+def calling(*calls: tuple[object, object], text: str | None = None) -> Answer:
+    """A reply that calls tools."""
+    status, body, *_ = said(text, "tool_calls")
+    body["choices"][0]["message"]["tool_calls"] = [  # type: ignore[index]
+        {"id": str(place), "type": "function", "function": {"name": name, "arguments": arguments}}
+        for place, (name, arguments) in enumerate(calls)
+    ]
+    return status, body
+
+
+@pytest.mark.parametrize("text", [None, "I look."])
+def test_calls_are_spelled_as_the_local_model_would(endpoints: Any, text: str | None) -> None:
+    template = tool_template("hermes")
+    endpoint = endpoints(calling(("see", '{"at":"door"}'), ("wait", "{}"), text=text))
+    engine = OpenAiEngine(OpenAiEngineParams(url=endpoint.url, timeout_s=HANG_S), template)
+    tool = ToolSchema("see", "Sees.", '{"type": "object"}')
+    completion = ask(engine, request(tools=(tool,)))
+    assert endpoint.chats[0]["tools"] == [tool.to_mapping()]
+    read = template.read_reply(template.decode_reply(completion.token_ids))
+    assert [(call.name, call.arguments) for call in read.tool_calls] == [("see", '{"at": "door"}'), ("wait", "{}")]
+    assert read.text == (text or "")
+    assert template.decode_reply(completion.token_ids) == completion.text
+    assert completion.finish_reason is FinishReason.STOP
+    assert completion.token_ids[-1] == template.end_of_turn_id
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("see", "[1]"), ("see", "{"), ("see", '{"a": NaN}'), ("see", r'{"a": "\ud800"}'), ("", "{}")],
+)
+def test_a_call_that_is_none_is_refused(endpoints: Any, name: str, arguments: str) -> None:
+    engine = open_engine(endpoints(calling((name, arguments))))
+    with pytest.raises(EngineError, match="expected the name of a tool and a JSON object"):
         ask(engine, request(tools=(ToolSchema("see", "", "{}"),)))
+
+
+def test_a_call_that_the_local_model_cannot_write_is_refused(endpoints: Any) -> None:
+    with pytest.raises(EngineError, match=r"engine\.url: the reply calls a tool.*cannot use tools"):
+        ask(open_engine(endpoints(calling(("see", "{}")))))
+
+
+def test_token_prompts_and_new_weights_are_refused(endpoints: Any) -> None:
+    engine = open_engine(endpoints(said("ok")))
     with pytest.raises(EngineError, match="ids alone"):
         ask(engine, GenerateRequest(prompt_ids=np.arange(3, dtype=np.int32), sampling=Sampling(), seed=0))
     with pytest.raises(EngineError, match="top_k = 3"):
