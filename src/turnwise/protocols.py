@@ -125,10 +125,7 @@ class ChatTemplate(Protocol):
     def encode_bridge(
         self, messages: Sequence[Message], *, reply_is_closed: bool, tools: Sequence[ToolSchema] = ()
     ) -> IntArray:
-        """From the end of a sampled reply to the header of the next one, with these messages in between.
-
-        They are one user message, or the results of tools, or such results and then a user message.
-        """
+        """From the end of a reply to the header of the next: over results of tools, a user's message, or both."""
         ...
 
     def can_bridge(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> bool:
@@ -258,10 +255,8 @@ class Buffer(Protocol):
         ...
 
     def rewind(self, step: int, *, plays_again: bool) -> None:
-        """As it was after update `step`, for a run that goes on from there.
-
-        A loop that plays the rollouts after it again has them forgotten; a buffer of a new process has nothing to do.
-        """
+        """As it was after update `step`, for a run that goes on from there; a loop that `plays_again` what came after
+        has it forgotten. A buffer of a new process has nothing to do."""
         ...
 
 
