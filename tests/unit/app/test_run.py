@@ -285,6 +285,8 @@ def test_a_setting_that_is_about_speed_or_memory_does_not_change_what_is_played(
 ) -> None:
     changed = small(tmp_path, "a", "report.trajectories_per_step=0", change)
     for row, other in zip(untimed(base), untimed(changed), strict=True):
+        # A digest tells of the last bit, which the order of sums may change.
+        row.pop("audit/weights", None), other.pop("audit/weights", None)
         assert row == pytest.approx(other, abs=1e-4)
 
 
