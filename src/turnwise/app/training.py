@@ -188,10 +188,10 @@ class Training:
             start_step=first,
             start_s=self._progress.wall_s,
         ) as recorder:
-            if first == 0:
+            if first == 0 and not self._directory.read_metrics():
                 recorder.write_start(before)
-                if checkpointer.is_due(0):
-                    self._save(checkpointer)
+            if first == 0 and self._checkpoint is None and checkpointer.is_due(0):
+                self._save(checkpointer)
 
             async def on_step(step: LoopStep) -> None:
                 self._progress = self._progress.after(step)

@@ -157,6 +157,19 @@ def test_a_run_killed_before_its_first_checkpoint_begins_once_more(
     assert same_weights(tmp_path / "killed", tmp_path / "straight")
 
 
+def test_a_run_that_goes_on_from_its_very_start_is_evaluated_there_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With a way back from a collapse there is a checkpoint before the first update.
+    settings = [*SMALL_LAKE, "learn.steps=3", "watch.stop=collapse"]
+    with monkeypatch.context() as patch:
+        kill_after(patch, 2)
+        with pytest.raises(Killed):
+            train("frozenlake", settings, run_dir=tmp_path / "killed")
+    run = resume(tmp_path / "killed")
+    assert [row["step"] for row in run.metrics()] == [0, 1, 2, 3]
+
+
 def test_a_run_killed_in_its_first_moments_is_no_dead_end(tmp_path: Path) -> None:
     """Nothing but its settings was written, or not even those."""
     (tmp_path / "early").mkdir()

@@ -302,6 +302,7 @@ class BlockingWorld(WordWorld):
 def test_episode_timeout_ends_an_environment_that_blocks_inside_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a limit, its calls are made in threads; the one that hangs is left behind and counted."""
     monkeypatch.setattr(BlockingWorld, "gate", threading.Event())
+    before = count_left_behind()
     settings = load_settings(
         {"env": {"type": f"{__name__}:BlockingWorld"}, "rollout": {"episode_timeout_s": 0.2, "max_turns": 2}}
     )
@@ -310,7 +311,7 @@ def test_episode_timeout_ends_an_environment_that_blocks_inside_the_process(monk
     engine = ScriptedEngine(lambda _: say("stay"), stop_ids=TEMPLATE.stop_ids)
     groups = collect(proxy_of(engine, TEMPLATE, states, limits=RunnerLimits(timeout_s=0.2)))
     assert {t.stop_reason for g in groups for t in g.trajectories} == {StopReason.TIMEOUT}
-    assert count_left_behind() == 4
+    assert count_left_behind() - before == 4
     hung = record_rules(world.make("train"), lambda *_: "go", TASKS, 3, timeout_s=0.1)
     assert {played.stop_reason for played in hung} == {StopReason.TIMEOUT}
     assert len(hung) == len(TASKS)
