@@ -33,7 +33,15 @@ from tests.ray.watched import Cluster, Watched, ray
 STEPS = 30
 WORDS = (f"learn.steps={STEPS}", "report.checkpoint_every=7", "eval.episodes=0")
 RANKS = "learn.parallel={type: fsdp, ranks: 2}"
-ON_VLLM = ("engine.type=vllm", "engine.start=true", f"engine.python={VLLM_PYTHON}", "engine.start_timeout_s=600")
+ON_VLLM = (
+    "engine.type=vllm",
+    "engine.start=true",
+    f"engine.python={VLLM_PYTHON}",
+    "engine.start_timeout_s=600",
+    # vLLM's kernels for CPUs take heads of width 32.
+    "model.tiny.hidden_size=64",
+    "model.tiny.num_heads=2",
+)
 LONGEST_DELAY_S = 0.5
 LONGEST_TRIAL_S = 900.0
 
