@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from turnwise.command_words import build_parser
 from turnwise.errors import ClusterError, LearnError, SyncError, TurnwiseError
 from turnwise.floor.async_calls import Terminated
+from turnwise.floor.outsiders import tell_error
 from turnwise.floor.thread_waits import wait_briefly
 from turnwise.floor.users_code import find_users_line
 
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         line = find_users_line(error)
         if line is None:
             raise
-        _tell(f"your code failed: {line}\n  {type(error).__name__}: {error}")
+        _tell(f"your code failed: {line}\n  {tell_error(error)}")
         return 1
     except KeyboardInterrupt:
         _tell("interrupted; go on with 'turnwise train --resume RUN'")

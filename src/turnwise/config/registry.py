@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 
 from turnwise.config.trust import refuse_stranger
 from turnwise.errors import ConfigError, did_you_mean
+from turnwise.floor.outsiders import tell_error
 
 T = TypeVar("T")
 
@@ -143,7 +144,7 @@ def import_target(target: str, kind: str, *, is_known: bool = False) -> object:
         ) from error
     except Exception as error:  # a user's module may raise whatever it likes while it is imported
         raise ConfigError(
-            f"{kind} '{target}': module '{module_name}' cannot be imported: {type(error).__name__}: {error}"
+            f"{kind} '{target}': module '{module_name}' cannot be imported: {tell_error(error)}"
         ) from error
     if not hasattr(module, attribute):
         raise ConfigError(f"{kind} '{target}': module '{module_name}' has no '{attribute}'.")

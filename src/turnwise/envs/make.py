@@ -11,6 +11,7 @@ import inspect
 from turnwise.config.registry import ENVS
 from turnwise.envs.base import BaseEnv
 from turnwise.errors import ConfigError, TurnwiseError
+from turnwise.floor.outsiders import tell_error
 
 
 def make_env(name: str, **params: object) -> BaseEnv:
@@ -27,9 +28,7 @@ def make_env(name: str, **params: object) -> BaseEnv:
         raise
     except Exception as error:  # an author's constructor may raise whatever it likes
         given = ", ".join(params) or "no settings"
-        raise ConfigError(
-            f"environment '{name}' cannot be made with {given}: {type(error).__name__}: {error}"
-        ) from error
+        raise ConfigError(f"environment '{name}' cannot be made with {given}: {tell_error(error)}") from error
     if not isinstance(env, BaseEnv):
         raise ConfigError(_expected_env(name, env))
     return env

@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from turnwise.errors import EnvError
+from turnwise.floor.outsiders import tell_error
 from turnwise.rollout.mcp_transports import open_address, open_program, require_mcp
 from turnwise.types import ToolSchema
 
@@ -70,7 +71,7 @@ class McpServer:
         except TimeoutError:
             raise
         except Exception as error:  # noqa: BLE001 - the boundary: a server may answer whatever it likes
-            return f"error: {type(error).__name__}: {error}"
+            return f"error: {tell_error(error)}"
         text = _read_result(result)
         return f"error: {text}" if result.is_error else text
 
@@ -167,4 +168,4 @@ def _innermost(error: BaseException) -> str:
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
         return f"it answers what no server may answer ({'.'.join(map(str, first['loc']))}: {first['msg']})"
-    return f"{type(error).__name__}: {error}"
+    return tell_error(error)

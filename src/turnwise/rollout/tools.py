@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from turnwise.config.registry import import_target
 from turnwise.errors import ConfigError
+from turnwise.floor.outsiders import tell_error
 from turnwise.types import Message, ToolCall, ToolSchema
 
 _MAX_RESULT_CHARACTERS = 2000
@@ -51,7 +52,7 @@ class Tool:
         try:
             return str(self.function(**{name: getattr(given, name) for name in type(given).model_fields}))
         except Exception as error:  # noqa: BLE001 - the boundary: the model is told what its call led to
-            return f"error: {type(error).__name__}: {error}"
+            return f"error: {tell_error(error)}"
 
 
 class Toolbox:

@@ -6,7 +6,6 @@ and episodes.
 
 from __future__ import annotations
 
-import json
 import reprlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +29,7 @@ from turnwise.serve.calls import (
     refuse,
     refuse_unknown,
 )
+from turnwise.serve.streaming import event
 from turnwise.types import IntArray
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -198,12 +198,6 @@ class ChatWriter:
             for token, logprob in zip(response.tokens, response.logprobs, strict=True)
         ]
         return {"content": content, "refusal": None}
-
-
-def event(content: object, name: str = "") -> bytes:
-    """One server-sent event."""
-    head = f"event: {name}\n" if name else ""
-    return f"{head}data: {json.dumps(content)}\n\n".encode()
 
 
 def _message(response: Response) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 from turnwise.config.packages import require_package
 from turnwise.errors import ServeError
+from turnwise.floor.outsiders import tell_error
 from turnwise.serve.guarded import HttpLimits, error_content, guarded_protocol, too_long_head
 
 LOOPBACK = "127.0.0.1"
@@ -153,7 +154,7 @@ class HttpServer:
                 raise
             reply = error_reply(ServeError("the server is ending.", status=HTTPStatus.SERVICE_UNAVAILABLE))
         except Exception as error:  # noqa: BLE001 - the boundary: a client must hear of it, and others go on
-            told = ServeError(f"{type(error).__name__}: {error}", status=HTTPStatus.INTERNAL_SERVER_ERROR)
+            told = ServeError(tell_error(error), status=HTTPStatus.INTERNAL_SERVER_ERROR)
             reply = error_reply(told)
         # Where the next request would begin is not known before all of this one is read.
         is_kept = body.is_read and reply.status != HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE

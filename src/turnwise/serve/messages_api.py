@@ -26,7 +26,7 @@ from turnwise.serve.calls import (
     refuse,
     refuse_unknown,
 )
-from turnwise.serve.chat_api import event
+from turnwise.serve.streaming import event
 from turnwise.types import FinishReason, IntArray
 
 _WITHOUT_MEANING = frozenset(("betas", "metadata", "model", "service_tier", "container", "cache_control"))

@@ -27,7 +27,7 @@ from turnwise.serve.calls import (
     refuse,
     refuse_unknown,
 )
-from turnwise.serve.chat_api import event
+from turnwise.serve.streaming import event
 from turnwise.types import FinishReason, ToolSchema
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {

@@ -8,6 +8,7 @@ to know HTTP.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
@@ -128,3 +129,9 @@ def _find_mark(text: str, mark: str) -> int:
         if text.endswith(mark[:length]):
             return len(text) - length
     return len(text)
+
+
+def event(content: object, name: str = "") -> bytes:
+    """One server-sent event."""
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(content)}\n\n".encode()

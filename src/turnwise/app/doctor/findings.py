@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from turnwise.errors import TurnwiseError
+from turnwise.floor.outsiders import tell_error
 
 
 class Status(StrEnum):
@@ -68,4 +69,4 @@ def guarded(check: str, look: Callable[[], Sequence[Finding]]) -> list[Finding]:
     except TurnwiseError as error:
         return [problem(check, str(error))]
     except Exception as error:  # noqa: BLE001 - the boundary: packages and a user's code may raise whatever they like
-        return [problem(check, f"cannot be looked at: {type(error).__name__}: {error}")]
+        return [problem(check, f"cannot be looked at: {tell_error(error)}")]

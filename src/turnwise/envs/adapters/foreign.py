@@ -16,6 +16,7 @@ import numpy as np
 from turnwise.envs.adapters.global_rngs import OwnGlobalRngs
 from turnwise.envs.base import BaseEnv, check_split
 from turnwise.errors import ConfigError, TaskError
+from turnwise.floor.outsiders import tell_error
 from turnwise.floor.seeds import draw_seed
 
 SPLITS = ("train", "eval")
@@ -52,8 +53,7 @@ class ForeignWorld(BaseEnv):
                 return make(**arguments)
         except Exception as error:
             raise ConfigError(
-                f"env '{self.label()}' cannot be made with the options {self.params.options}: "
-                f"{type(error).__name__}: {error}"
+                f"env '{self.label()}' cannot be made with the options {self.params.options}: {tell_error(error)}"
             ) from error
 
 
