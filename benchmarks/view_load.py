@@ -2,8 +2,10 @@
 
 A run directory is made by the library's own writers: metrics, trajectories and a learning record. `turnwise view` runs
 in a process of its own and is asked over HTTP, first at once, while it knows nothing, then after it has looked into all
-files; where Chromium and playwright are installed, a real browser opens it too. Times are wall times, which are too
-long on a machine that is busy with other things; beside them stands what the server has computed (`cpu_s`).
+files; where Chromium and playwright are installed, a real browser opens it too. There an episode takes from the click
+until its tokens are painted, as the page's own clock says: the first one that is opened, while the server still reads
+files, and then one of another step after the other. Times are wall times, which are too long on a machine that is busy
+with other things; beside them stands what the server has computed (`cpu_s`).
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlparse
@@ -239,6 +243,7 @@ def look_at(made: Path, steps: int) -> dict[str, Any]:
                 "first_runs_s": first[0],
                 "first_episodes_s": first[1],
                 **painted,
+                **_go_on(address, made, _draw_names(asker, steps)),
                 "all_files_read": read_s,
                 **_ask_often(asker, steps),
             }
@@ -246,56 +251,102 @@ def look_at(made: Path, steps: int) -> dict[str, Any]:
             server.send_signal(signal.SIGINT)
 
 
-def _ask_often(asker: Asker, steps: int) -> dict[str, Any]:
+def _draw_names(asker: Asker, steps: int) -> Iterator[dict[str, object]]:
+    """Episodes of any step, for as long as somebody asks for more."""
     rng = np.random.default_rng(0)
     _, listed = asker.ask("episodes", run="run", limit=500)
     names = [row["id"].split("/", 1)[1] for row in listed["episodes"][:100]]
-    about: dict[str, object] = {"run": "run"}
-
-    def drawn() -> dict[str, object]:
+    while True:
         step = int(rng.integers(1, steps + 1))
-        return {**about, "step": step, "id": f"{step % 10}/{rng.choice(names)}"}
+        yield {"run": "run", "step": step, "id": f"{step % 10}/{rng.choice(names)}"}
 
+
+def _ask_often(asker: Asker, steps: int) -> dict[str, Any]:
+    rng, drawn = np.random.default_rng(1), _draw_names(asker, steps)
+    about: dict[str, object] = {"run": "run"}
     paged = [("episodes", {**about, "offset": int(rng.integers(0, 50 * steps)), "success": 1}) for _ in range(30)]
     return {
-        "episode_s": asker.ask_often([("episode", drawn()) for _ in range(200)]),
+        "episode_s": asker.ask_often([("episode", next(drawn)) for _ in range(200)]),
         "page_of_a_filter_s": asker.ask_often(paged),
         "page_of_a_sort_s": asker.ask_often([("episodes", {**about, "sort": "return"})] * 10),
         "frequent_word_s": asker.ask_often([("episodes", {**about, "text": "fridge"})]),
         "missing_word_s": asker.ask_often([("episodes", {**about, "text": "zeppelin"})]),
-        "credit_s": asker.ask_often([("credit", drawn()) for _ in range(10)]),
+        "credit_s": asker.ask_often([("credit", next(drawn)) for _ in range(10)]),
     }
 
 
-def _paint(address: str, made: Path) -> dict[str, float]:
-    """A browser opens the page for the first time; nothing where there is none."""
+@contextmanager
+def _browse(address: str) -> Iterator[Any]:
+    """A page of a browser that has just opened the address; None where there is no browser."""
     chromium = shutil.which("chromium")
-    try:
-        from playwright.sync_api import sync_playwright  # noqa: PLC0415 - only where it is installed
-    except ImportError:
-        return {}
-    if chromium is None:
-        return {}
+    if chromium is None or find_spec("playwright") is None:
+        yield None
+        return
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415 - only where it is installed
+
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page()
-        started = time.perf_counter()
         page.goto(address)
         page.wait_for_selector("tr[data-run]")
-        runs_s = time.perf_counter() - started
-        paint_ms = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0")
-        started = time.perf_counter()
-        page.goto(f"{address.split('?')[0]}#/episodes?run={made.name}")
-        page.wait_for_selector("tr[data-episode]")
-        episodes_s = time.perf_counter() - started
-        started = time.perf_counter()
-        page.locator("tr[data-episode] a").first.click()
-        page.wait_for_selector(".tok.sampled")
-        episode_s = time.perf_counter() - started
+        yield page
         browser.close()
-    return {
-        "browser_first_paint_s": paint_ms / 1000,
-        "browser_runs_s": runs_s,
-        "browser_episodes_s": episodes_s,
-        "browser_episode_s": episode_s,
-    }
+
+
+def _paint(address: str, made: Path) -> dict[str, float]:
+    """A browser opens the page for the first time."""
+    with _browse(address) as page:
+        if page is None:
+            return {}
+        paint_ms = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0")
+        runs_s = page.evaluate("performance.now() / 1000")
+        started = time.perf_counter()
+        _open_list(page, address, made)
+        episodes_s = time.perf_counter() - started
+        return {
+            "browser_first_paint_s": paint_ms / 1000,
+            "browser_runs_s": runs_s,
+            "browser_episodes_s": episodes_s,
+            "browser_first_episode_s": _open_episode(page, page.get_attribute("tr[data-episode] a", "href")),
+        }
+
+
+def _go_on(
+    address: str, made: Path, names: Iterator[dict[str, object]], num_episodes: int = 20
+) -> dict[str, dict[str, float]]:
+    """From one episode to another in a page that stays open."""
+    with _browse(address) as page:
+        if page is None:
+            return {}
+        _open_list(page, address, made)
+        _open_episode(page, page.get_attribute("tr[data-episode] a", "href"))
+        seconds = []
+        for name in islice(names, num_episodes):
+            # As a person would: after the last one is whole.
+            page.wait_for_selector("table.credit")
+            seconds.append(_open_episode(page, f"#/episode?{urlencode(name)}"))
+    return {"browser_episode_s": {"median": statistics.median(seconds), "most": max(seconds)}}
+
+
+def _open_list(page: Any, address: str, made: Path) -> None:
+    page.goto(f"{address.split('?')[0]}#/episodes?run={made.name}")
+    page.wait_for_selector("tr[data-episode]")
+
+
+def _open_episode(page: Any, place: str) -> float:
+    """Seconds until the tokens of the episode are painted."""
+    return page.evaluate(_OPEN_EPISODE, place) / 1000
+
+
+_OPEN_EPISODE = """(place) => new Promise((done) => {
+    const before = document.querySelector("h1")?.textContent;
+    const started = performance.now();
+    const seen = new MutationObserver(() => {
+        if (!document.querySelector(".tok.sampled") || document.querySelector("h1").textContent === before) return;
+        seen.disconnect();
+        // Behind the next frame: then it has been painted.
+        requestAnimationFrame(() => setTimeout(() => done(performance.now() - started), 0));
+    });
+    seen.observe(document.body, { childList: true, subtree: true });
+    location.hash = place;
+})"""

@@ -7,6 +7,7 @@ what is remembered about them. How they become tokens is the context room's busi
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self, TypeAlias
@@ -59,7 +60,8 @@ class ToolSchema:
         inside = mapping.get("function", mapping)
         name = inside.get("name") if isinstance(inside, Mapping) else None
         if not isinstance(inside, Mapping) or not isinstance(name, str) or not name:
-            raise ValueError(f"tool {dict(mapping)!r}; expected {{'type': 'function', 'function': {{'name': '…', …}}}}")
+            given = reprlib.repr(dict(mapping))
+            raise ValueError(f"tool {given}; expected {{'type': 'function', 'function': {{'name': '…', …}}}}")
         description, parameters = inside.get("description") or "", inside.get("parameters") or {}
         if not isinstance(description, str) or not isinstance(parameters, Mapping):
             raise ValueError(f"tool '{name}': expected a text as 'description' and a JSON schema as 'parameters'")
@@ -104,3 +106,13 @@ class Message:
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content if isinstance(part, TextPart))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A prompt as it was put together, before it became ids."""
+
+    messages: tuple[Message, ...]
+    prefix: str = ""
+    """How the reply is made to begin."""
+    tools: tuple[ToolSchema, ...] = ()

@@ -33,6 +33,8 @@ class UpdateTrace:
     """Whether the loss clipped it in the last epoch; a loss that says nothing about it clips none."""
     first_losses: NDArray[np.float32] | None = None
     """What the token added to the sum that was minimised, in the first epoch; it is not written down."""
+    first_distances: NDArray[np.float32] | None = None
+    """How far it was from the reference by the loss's own estimate, in the first epoch; NaN where the loss has none."""
 
     def __post_init__(self) -> None:
         per_token = (self.proximal_logprobs, self.first_ratios, self.last_ratios, self.entropies, self.is_clipped)

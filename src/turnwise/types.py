@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 # What is said has a file of its own, and its nouns are found here like the others.
-from turnwise.conversation import ImagePart, Message, Part, TextPart, ToolCall, ToolSchema  # noqa: F401
+from turnwise.alternatives import Alternatives
+from turnwise.conversation import Asked, ImagePart, Message, Part, TextPart, ToolCall, ToolSchema  # noqa: F401
 from turnwise.ids import ExperienceId, TrajectoryId
 from turnwise.provenance import Origin, Provenance
 from turnwise.stop_reason import FinishReason, StopReason
@@ -144,16 +145,6 @@ class Sampling:
     max_new_tokens: int = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A prompt as it was put together, before it became ids."""
-
-    messages: tuple[Message, ...]
-    prefix: str = ""
-    """How the reply is made to begin."""
-    tools: tuple[ToolSchema, ...] = ()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GenerateRequest:
     """Tokens in: one prompt to continue."""
@@ -168,6 +159,8 @@ class GenerateRequest:
     """The conversation that the ids spell, for an engine that is asked in messages; others read the ids alone."""
     on_token: Callable[[int], bool] | None = None
     """Hears each token as it is sampled; true ends the reply. An engine that gives whole replies never calls it."""
+    alternatives: int = 0
+    """How many of the likeliest tokens to tell at every place of the reply; what is sampled is the same."""
 
 
 NO_POLICY = -1
@@ -189,9 +182,13 @@ class Completion:
     """The whole reply as an endpoint gave it, where the ids only stand for it; None: the ids are what was sampled."""
     origin: Origin | None = None
     """Who sampled it, with a digest; None: the engine does not say."""
+    alternatives: Alternatives | None = None
+    """One row per token; None: none were asked for, or the engine does not tell."""
 
     def __post_init__(self) -> None:
         _check_equal_lengths(self, token_ids=self.token_ids, behavior_logprobs=self.behavior_logprobs)
+        if self.alternatives is not None and len(self.alternatives) != len(self.token_ids):
+            raise ValueError(f"Completion: {len(self.token_ids)} tokens, alternatives to {len(self.alternatives)}")
 
 
 # --- 4. rollout -----------------------------------------------------------------------------------------------------
@@ -246,7 +243,8 @@ class Trajectory:
     segments: tuple[Segment, ...]
     turns: tuple[Turn, ...]
     stop_reason: StopReason
-    is_success: bool
+    is_success: bool | None
+    """Whether the goal was reached; None: nobody said."""
     final_observation: str = ""
     failure: str = ""
     """What went wrong, where `stop_reason` is an error."""

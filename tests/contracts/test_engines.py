@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -33,6 +34,8 @@ def tells_tokens(name: str) -> bool:
 TOLERANCE = 1e-4
 """Nats between the log-probs of an engine and those of a plain forward pass, in float32."""
 EVERY = [name for name in names_of("engine") if tells_tokens(name)]
+TELLS_ALTERNATIVES = ("local", "vllm", "scripted")
+"""Those of others may leave them out."""
 WITHOUT_MODEL = ("scripted",)
 """Fakes: what they say does not come from weights."""
 
@@ -147,6 +150,60 @@ def test_logprobs_are_the_models_own_over_turns_that_extend_each_other(name: str
             )
             for given, completion in zip(requests, completions, strict=True)
         ]
+
+
+# --- alternatives ----------------------------------------------------------------------------------------------------
+
+
+@every_engine
+@pytest.mark.parametrize("num", [1, 5])
+def test_alternatives_are_told_for_every_token_and_change_none(name: str, num: int) -> None:
+    requests = [request(seed, length=3 + seed) for seed in range(4)]
+    plain = ask(open_engine(name), *requests)
+    assert [completion.alternatives for completion in plain] == [None] * 4
+    # Of those that share a batch some ask, with numbers of their own.
+    counts = [num, 0, num + 1, num]
+    completions = ask(open_engine(name), *(replace(r, alternatives=n) for r, n in zip(requests, counts, strict=True)))
+    assert tokens(completions) == tokens(plain)
+    for count, completion in zip(counts, completions, strict=True):
+        told = completion.alternatives
+        if told is None:
+            assert count == 0 or name not in TELLS_ALTERNATIVES
+            continue
+        assert told.token_ids.shape == told.logprobs.shape == (len(completion.token_ids), count)
+        assert (told.token_ids.dtype, told.logprobs.dtype) == (np.int32, np.float32)
+        assert all(len(set(place)) == count for place in told.token_ids.tolist())
+        assert (np.diff(told.logprobs, axis=1) <= 0).all()
+        assert (np.exp(told.logprobs).sum(axis=1) <= 1 + TOLERANCE).all()
+        is_sampled = told.token_ids == completion.token_ids[:, None]
+        sampled = np.broadcast_to(completion.behavior_logprobs[:, None], is_sampled.shape)
+        np.testing.assert_allclose(told.logprobs[is_sampled], sampled[is_sampled], atol=TOLERANCE)
+
+
+@with_model
+@pytest.mark.parametrize("how", [{}, {"temperature": 0.6}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.1}], ids=str)
+@torch.no_grad()
+def test_alternatives_are_those_of_the_distribution_that_was_drawn_from(name: str, how: dict[str, Any]) -> None:
+    """Of the model at temperature 1 where the reply is greedy; minus infinity stands for what could not be drawn."""
+    model, given = make_model(), replace(request(2, **how), alternatives=6)
+    (completion,) = ask(open_engine(name), given)
+    told = completion.alternatives
+    if told is None:
+        assert name not in TELLS_ALTERNATIVES
+        return
+    ids = torch.tensor(np.concatenate([given.prompt_ids, completion.token_ids])).long()[None]
+    logits = model(input_ids=ids, use_cache=False).logits[0, len(given.prompt_ids) - 1 : -1].double()
+    table = torch.log_softmax(logits / (how.get("temperature") or 1.0), dim=-1)
+    for place, (found, logprobs) in enumerate(zip(told.token_ids.tolist(), told.logprobs.tolist(), strict=True)):
+        order = table[place].argsort(descending=True)
+        mass_before = torch.cumsum(table[place][order].exp(), 0) - table[place][order].exp()
+        num_kept = how.get("top_k") or int((mass_before < how.get("top_p", 2.0)).sum())
+        kept = table[place][order[:num_kept]]
+        expected = (kept - kept.logsumexp(0))[:6].tolist()
+        assert len(found) == 6
+        assert logprobs[num_kept:] == [-math.inf] * (6 - min(num_kept, 6))
+        np.testing.assert_allclose(logprobs[:num_kept], expected, atol=TOLERANCE)
+        np.testing.assert_allclose(table[place][found[:num_kept]], kept[:6], atol=TOLERANCE)
 
 
 # --- chance ----------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from turnwise.view.policy_question import Voice
 from turnwise.view.server import ViewServer
 from turnwise.view.shelf import Shelf
 
@@ -35,8 +36,8 @@ def serve() -> Iterator[Callable[..., ViewServer]]:
     """Starts a page over folders; all of them end with the test."""
     started: list[tuple[ViewServer, Thread]] = []
 
-    def start(*places: Path) -> ViewServer:
-        server = ViewServer(Shelf(list(places)))
+    def start(*places: Path, voice: Voice | None = None) -> ViewServer:
+        server = ViewServer(Shelf(list(places), voice=voice))
         thread = Thread(target=server.run, daemon=True)
         thread.start()
         started.append((server, thread))

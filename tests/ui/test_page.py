@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.view.made_run import add_step, make_run
+from tests.unit.view.made_run import CONFIG, add_step, forget_success, make_run
 from turnwise.report.learning_record.tokens import RecordedToken
+from turnwise.report.manifest import collect_manifest
 from turnwise.report.run_dir import RunDirectory
 from turnwise.view.report_file import write_report
 from turnwise.view.run_files import RunFiles
@@ -46,6 +47,11 @@ def test_runs_are_filtered_chosen_and_compared(tmp_path: Path, serve: Serve, ope
     page.wait_for_selector("tr[data-run]")
     assert page.locator("tr[data-run]").count() == 3
     assert "token" not in page.url
+    # Success before and after, each with its interval; the baselines beside them.
+    assert "25.0 % → 75.0 %\n60 to 90 %" in page.inner_text("tr[data-run=second]")
+    told = page.locator("tr[data-run=second] .track title").text_content()
+    assert "95 % interval before 10.0 % to 40.0 %" in told
+    assert "oracle 100.0 %" in told
     page.fill("input[type=search]", "sec")
     assert page.locator("tr[data-run]").count() == 1
     page.check("tr[data-run=second] input[type=checkbox]")
@@ -62,6 +68,56 @@ def test_runs_are_filtered_chosen_and_compared(tmp_path: Path, serve: Serve, ope
     lines = Path(saved.value.path()).read_text().splitlines()
     assert lines[0].endswith('"made on frozen_lake, median of 2"')
     assert lines[2].split(",") == ["2", "0.5", "0.5", "0.5"]
+    page.check("text=log axis")
+    page.select_option("select[aria-label=Axis]", "time")
+    with page.expect_download() as saved:
+        page.click("section[data-metric='learn/entropy'] >> text=PNG")
+    assert Path(saved.value.path()).read_bytes().startswith(b"\x89PNG")
+
+
+def test_findings_are_marked_by_step_and_by_time(tmp_path: Path, serve: Serve, open_page: Open) -> None:
+    run = make_run(tmp_path / "run")
+    finding = {"step": 2, "kind": "low_entropy", "since": 1, "is_collapse": True, "message": "Raise learn.entropy."}
+    (run / "findings.jsonl").write_text(json.dumps(finding) + "\n")
+    server = serve(run)
+    page = open_page(server.address)
+    page.goto(address(server, "curves?runs=run"))
+    page.wait_for_selector(".chart canvas")
+    assert "Raise learn.entropy." in page.inner_text(".findings")
+    red = """() => {
+        const canvas = document.querySelector("section[data-metric='learn/entropy'] canvas");
+        const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        let found = 0;
+        for (let at = 0; at < data.length; at += 4) {
+            if (data[at] > 150 && data[at + 1] < 60 && data[at + 3] > 200) found += 1;
+        }
+        return found;
+    }"""
+    assert page.evaluate(red) > 20
+    page.select_option("select[aria-label=Axis]", "time")
+    assert page.evaluate(red) > 20
+    (run / "resumes.jsonl").write_text(json.dumps({"step": 1, "at": "2026-01-02T03:04:05+0000"}) + "\n")
+    page.goto(address(server, "system?run=run"))
+    page.wait_for_selector("dl")
+    assert "once: after step 1, 2026-01-02 03:04" in page.inner_text(".cards")
+
+
+def test_success_that_nobody_said_is_unknown_on_every_page(tmp_path: Path, serve: Serve, open_page: Open) -> None:
+    forget_success(make_run(tmp_path / "run"))
+    server = serve(tmp_path)
+    page = open_page(server.address)
+    page.wait_for_selector("tr[data-run]")
+    assert "unknown" in page.inner_text("tr[data-run=run] .success")
+    assert "return 0.25 → 0.75" in page.inner_text("tr[data-run=run] .success")
+    page.goto(address(server, "episodes?run=run&success=-1"))
+    page.wait_for_selector("tr[data-episode]")
+    assert page.locator("tr[data-episode]").count() == page.locator("tr[data-episode] >> text=success unknown").count()
+    page.click("tr[data-episode] a")
+    page.wait_for_selector("article.turn")
+    assert "success unknown" in page.inner_text(".bar .outcome")
+    page.goto(address(server, "system?run=run"))
+    page.wait_for_selector("dl")
+    assert page.locator("dd >> text=unknown").count() == 2
 
 
 def test_episodes_are_filtered_and_opened_by_keyboard(tmp_path: Path, serve: Serve, open_page: Open) -> None:
@@ -87,6 +143,63 @@ def test_episodes_are_filtered_and_opened_by_keyboard(tmp_path: Path, serve: Ser
     page.keyboard.press("Escape")
     page.wait_for_selector("tr[data-episode]")
     assert page.input_value("input[name=text]") == "i walk"
+
+
+def test_keys_lead_through_runs_and_from_episode_to_episode(tmp_path: Path, serve: Serve, open_page: Open) -> None:
+    for name in ("first", "second"):
+        make_run(tmp_path / name)
+    page = open_page(serve(tmp_path).address)
+    page.wait_for_selector("tr[data-run]")
+    for key in ("j", "x", "j", "x"):
+        page.keyboard.press(key)
+    assert page.locator("tr.chosen").count() == 2
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".chart canvas")
+    assert page.locator(".legend .key").count() == 2
+    page.keyboard.press("l")
+    assert page.is_checked("text=log scale")
+    page.keyboard.press("3")
+    page.wait_for_selector("tr[data-episode]")
+    listed = page.locator("tr[data-episode]").evaluate_all("(rows) => rows.map((row) => row.dataset.episode)")
+    page.keyboard.press("Enter")
+    for key, place in (("j", 1), ("j", 2), ("k", 1)):
+        page.wait_for_selector("table.credit")
+        page.keyboard.press(key)
+        wait_until(page, f"document.querySelector('h1')?.textContent === '{listed[place]}'")
+    assert page.locator("a[aria-label='previous episode']").count() == 1
+
+
+def test_a_tag_that_is_being_written_is_not_lost_while_runs_write(
+    tmp_path: Path, serve: Serve, open_page: Open
+) -> None:
+    run = make_run(tmp_path / "run", steps=2, has_ended=False)
+    page = open_page(serve(tmp_path).address)
+    page.wait_for_selector(".pulse.live")
+    page.click("input.tag")
+    page.keyboard.type("good")
+    with page.expect_response(lambda reply: "/api/runs" in reply.url):
+        add_step(RunDirectory.open(run), 3)
+    page.keyboard.type(" one")
+    assert page.input_value("input.tag") == "good one"
+    page.keyboard.press("Enter")
+    wait_until(page, "document.querySelector('tr[data-run]').textContent.includes('3 / 4')")
+    assert page.input_value("input.tag") == "good one"
+
+
+def test_a_run_that_has_written_nothing_says_so_on_every_page(tmp_path: Path, serve: Serve, open_page: Open) -> None:
+    manifest = collect_manifest("made", 3, command=["turnwise", "train"])
+    RunDirectory.create(tmp_path / "new", config_yaml=CONFIG, manifest=manifest)
+    server = serve(tmp_path)
+    page = open_page(server.address)
+    page.wait_for_selector("tr[data-run=new]")
+    for view, told in (
+        ("curves?runs=new", "Nothing has been measured yet."),
+        ("episodes?run=new", "This run has written no episode yet."),
+        ("system?run=new", "Nothing has been measured yet."),
+        ("curves?runs=gone", "There is no run 'gone' here."),
+    ):
+        page.goto(address(server, view))
+        page.wait_for_selector(f"main >> text={told}")
 
 
 def test_a_thousand_tokens_show_the_numbers_of_the_record(tmp_path: Path, serve: Serve, open_page: Open) -> None:
@@ -235,3 +348,14 @@ def test_nothing_sticks_out_on_a_telephone(tmp_path: Path, serve: Serve, open_pa
     wait_until(page, "document.querySelector('main').dataset.ready")
     page.wait_for_timeout(300)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_the_numbers_of_a_token_are_in_sight_on_a_telephone(tmp_path: Path, serve: Serve, open_page: Open) -> None:
+    make_run(tmp_path / "run", replies=[str(n) for n in range(12)])
+    server = serve(tmp_path)
+    page = open_page(server.address, width=390, height=844)
+    page.goto(address(server, f"episode?run=run&step=2&id={NAME}"))
+    page.locator(".tok.sampled").first.click()
+    box = page.locator(".inspector [data-field=token]").bounding_box()
+    assert box is not None
+    assert box["y"] + box["height"] <= 844

@@ -21,11 +21,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from turnwise.alternatives import Alternatives
 from turnwise.config.sections.engine import LocalEngineParams
 from turnwise.engine.pass_costs import PassCosts
 from turnwise.engine.rows import Row
 from turnwise.engine.runner import ModelRunner
-from turnwise.engine.sampling import draw_uniforms, sample_tokens
+from turnwise.engine.sampling import draw_uniforms, likeliest_tokens, sample_tokens
 from turnwise.errors import EngineError, SyncError
 from turnwise.floor.seals import complete
 from turnwise.floor.waits import waiting
@@ -47,6 +48,7 @@ class _Job:
     policy_version: int
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    alternatives: list[tuple[list[int], list[float]]] = field(default_factory=list)
 
     @property
     def sampling(self) -> Sampling:
@@ -287,12 +289,15 @@ class LocalEngine:
         ids, logprobs = sample_tokens(logits, [job.sampling for job in jobs], uniforms)
         # By lists: on a GPU it is here that the numbers are waited for.
         ids, logprobs = ids.tolist(), logprobs.tolist()
+        others = likeliest_tokens(logits, [job.sampling for job in jobs], [job.request.alternatives for job in jobs])
         self._costs.add(len(jobs), time.perf_counter() - started_s)
         if not all(map(math.isfinite, logprobs)):
             raise EngineError(
                 "the model's probabilities are not finite, so nothing can be sampled from it. Its weights are broken: "
                 "look at learn/grad_norm in metrics.jsonl, or give another model.path."
             )
+        for number, told in others.items():
+            jobs[number].alternatives.append(told)
         for job, token, logprob in zip(jobs, ids, logprobs, strict=True):
             job.token_ids.append(token)
             job.logprobs.append(logprob)
@@ -310,7 +315,16 @@ class LocalEngine:
             self._tell_drained()
         if reason is not None and not job.future.done():
             sampled = np.asarray(job.token_ids, dtype=np.int32), np.asarray(job.logprobs, dtype=np.float32)
-            job.future.set_result(complete("local", job.request, *sampled, reason, policy_version=job.policy_version))
+            job.future.set_result(
+                complete(
+                    "local",
+                    job.request,
+                    *sampled,
+                    reason,
+                    policy_version=job.policy_version,
+                    alternatives=Alternatives.of(job.alternatives) if job.request.alternatives else None,
+                )
+            )
         is_kept = job.request.cache_key is not None and self._rows_by_key.get(job.request.cache_key) is job.row
         if not is_kept:
             self._runner.forget(job.row)

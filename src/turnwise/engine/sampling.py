@@ -44,6 +44,25 @@ def sample_tokens(logits: Tensor, samplings: Sequence[Sampling], uniforms: Tenso
     return ids.cpu(), logprobs.cpu()
 
 
+def likeliest_tokens(
+    logits: Tensor, samplings: Sequence[Sampling], counts: Sequence[int]
+) -> dict[int, tuple[list[int], list[float]]]:
+    """For each row that asks for a number of them, its likeliest tokens and their log-probs, the likeliest first.
+
+    Of the distribution that `sample_tokens` draws from; for a greedy row, of the model's at temperature 1.
+    """
+    rows = [row for row, count in enumerate(counts) if count]
+    if not rows:
+        return {}
+    chosen, asked = logits[rows].float(), [samplings[row] for row in rows]
+    scaled = _scaled(chosen, [sampling.temperature for sampling in asked], torch.empty_like(chosen))
+    scaled = _keep_top_k(scaled, [sampling.top_k if sampling.temperature else 0 for sampling in asked])
+    scaled = _keep_top_p(scaled, [sampling.top_p if sampling.temperature else 1.0 for sampling in asked])
+    best = scaled.log_softmax(dim=-1).topk(min(max(counts), scaled.shape[1]), dim=-1)
+    ids, logprobs = best.indices.tolist(), best.values.tolist()
+    return {row: (ids[n][: counts[row]], logprobs[n][: counts[row]]) for n, row in enumerate(rows)}
+
+
 def _sample_lot(
     logits: Tensor, samplings: Sequence[Sampling], uniforms: Tensor, scratch: Tensor
 ) -> tuple[Tensor, Tensor]:

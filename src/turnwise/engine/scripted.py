@@ -12,10 +12,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from turnwise.alternatives import Alternatives
 from turnwise.config.sections.engine import ScriptedEngineParams
 from turnwise.floor.seals import complete
 from turnwise.sites import EngineSite
-from turnwise.types import Completion, FinishReason, GenerateRequest, IntArray, Metrics
+from turnwise.types import Completion, FinishReason, FloatArray, GenerateRequest, IntArray, Metrics
 
 Script: TypeAlias = Callable[[GenerateRequest], Iterable[int]]
 
@@ -57,7 +58,15 @@ class ScriptedEngine:
         is_closed = len(ids) > 0 and (int(ids[-1]) in self._stop_ids or len(ids) < num_scripted)
         reason = FinishReason.STOP if is_closed else FinishReason.LENGTH
         logprobs = -(0.1 + (ids % 7) / 10).astype(np.float32)
-        completion = complete("scripted", request, ids, logprobs, reason, policy_version=self._policy_version)
+        completion = complete(
+            "scripted",
+            request,
+            ids,
+            logprobs,
+            reason,
+            policy_version=self._policy_version,
+            alternatives=_make_up(ids, logprobs, request.alternatives),
+        )
         self.requests.append(request)
         self.completions.append(completion)
         return completion
@@ -89,3 +98,16 @@ class ScriptedEngine:
         stops = [i for i, token in enumerate(ids) if token in self._stop_ids]
         end = min([stops[0] + 1] if stops else [len(ids)])
         return np.asarray(ids[: min(end, max_new_tokens)], dtype=np.int32)
+
+
+def _make_up(ids: IntArray, logprobs: FloatArray, num: int) -> Alternatives | None:
+    """Each token first, and behind it others from the beginning of the vocabulary, of half the mass left each."""
+    if num == 0:
+        return None
+    left = np.log1p(-np.exp(logprobs))
+    others = [[token for token in range(num) if token != said][: num - 1] for said in ids.tolist()]
+    shares = left[:, None] - np.log(2.0) * np.arange(1, num)
+    return Alternatives(
+        token_ids=np.column_stack([ids, np.asarray(others, dtype=np.int32).reshape(len(ids), num - 1)]),
+        logprobs=np.column_stack([logprobs, shares]).astype(np.float32),
+    )

@@ -11,7 +11,9 @@ from typing import Any
 from turnwise.errors import RunError
 from turnwise.view.episode import describe_episode
 from turnwise.view.episode_index import EpisodeFilter, Order
+from turnwise.view.evaluated import describe_plays
 from turnwise.view.other_credit import describe_credit
+from turnwise.view.policy_question import ask_policy, find_policies
 from turnwise.view.shelf import Shelf, ViewedRun
 from turnwise.view.status import describe_status, with_last_evaluation
 
@@ -61,10 +63,7 @@ def episodes(shelf: Shelf, words: Words) -> dict[str, Any]:
 
 def episode(shelf: Shelf, words: Words) -> dict[str, Any]:
     """One episode with its tokens."""
-    run = _run(shelf, words)
-    step, name, is_eval = _step(words), words.get("id", ""), words.get("is_eval") == "1"
-    record = run.episodes.read(step, name, is_eval=is_eval)
-    return describe_episode(run.files, record, step=step, is_eval=is_eval, texts=run.texts, name=name)
+    return _episode(_run(shelf, words), words)
 
 
 def credit(shelf: Shelf, words: Words) -> dict[str, Any]:
@@ -76,6 +75,23 @@ def credit(shelf: Shelf, words: Words) -> dict[str, Any]:
     return found
 
 
+def evaluated(shelf: Shelf, words: Words) -> dict[str, Any]:
+    """The plays of a task in a saved evaluation of a run."""
+    run = _run(shelf, words)
+    return describe_plays(run.files, words.get("eval", ""), words.get("task", ""), run.texts)
+
+
+def checkpoints(shelf: Shelf, words: Words) -> dict[str, Any]:
+    """Whom one can ask what they would say, beside the policy that said it."""
+    return {"checkpoints": [policy.describe() for policy in find_policies(_run(shelf, words).files)]}
+
+
+def policy(shelf: Shelf, words: Words) -> dict[str, Any]:
+    """What a checkpoint would say at a place of an episode: asked live, and answered in its own time."""
+    run = _run(shelf, words)
+    return ask_policy(shelf.voice, run.files, _episode(run, words), run.texts, words)
+
+
 ANSWERS: dict[str, Callable[[Shelf, Words], dict[str, Any]]] = {
     "runs": runs,
     "changes": changes,
@@ -84,11 +100,20 @@ ANSWERS: dict[str, Callable[[Shelf, Words], dict[str, Any]]] = {
     "episodes": episodes,
     "episode": episode,
     "credit": credit,
+    "evaluated": evaluated,
+    "checkpoints": checkpoints,
+    "policy": policy,
 }
 
 
 def _run(shelf: Shelf, words: Words) -> ViewedRun:
     return shelf.get(words.get("run", ""))
+
+
+def _episode(run: ViewedRun, words: Words) -> dict[str, Any]:
+    step, name, is_eval = _step(words), words.get("id", ""), words.get("is_eval") == "1"
+    record = run.episodes.read(step, name, is_eval=is_eval)
+    return describe_episode(run.files, record, step=step, is_eval=is_eval, texts=run.texts, name=name)
 
 
 def _step(words: Words) -> int:

@@ -43,7 +43,7 @@ class EpisodeFilter:
     tag: str | None = None
     stop: str | None = None
     success: int | None = None
-    """1 or 0."""
+    """1 or 0; -1: nobody said."""
     is_eval: int | None = None
     return_from: float | None = None
     return_to: float | None = None
@@ -79,7 +79,7 @@ class EpisodeFilter:
             ("step <= ?", self.step_to),
             ("tag = ?", self.tag),
             ("stop = ?", self.stop),
-            ("is_success = ?", self.success),
+            ("ifnull(is_success, -1) = ?", self.success),
             ("is_eval = ?", self.is_eval),
             ("earned >= ?", self.return_from),
             ("earned <= ?", self.return_to),
@@ -251,7 +251,7 @@ def _describe(file: EpisodeFile) -> Iterator[tuple[Any, ...]]:
             str(task.get("split")),
             str(task.get("seed")),
             str(record.get("stop_reason")),
-            int(bool(record.get("is_success"))),
+            None if record.get("is_success") is None else int(bool(record["is_success"])),
             sum(turn.get("reward") or 0.0 for turn in turns),
             len(turns),
             int(all(turn.get("is_valid", True) for turn in turns)),
@@ -267,7 +267,7 @@ def _shown(row: sqlite3.Row) -> dict[str, Any]:
         "tag": row["tag"],
         "seed": row["seed"],
         "stop_reason": row["stop"],
-        "is_success": bool(row["is_success"]),
+        "is_success": None if row["is_success"] is None else bool(row["is_success"]),
         "return": row["earned"],
         "turns": row["turns"],
         "is_valid": bool(row["is_valid"]),

@@ -37,6 +37,7 @@ class RunFiles:
         self._metrics = GrowingRows(self.directory.metrics)
         self._explorer = GrowingRows(self.directory.explorer_metrics)
         self._findings = GrowingRows(self.directory.findings)
+        self._resumes = GrowingRows(self.directory.resumes)
         self._steps: dict[int, StepTokens] = {}
         self._arrays: dict[int, dict[str, NDArray[Any]]] = {}
         self._record_size = 0
@@ -72,6 +73,11 @@ class RunFiles:
     def findings(self) -> list[dict[str, Any]]:
         """What the watch has told."""
         return self._findings.read()
+
+    @property
+    def resumes(self) -> list[dict[str, Any]]:
+        """When the run went on after a stop, and from which step."""
+        return self._resumes.read()
 
     @property
     def summary(self) -> dict[str, Any] | None:

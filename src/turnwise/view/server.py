@@ -36,6 +36,8 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+_SHUTDOWN_S = 2
+"""For answers under way when the page is ended; a model that thinks is not waited for."""
 _STRANGER = "This page is for the person who started it: open the address that `turnwise view` has printed.\n"
 
 
@@ -49,7 +51,10 @@ class ViewServer:
         self._socket = _listen(port)
         self.port: int = self._socket.getsockname()[1]
         app = make_app(shelf, token=self._token, port=self.port)
-        self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=_SHUTDOWN_S
+        )
+        self._server = uvicorn.Server(config)
 
     @property
     def address(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from turnwise.errors import RunError, did_you_mean
 from turnwise.view.episode_index import EpisodeIndex
 from turnwise.view.other_credit import StepCredit, compute_credit
+from turnwise.view.policy_question import Voice
 from turnwise.view.run_files import RunFiles, setting
 from turnwise.view.token_texts import TokenTexts
 
@@ -61,6 +62,7 @@ class ViewedRun:
         """One row of the table of runs."""
         files, summary = self.files, self.files.summary or {}
         rows = files.metrics
+        learnt = [row for row in rows if row.get("step")]
         return {
             "name": self.name,
             "path": str(files.path),
@@ -77,9 +79,12 @@ class ViewedRun:
             "tokens_sampled": summary.get("tokens_sampled"),
             "success_before": summary.get("success_before", _first(rows, "eval/success")),
             "success_before_interval": summary.get("success_before_interval"),
-            "success_after": summary.get("success_after", _last(rows, "eval/success")),
+            "success_after": summary.get("success_after", _last(learnt, "eval/success")),
             "success_after_interval": summary.get("success_after_interval"),
             "success_now": _last(rows, "rollout/success"),
+            "return_before": summary.get("return_before", _first(rows, "eval/return")),
+            "return_after": summary.get("return_after", _last(learnt, "eval/return")),
+            "return_now": _last(rows, "rollout/return"),
             "baselines": summary.get("baselines") or {},
             "num_findings": len(files.findings),
             "stopped": summary.get("stopped"),
@@ -90,7 +95,9 @@ class ViewedRun:
 class Shelf:
     """The runs that are looked at. A folder of runs may get more while the page is open."""
 
-    def __init__(self, places: Sequence[Path]) -> None:
+    def __init__(self, places: Sequence[Path], *, voice: Voice | None = None) -> None:
+        """`voice` answers what a checkpoint would say; without it nobody does."""
+        self.voice = voice
         self._places = [place.resolve() for place in places]
         self._runs: dict[str, ViewedRun] = {}
         self._lock = Lock()

@@ -18,6 +18,7 @@ _SHOWN = (
     "rollout/success",
     "rollout/return",
     "eval/success",
+    "eval/return",
     "learn/entropy",
     "learn/approx_kl",
     "learn/clip_fraction",
@@ -54,10 +55,11 @@ def describe_status(run: RunFiles) -> dict[str, Any]:
         "explored": run.explorer_metrics[-1].get("step") if run.explorer_metrics else None,
         "workers": [asdict(worker) for worker in find_workers(run.path)],
         "waits": run.waits,
+        "resumes": run.resumes,
         "failures": dict((summary or progress).get("failures") or {}),
         "findings": run.findings,
         "audit": _audit(last),
-        "latest": {name: _latest(rows, name) for name in _SHOWN if _latest(rows, name) is not None},
+        "latest": _newest(rows),
         "time_split": {name: sum(row.get(f"time/{name}_s") or 0.0 for row in rows) for name in TIME_SECTIONS},
         "queues": {name: value for name, value in last.items() if name.startswith("buffer/")},
         "manifest": run.manifest,
@@ -78,6 +80,13 @@ def _progress(checkpoint: Path | None) -> Mapping[str, Any]:
 
 def _audit(last: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in last.items() if name.startswith("audit/")}
+
+
+def _newest(rows: list[dict[str, Any]]) -> dict[str, float | None]:
+    """What was measured; a success that nobody says is None where there is a return."""
+    found = {name: _latest(rows, name) for name in _SHOWN}
+    unknown = {name for name in found if found.get(name.replace("/success", "/return")) is not None}
+    return {name: value for name, value in found.items() if value is not None or name in unknown}
 
 
 def _latest(rows: list[dict[str, Any]], name: str) -> float | None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from turnwise.floor.successes import show_success
 from turnwise.report.console import print_trajectory, printable
 from turnwise.report.learning_record.tokens import RecordedToken
 from turnwise.report.progress import format_duration
@@ -38,7 +39,7 @@ def _facts(status: Mapping[str, Any]) -> list[tuple[str, Text]]:
         ("recipe", Text(printable(f"{status['recipe']} on {status['env']}, seed {status['seed']}"))),
         ("state", Text(state, style=_STATE_STYLES[state]).append(_silence(status), style="not bold dim")),
         ("step", Text(f"{status['step']} of {status['steps']}{_taken(status)}")),
-        *[(name, Text(f"{value:.4g}")) for name, value in status["latest"].items()],
+        *[(name, Text(show_success(value, ".4g"))) for name, value in status["latest"].items()],
         ("checkpoints", Text(", ".join(map(str, status["checkpoints"][-5:])) or "none yet")),
     ]
     facts += [("works", Text(printable(describe_worker(one)))) for one in status["workers"] if one["is_there"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from turnwise.types import (
     Turn,
     UpdateTrace,
 )
+from turnwise.view.policy_question import PolicyAnswer, PolicyQuestion
 
 CONFIG = """\
 recipe: made
@@ -190,3 +192,37 @@ def _summary(steps: int) -> dict[str, object]:
         "policy_version": steps,
         "failures": {"EnvError: the lake has melted": 2},
     }
+
+
+class FakeVoice:
+    """Says three tokens, the last of which cannot be drawn, and goes on with two."""
+
+    def __init__(self) -> None:
+        self.asked: list[PolicyQuestion] = []
+
+    def ask(self, question: PolicyQuestion) -> PolicyAnswer:
+        self.asked.append(question)
+        logprobs = (math.log(0.75), math.log(0.25), -math.inf)
+        return PolicyAnswer(token_ids=(7, 8, 9), logprobs=logprobs, continuation_ids=(7, 2))
+
+
+def add_checkpoint(run: Path, step: int, *, policy_version: int) -> Path:
+    folder = RunDirectory.open(run).step_checkpoint(step)
+    (folder / "policy").mkdir(parents=True)
+    (folder / "policy" / "config.json").write_text("{}")
+    (folder / "progress.json").write_text(json.dumps({"step": step, "policy_version": policy_version}))
+    return folder
+
+
+def forget_success(path: Path) -> None:
+    """As if nobody had said whether an episode succeeded."""
+    directory = RunDirectory.open(path)
+    for file in directory.trajectories.glob("*.jsonl"):
+        records = [json.loads(line) | {"is_success": None} for line in file.read_text().splitlines()]
+        file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    rows = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
+    kept = [{name: value for name, value in row.items() if name != "rollout/success"} for row in rows]
+    directory.metrics.write_text("".join(json.dumps(row) + "\n" for row in kept))
+    if directory.summary.exists():
+        names = ("success_before", "success_after", "success_before_interval", "success_after_interval")
+        directory.summary.write_text(json.dumps(json.loads(directory.summary.read_text()) | dict.fromkeys(names)))

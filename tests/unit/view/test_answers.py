@@ -16,7 +16,7 @@ from turnwise.report.run_dir import RunDirectory
 from turnwise.view.answers import ANSWERS
 from turnwise.view.shelf import Shelf
 
-from .made_run import add_step, make_run
+from .made_run import add_step, forget_success, make_run
 
 NAME = "2/frozen_lake/train/200/1"
 
@@ -133,6 +133,33 @@ def test_episodes_come_newest_first_page_by_page(shelf: Shelf) -> None:
 def test_episodes_are_filtered(shelf: Shelf, asked: dict[str, object], expected: int) -> None:
     found = ask(shelf, "episodes", run="run", limit=100, **asked)
     assert (found["total"], len(found["episodes"])) == (expected, expected)
+
+
+def test_an_evaluation_before_the_first_step_is_no_result_of_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", has_ended=False)
+    metrics = RunDirectory.open(run).metrics
+    before = json.dumps({"step": 0, "time_s": 0.0, "eval/success": 0.5, "eval/return": 0.5}) + "\n"
+    metrics.write_text(before + metrics.read_text())
+    (told,) = ask(Shelf([run]), "runs")["runs"]
+    assert (told["success_before"], told["success_after"], told["return_after"]) == (0.5, None, None)
+    with metrics.open("a") as file:
+        file.write(json.dumps({"step": 4, "time_s": 9.0, "eval/success": 0.75, "eval/return": 0.75}) + "\n")
+    (told,) = ask(Shelf([run]), "runs")["runs"]
+    assert (told["success_before"], told["success_after"], told["return_after"]) == (0.5, 0.75, 0.75)
+
+
+def test_what_nobody_said_about_success_stays_unknown(tmp_path: Path) -> None:
+    forget_success(make_run(tmp_path / "run", groups=3))
+    shelf = Shelf([tmp_path / "run"])
+    found = ask(shelf, "episodes", run="run", limit=100)
+    assert {row["is_success"] for row in found["episodes"]} == {None}
+    assert [ask(shelf, "episodes", run="run", success=said)["total"] for said in (-1, 0, 1)] == [18, 0, 0]
+    assert ask(shelf, "episode", run="run", step=2, id=NAME)["is_success"] is None
+    (told,) = ask(shelf, "runs")["runs"]
+    assert (told["success_after"], told["success_now"]) == (None, None)
+    assert (told["return_before"], told["return_after"], told["return_now"]) == (0.25, 0.75, 1.0)
+    latest = ask(shelf, "status", run="run")["latest"]
+    assert (latest["rollout/success"], latest["eval/success"], latest["eval/return"]) == (None, None, 0.75)
 
 
 def test_free_text_is_found_in_what_was_said_and_not_in_packed_tokens_or_keys(tmp_path: Path) -> None:

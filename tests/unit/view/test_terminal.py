@@ -18,7 +18,7 @@ from turnwise.report.run_dir import RunDirectory
 from turnwise.view.run_files import RunFiles
 from turnwise.view.state import RunState
 
-from .made_run import add_step, make_run
+from .made_run import add_step, forget_success, make_run
 
 NAME = "2/frozen_lake/train/200/1"
 
@@ -204,3 +204,15 @@ def test_a_report_is_one_file_whose_data_cannot_end_its_element(tmp_path: Path, 
     answers = json.loads(embedded)
     assert any(key.startswith('["credit"') for key in answers)
     assert call(capsys, "report", str(run), "--episodes", "-1")[0] == 2
+
+
+def test_success_that_nobody_said_is_unknown_in_the_terminal(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    run = make_run(tmp_path / "run")
+    forget_success(run)
+    _, status, _ = call(capsys, "status", str(run))
+    assert [line.split() for line in status.splitlines() if "/success" in line] == [
+        ["rollout/success", "unknown"],
+        ["eval/success", "unknown"],
+    ]
+    _, shown, _ = call(capsys, "show", str(run), NAME)
+    assert "success unknown  return 1" in shown

@@ -6,12 +6,14 @@ It knows the words of vLLM's interface and nothing else: not which server to ask
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from turnwise.alternatives import IMPOSSIBLE_LOGPROB, Alternatives
 from turnwise.config.packages import require_package
 from turnwise.errors import EngineError
 from turnwise.types import FloatArray, GenerateRequest, IntArray
@@ -36,6 +38,7 @@ class Reply:
 
     token_ids: IntArray
     logprobs: FloatArray
+    alternatives: Alternatives | None
     is_stopped: bool
     """Whether a stop token ended it."""
     is_aborted: bool
@@ -69,18 +72,21 @@ class ServerClient:
             "stop_token_ids": sorted(stop_ids),
             "ignore_eos": True,
             "detokenize": False,
-            "logprobs": 0,
+            # One more than is asked for: the token that was sampled takes a place of its own.
+            "logprobs": request.alternatives + 1 if request.alternatives else 0,
         }
         answer = await self._post("/inference/v1/generate", _asked(request.prompt_ids, params))
         choice = answer["choices"][0]
         ids = np.asarray(choice["token_ids"], dtype=np.int32)
-        logprobs = [entry["logprob"] for entry in (choice["logprobs"] or {}).get("content") or ()]
+        entries = (choice["logprobs"] or {}).get("content") or ()
+        logprobs = [entry["logprob"] for entry in entries]
         if sampling.temperature == 0:
             # One token was possible at each place.
             logprobs = [0.0] * len(ids)
         return Reply(
             token_ids=ids,
             logprobs=np.asarray(logprobs, dtype=np.float32),
+            alternatives=_read_alternatives(entries, request.alternatives),
             is_stopped=choice["finish_reason"] == "stop",
             is_aborted=choice["finish_reason"] == _ABORTED,
             versions=tuple(str(span["version"]) for span in choice["weight_versions"] or ()),
@@ -177,3 +183,15 @@ class ServerClient:
 
 def _asked(token_ids: IntArray, params: Mapping[str, Any]) -> dict[str, Any]:
     return {"token_ids": token_ids.tolist(), "sampling_params": dict(params)}
+
+
+def _read_alternatives(entries: Sequence[Mapping[str, Any]], num: int) -> Alternatives | None:
+    """The likeliest at each place: the server puts the sampled one first, wherever it belongs."""
+    if num == 0:
+        return None
+    places = []
+    for entry in entries:
+        told = sorted(entry["top_logprobs"], key=lambda one: -one["logprob"])[:num]
+        logprobs = [one["logprob"] if one["logprob"] > IMPOSSIBLE_LOGPROB else -math.inf for one in told]
+        places.append(([one["token_id"] for one in told], logprobs))
+    return Alternatives.of(places)

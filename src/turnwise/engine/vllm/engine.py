@@ -102,6 +102,7 @@ class VllmEngine:
                 continue
             finally:
                 server.num_running -= 1
+            server.has_answered = True
             if not reply.is_aborted:
                 return self._complete(request, reply)
 
@@ -126,7 +127,15 @@ class VllmEngine:
         versions = [int(version) for version in reply.versions if version.isdecimal()]
         reason = FinishReason.STOP if reply.is_stopped else FinishReason.LENGTH
         version = min(versions, default=self._policy_version)
-        return complete("vllm", request, reply.token_ids, reply.logprobs, reason, policy_version=version)
+        return complete(
+            "vllm",
+            request,
+            reply.token_ids,
+            reply.logprobs,
+            reason,
+            policy_version=version,
+            alternatives=reply.alternatives,
+        )
 
     # --- weights -------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.25
 _TELL_S = 30.0
 """How often a long start is told of."""
+_MAX_VAIN_LIVES = 5
+"""In a row, of one server: what has died so often before its first answer will not serve. More than one request has
+tries, so that one that kills servers does not end them all."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +40,10 @@ class Server:
     """Of its weights, as far as they came from here."""
     needs_start: bool = False
     num_starts: int = 0
+    num_vain_lives: int = 0
+    """In a row, that ended before an answer."""
+    has_answered: bool = False
+    """In this life."""
     failure: str = ""
     """Why it is given up."""
     raising: asyncio.Task[None] | None = field(default=None, repr=False)
@@ -89,11 +96,20 @@ class ServerPool:
         self._homes.pop(key, None)
 
     def lose(self, server: Server, why: Exception) -> None:
-        """It does not answer: nobody is sent there until it is back."""
-        if server.is_up:
-            log.warning("%s is gone: %s", server, why)
+        """It does not answer: nobody is sent there until it is back, and never where it dies before every answer."""
+        if not server.is_up:
+            return
+        log.warning("%s is gone: %s", server, why)
         server.is_up = False
         server.needs_start = server.process is not None
+        server.num_vain_lives = 0 if server.has_answered else server.num_vain_lives + 1
+        server.has_answered = False
+        if server.num_vain_lives == _MAX_VAIN_LIVES:
+            server.failure = (
+                f"{server} came up {_MAX_VAIN_LIVES} times and was gone each time before it had answered a request; "
+                f"the last time: {why} {self._where_to_look(server)}"
+            )
+            log.warning("given up: %s", server.failure)
 
     async def be_ready(self) -> None:
         """Return when a server is up, the first time when all are; the others come back meanwhile."""

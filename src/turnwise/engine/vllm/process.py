@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from turnwise.alternatives import MAX_ALTERNATIVES
 from turnwise.config.sections.engine import VllmEngineParams
 from turnwise.errors import ConfigError
 from turnwise.sites import EngineSite
@@ -55,6 +56,7 @@ class ServerPlan:
             "tokens_only": True,
             # What is sampled from, after temperature, top-k and top-p; and nothing of the model's own taste.
             "logprobs_mode": "processed_logprobs",
+            "max_logprobs": MAX_ALTERNATIVES + 1,
             "generation_config": "vllm",
             "weight_transfer_config": json.dumps({"backend": settings.transfer}),
             "disable_uvicorn_access_log": True,

@@ -31,7 +31,7 @@ function lookUp(name, words) {
 function pick(answer, words) {
   const fits = (row) =>
     (!words.tag || row.tag === words.tag) && (!words.stop || row.stop_reason === words.stop) &&
-    (words.success === undefined || Number(row.is_success) === Number(words.success)) &&
+    (words.success === undefined || Number(row.is_success ?? -1) === Number(words.success)) &&
     (words.is_eval === undefined || Number(row.is_eval) === Number(words.is_eval)) &&
     (words.step_from === undefined || row.step >= Number(words.step_from)) &&
     (words.step_to === undefined || row.step <= Number(words.step_to)) &&

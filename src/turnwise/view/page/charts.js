@@ -38,7 +38,7 @@ function quantile(sorted, share) {
   return sorted[low] + (sorted[high] - sorted[low]) * (place - low);
 }
 
-export function drawChart(place, { title, data, lines, bands = [], marks = [], isLog, xLabel, height = 190 }) {
+export function drawChart(place, { title, data, lines, bands = [], marks = [], isLog, isLogX, xLabel, height = 190 }) {
   const style = getComputedStyle(document.documentElement);
   const [ink, grid] = [style.getPropertyValue("--muted").trim(), style.getPropertyValue("--line").trim()];
   const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
@@ -49,7 +49,7 @@ export function drawChart(place, { title, data, lines, bands = [], marks = [], i
     legend: { show: false },
     padding: [10, 14, 0, 0],
     cursor: { points: { size: 7 }, drag: { x: true, y: false }, sync: { key: "curves" } },
-    scales: { x: { time: false }, y: { distr: isLog ? 3 : 1, range: isLog ? undefined : roomy } },
+    scales: { x: { time: false, distr: isLogX ? 3 : 1 }, y: { distr: isLog ? 3 : 1, range: isLog ? undefined : roomy } },
     axes: [{ ...axis, size: 28, label: undefined }, { ...axis, size: 52, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick, 3))) }],
     series: [{ label: xLabel }, ...lines.map((line) => ({ label: line.label, stroke: line.colour, width: line.width ?? 1.8, dash: line.dash, points: { show: data[0].length < 3 }, spanGaps: true }))],
     bands: bands.map((one) => ({ series: one.series, fill: one.fill })),
@@ -75,7 +75,7 @@ function drawMarks(chart, marks, style) {
   pen.save();
   for (const mark of marks) {
     const x = chart.valToPos(mark.x, "x", true);
-    if (x < left || x > left + width) continue;
+    if (!(x >= left && x <= left + width)) continue;
     pen.strokeStyle = pen.fillStyle = style.getPropertyValue(mark.isCollapse ? "--bad" : "--warn").trim();
     pen.lineWidth = devicePixelRatio;
     pen.setLineDash([3 * devicePixelRatio, 3 * devicePixelRatio]);

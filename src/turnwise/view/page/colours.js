@@ -48,7 +48,13 @@ export function signColour(value) {
 }
 
 const LINES = ["#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#0891b2", "#65a30d", "#dc2626", "#475569", "#a16207"];
+const LINES_IN_THE_DARK = ["#6b9bff", "#f0a03c", "#34c38f", "#f279b6", "#b197ff", "#4cc9e0", "#a3cf4a", "#ff8078", "#a9b7c9", "#d8ae55"];
+
+export function isDark() {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}
 
 export function lineColour(place) {
-  return LINES[place % LINES.length];
+  return (isDark() ? LINES_IN_THE_DARK : LINES)[place % LINES.length];
 }

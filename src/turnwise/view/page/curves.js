@@ -10,6 +10,7 @@ const USUAL = [
   ["rollout/success", "success in training"],
   ["eval/success", "success on held-out tasks"],
   ["rollout/return", "return"],
+  ["eval/return", "return on held-out tasks"],
   ["learn/entropy", "entropy"],
   ["learn/approx_kl", "KL of the update"],
   ["learn/reference_kl", "KL to the reference"],
@@ -24,14 +25,18 @@ const USUAL = [
 export async function showCurves(root, words, page) {
   const all = (await ask("runs")).runs;
   const wanted = (words.runs ?? "").split(",").filter(Boolean);
+  const missing = wanted.find((name) => !all.some((run) => run.name === name));
+  if (missing !== undefined) throw new Error(`There is no run '${missing}' here.`);
   const state = {
-    runs: wanted.length ? wanted.filter((name) => all.some((run) => run.name === name)) : all.slice(0, 1).map((run) => run.name),
+    runs: wanted.length ? wanted : all.slice(0, 1).map((run) => run.name),
     weight: Number(words.smooth ?? 0),
     isLog: words.log === "1",
+    isLogX: words.logx === "1",
     x: words.x ?? "step",
     isGrouped: words.group === "1",
     more: (words.more ?? "").split(",").filter(Boolean),
     charts: [],
+    boxes: {},
   };
   const charts = el("div", { class: "charts" });
   const notes = el("div", { class: "findings" });
@@ -39,17 +44,19 @@ export async function showCurves(root, words, page) {
   swap(root, el("div", { class: "bar" }, el("h1", {}, "Curves"), controls()), chooser, charts, notes);
 
   const about = (name) => all.find((run) => run.name === name);
+  const groupOf = (name) => `${about(name).recipe} on ${about(name).env}`;
 
   function controls() {
     const redraw = () => draw();
     const slider = el("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: state.weight, "aria-label": "Smoothing", on: { input: (event) => { state.weight = Number(event.target.value); redraw(); } } });
     const axis = el("select", { "aria-label": "Axis", on: { change: (event) => { state.x = event.target.value; redraw(); } } }, el("option", { value: "step" }, "by step"), el("option", { value: "time" }, "by time"));
     axis.value = state.x;
-    return el("div", { class: "controls" }, el("label", {}, "smooth ", slider), axis, toggle("log scale", "isLog", redraw), toggle("group seeds", "isGrouped", redraw), picker());
+    return el("div", { class: "controls" }, el("label", {}, "smooth ", slider), axis, toggle("log scale", "isLog", redraw), toggle("log axis", "isLogX", redraw), toggle("group seeds", "isGrouped", redraw), picker());
   }
 
   function toggle(label, key, redraw) {
-    return el("label", { class: "check" }, el("input", { type: "checkbox", checked: state[key], on: { change: (event) => { state[key] = event.target.checked; redraw(); } } }), label);
+    state.boxes[key] = el("input", { type: "checkbox", checked: state[key], on: { change: (event) => { state[key] = event.target.checked; redraw(); } } });
+    return el("label", { class: "check" }, state.boxes[key], label);
   }
 
   function picker() {
@@ -60,23 +67,26 @@ export async function showCurves(root, words, page) {
 
   function drawLegend() {
     const options = all.filter((run) => !state.runs.includes(run.name)).map((run) => el("option", { value: run.name }, run.name));
-    const add = options.length ? el("select", { "aria-label": "Add a run", on: { change: (event) => { state.runs.push(event.target.value); page.keep("curves", { runs: state.runs.join(",") }); refresh(); } } }, el("option", { value: "" }, "add a run …"), options) : null;
+    const add = options.length ? el("select", { "aria-label": "Add a run", on: { change: (event) => { event.target.blur(); state.runs.push(event.target.value); page.keep("curves", { runs: state.runs.join(",") }); refresh(); } } }, el("option", { value: "" }, "add a run …"), options) : null;
+    const groups = [...new Set(state.runs.map(groupOf))];
     const shown = state.runs.map((name, place) => {
+      const colour = lineColour(state.isGrouped ? groups.indexOf(groupOf(name)) : place);
       const drop = () => { state.runs = state.runs.filter((one) => one !== name); page.keep("curves", { runs: state.runs.join(",") }); refresh(); };
       const links = [el("a", { href: page.link("episodes", { run: name }) }, "episodes"), el("a", { href: page.link("system", { run: name }) }, "system")];
-      return el("span", { class: "key" }, el("i", { style: { background: lineColour(place) } }), el("b", {}, name), stateChip(about(name)), links, state.runs.length > 1 ? el("button", { class: "drop", "aria-label": `Remove ${name}`, on: { click: drop } }, "×") : null);
+      return el("span", { class: "key" }, el("i", { style: { background: colour } }), el("b", {}, name), stateChip(about(name)), links, state.runs.length > 1 ? el("button", { class: "drop", "aria-label": `Remove ${name}`, on: { click: drop } }, "×") : null);
     });
     swap(chooser, shown, add);
   }
 
   async function refresh() {
-    drawLegend();
     const names = [...USUAL.map(([name]) => name), ...state.more];
     state.told = await Promise.all(state.runs.map((run) => ask("metrics", { run, names: names.join(",") })));
     draw();
   }
 
   function draw() {
+    // A list that is open stays open while runs write.
+    if (!chooser.querySelector("select:focus")) drawLegend();
     state.charts.forEach(({ chart }) => chart.destroy());
     state.charts = [];
     const titles = [...USUAL, ...state.more.map((name) => [name, name])];
@@ -93,9 +103,10 @@ export async function showCurves(root, words, page) {
     const node = el("section", { class: "card chart", data: { metric: name } }, el("header", {}, heading, buttons), plot);
     const start = () => {
       const { data, lines, bands } = gather(name);
-      const marks = state.x === "step" ? state.told.flatMap((told) => told.findings.map((found) => ({ x: found.step, isCollapse: found.is_collapse }))) : [];
+      const at = (told, step) => (state.x === "step" ? step : told.time_s[told.steps.findIndex((known) => known >= step)]);
+      const marks = state.told.flatMap((told) => told.findings.map((found) => ({ x: at(told, found.step), isCollapse: found.is_collapse }))).filter((mark) => mark.x > 0 || !state.isLogX);
       const xLabel = state.x === "step" ? "step" : "seconds";
-      const drawn = drawChart(plot, { title, data, lines, bands, marks, isLog: state.isLog, xLabel });
+      const drawn = drawChart(plot, { title, data, lines, bands, marks, isLog: state.isLog, isLogX: state.isLogX, xLabel });
       const file = name.replaceAll("/", "_");
       swap(buttons, drawn.readout, el("button", { class: "small", title: "Download the numbers", on: { click: () => saveCsv(file, xLabel, lines, data) } }, "CSV"), el("button", { class: "small", title: "Download the picture", on: { click: () => savePng(file, drawn.chart) } }, "PNG"));
       state.charts.push(drawn);
@@ -106,7 +117,7 @@ export async function showCurves(root, words, page) {
   function gather(name) {
     const series = state.told.map((told) => {
       const x = state.x === "step" ? told.steps : told.time_s;
-      const known = (told.columns[name] ?? []).map((value, place) => [x[place], value]).filter(([, value]) => value !== null);
+      const known = (told.columns[name] ?? []).map((value, place) => [x[place], value]).filter(([at, value]) => value !== null && (at > 0 || !state.isLogX));
       return { x: known.map(([at]) => at), y: smooth(known.map(([, value]) => value), state.weight) };
     });
     const [places, ...columns] = align(series);
@@ -117,8 +128,7 @@ export async function showCurves(root, words, page) {
   function groupSeeds(places, columns) {
     const groups = new Map();
     state.runs.forEach((name, place) => {
-      const run = about(name);
-      const key = `${run.recipe} on ${run.env}`;
+      const key = groupOf(name);
       groups.set(key, [...(groups.get(key) ?? []), columns[place]]);
     });
     const [data, lines, bands] = [[places], [], []];
@@ -138,8 +148,9 @@ export async function showCurves(root, words, page) {
     swap(notes, found.length ? el("h2", {}, "What the watch has found") : null, found.map((finding) => el("p", { class: "finding" }, chip(`step ${finding.step}`, finding.is_collapse ? "bad" : "warn"), el("b", {}, finding.kind.replaceAll("_", " ")), state.runs.length > 1 ? el("span", { class: "quiet" }, finding.run) : null, el("span", {}, finding.message))));
   }
 
+  const flip = (key) => () => { state[key] = state.boxes[key].checked = !state[key]; draw(); };
   await refresh();
   const resize = () => draw();
   addEventListener("resize", resize);
-  return { refresh, leave: () => removeEventListener("resize", resize), keys: { l: () => { state.isLog = !state.isLog; draw(); } } };
+  return { refresh, leave: () => removeEventListener("resize", resize), keys: { l: flip("isLog"), L: flip("isLogX") } };
 }

@@ -83,3 +83,8 @@ export function download(name, blob) {
 export function chip(text, kind = "") {
   return el("span", { class: `chip ${kind}` }, text);
 }
+
+export function successChip(isSuccess) {
+  if (isSuccess === null || isSuccess === undefined) return chip("success unknown", "dull");
+  return chip(isSuccess ? "success" : "no success", isSuccess ? "good" : "dull");
+}

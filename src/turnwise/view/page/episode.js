@@ -2,7 +2,8 @@
 
 import { ask } from "./api.js";
 import { MODES } from "./colours.js";
-import { chip, el, number, signed, swap } from "./dom.js";
+import { chip, el, number, signed, successChip, swap } from "./dom.js";
+import { makePolicyPanel } from "./policy.js";
 import { drawCredit, drawGauges, drawInspector, drawScale, splitTurns, TokenText } from "./tokens.js";
 import { drawWorld, foldText } from "./worlds.js";
 
@@ -17,7 +18,9 @@ export async function showEpisode(root, words, page) {
   const creditPanel = el("section", { class: "card" });
   const beside = el("section", { class: "card beside", hidden: true });
   const legend = el("span", {});
-  const text = told.tokens ? new TokenText(told.tokens, (place) => drawInspector(inspector, told.tokens, place, state.credit)) : null;
+  const policy = told.tokens ? makePolicyPanel(asked, told.tokens) : null;
+  const look = (place) => { drawInspector(inspector, told.tokens, place, state.credit); policy?.look(place); };
+  const text = told.tokens ? new TokenText(told.tokens, look, (place) => policy?.choose(place)) : null;
 
   const modes = Object.entries(MODES).filter(([, mode]) => told.tokens && mode.key in told.tokens);
   const colour = el("select", { name: "colour", "aria-label": "Colour tokens by", on: { change: (event) => choose(event.target.value, state.rule) } }, modes.map(([key, mode]) => el("option", { value: key }, mode.label)));
@@ -40,11 +43,11 @@ export async function showEpisode(root, words, page) {
 
   const gauges = new Map(told.turns.map((turn) => [turn.index, el("span", { class: "credited" })]));
   const cards = told.turns.map((turn) => turnCard(turn, told, { places: turns.get(turn.index), text, world, gauge: gauges.get(turn.index) }));
-  const ending = el("article", { class: "turn last" }, el("header", {}, el("h3", {}, "End"), outcome(told)), told.final_observation ? drawWorld(told.final_observation, world) : null, told.failure ? el("pre", { class: "said failure" }, told.failure) : null);
+  const ending = el("article", { class: "turn last" }, el("header", {}, el("h3", {}, "End"), outcome(told)), told.final_observation ? drawWorld(told.final_observation, world, told.turns, told.turns.length) : null, told.failure ? el("pre", { class: "said failure" }, told.failure) : null);
   const tools = el("div", { class: "controls" }, text ? [el("label", {}, "colour ", colour), rule, legend] : null);
-  const aside = el("aside", {}, text ? inspector : null, isLearnt ? creditPanel : null, siblingPanel(told, (sibling) => compare(sibling)));
+  const aside = el("aside", {}, text ? inspector : null, policy?.node, isLearnt ? creditPanel : null, siblingPanel(told, (sibling) => compare(sibling)));
   swap(root,
-    el("div", { class: "bar" }, el("a", { class: "back", href: page.link("episodes", page.memory.episodes ?? { run: words.run }) }, "← episodes"), el("h1", { class: "id" }, told.id), outcome(told)),
+    el("div", { class: "bar" }, el("a", { class: "back", href: page.link("episodes", page.memory.episodes ?? { run: words.run }) }, "← episodes"), neighbours(), el("h1", { class: "id" }, told.id), outcome(told)),
     el("div", { class: "bar sub" }, el("span", { class: "quiet" }, `${words.run} · step ${told.step}${told.is_eval ? " · evaluation" : ""}${told.is_text_kept ? "" : " · put together from its tokens"}`), tools),
     beside, el("div", { class: "columns" }, el("div", { class: `turns ${isShort(told, world) ? "dense" : ""}` }, cards, ending), aside));
 
@@ -53,6 +56,20 @@ export async function showEpisode(root, words, page) {
     choose(state.mode, state.rule);
   }
   if (isLearnt) loadCredit();
+  policy?.open().catch((error) => swap(policy.node, el("p", { class: "empty" }, error.message)));
+
+  function neighbour(by) {
+    const here = page.link("episode", asked);
+    const place = page.listed.indexOf(here);
+    return place < 0 ? undefined : page.listed[place + by];
+  }
+
+  function neighbours() {
+    const link = (by, sign, what) => (neighbour(by) ? el("a", { class: "pill", href: neighbour(by), title: `${what} episode of the list (${by > 0 ? "j" : "k"})`, "aria-label": `${what} episode` }, sign) : null);
+    return [link(-1, "‹", "previous"), link(1, "›", "next")];
+  }
+
+  const turnTo = (by) => () => { if (neighbour(by)) location.hash = neighbour(by); };
 
   async function loadCredit() {
     swap(creditPanel, el("h2", {}, "Credit by turn, under every rule"), el("p", { class: "empty" }, "is being computed …"));
@@ -84,7 +101,7 @@ export async function showEpisode(root, words, page) {
     const names = Object.keys(state.credit?.rules ?? {});
     if (names.length) choose("advantage", names[(names.indexOf(state.rule) + 1) % names.length]);
   };
-  return { keys: { ArrowRight: () => text?.step(1), ArrowLeft: () => text?.step(-1), c: cycle(1), C: cycle(-1), r: nextRule, Escape: () => { location.hash = page.link("episodes", page.memory.episodes ?? { run: words.run }); } } };
+  return { keys: { j: turnTo(1), k: turnTo(-1), ArrowRight: () => text?.step(1), ArrowLeft: () => text?.step(-1), a: () => policy?.ask(), c: cycle(1), C: cycle(-1), r: nextRule, Escape: () => { location.hash = page.link("episodes", page.memory.episodes ?? { run: words.run }); } } };
 }
 
 function isShort(told, world) {
@@ -92,8 +109,7 @@ function isShort(told, world) {
 }
 
 function outcome(told) {
-  const success = told.is_success === null ? null : chip(told.is_success ? "success" : "no success", told.is_success ? "good" : "dull");
-  return el("span", { class: "outcome" }, success, chip(`return ${number(told.return)}`), told.stop_reason ? chip(told.stop_reason.replaceAll("_", " ")) : null);
+  return el("span", { class: "outcome" }, successChip(told.is_success), chip(`return ${number(told.return)}`), told.stop_reason ? chip(told.stop_reason.replaceAll("_", " ")) : null);
 }
 
 function turnCard(turn, told, { places, text, world, gauge }) {
@@ -102,7 +118,7 @@ function turnCard(turn, told, { places, text, world, gauge }) {
   const reply = places && text && text.tokens.has_texts ? text.draw(replyPlaces(places, text)) : el("div", {}, foldText(turn.response_text), places && text ? text.draw(places.sampled) : null);
   const prompt = places && text && places.given.length ? promptFold(places.given, text) : null;
   return el("article", { class: "turn", data: { turn: turn.index } }, el("header", {}, el("h3", {}, `Turn ${turn.index + 1}`), actions ? el("code", { class: "action" }, actions) : null, marks, gauge),
-    el("div", { class: "exchange" }, el("div", { class: "seen" }, told.is_text_kept ? drawWorld(turn.observation, world) : foldText(turn.observation)), el("div", { class: "reply" }, reply, prompt)));
+    el("div", { class: "exchange" }, el("div", { class: "seen" }, told.is_text_kept ? drawWorld(turn.observation, world, told.turns, told.turns.indexOf(turn)) : foldText(turn.observation)), el("div", { class: "reply" }, reply, prompt)));
 }
 
 function replyPlaces({ given, sampled }, text) {
@@ -128,7 +144,7 @@ function siblingPanel(told, onCompare) {
   return el("section", { class: "card" }, el("h2", {}, "Siblings: the same task, played again"), el("table", { class: "list" }, el("tbody", {}, rows)));
 }
 
-function sideBySide(one, other, world) {
+export function sideBySide(one, other, world) {
   const [mine, theirs] = [one, other].map((told) => (told.tokens ? splitTurns(told.tokens) : new Map()));
   const ids = (told, turns, index) => (turns.get(index)?.sampled ?? []).map((place) => told.tokens.token_id[place]).join(" ");
   const length = Math.max(one.turns.length, other.turns.length);
@@ -145,5 +161,5 @@ function sideBySide(one, other, world) {
 function half(told, index, world) {
   const turn = told.turns[index];
   if (!turn) return el("div", { class: "half none" }, index === told.turns.length ? "had ended" : "");
-  return el("div", { class: "half" }, el("small", {}, `turn ${index + 1} · reward ${number(turn.reward)}`), told.is_text_kept ? drawWorld(turn.observation, world) : null, el("pre", { class: "said" }, turn.response_text));
+  return el("div", { class: "half" }, el("small", {}, `turn ${index + 1} · reward ${number(turn.reward)}`), told.is_text_kept ? drawWorld(turn.observation, world, told.turns, index) : null, el("pre", { class: "said" }, turn.response_text));
 }

@@ -1,7 +1,7 @@
 // Episodes: a list to filter and page through, by mouse or keyboard.
 
 import { ask } from "./api.js";
-import { chip, el, grouped, number, swap } from "./dom.js";
+import { chip, el, grouped, number, successChip, swap } from "./dom.js";
 
 const PAGE = 50;
 const FILTERS = ["step_from", "step_to", "tag", "success", "stop", "is_eval", "return_from", "return_to", "turns_from", "turns_to", "failed", "invalid", "id", "text"];
@@ -44,7 +44,7 @@ export async function showEpisodes(root, words, page) {
     const digits = { inputmode: "numeric", class: "short" };
     swap(form,
       el("label", { class: "wide" }, el("span", {}, "text"), el("input", { type: "search", name: "text", value: state.text ?? "", placeholder: "words of the model or the world", on: { input: change("text") } })),
-      select("outcome", "success", [["", "any"], ["1", "success"], ["0", "no success"]]),
+      select("outcome", "success", [["", "any"], ["1", "success"], ["0", "no success"], ["-1", "unknown"]]),
       select("tag", "tag", counted(facets.tags)), select("ended by", "stop", counted(facets.stops)),
       select("split", "is_eval", [["", "any"], ["0", "training"], ["1", "evaluation"]]),
       select("replies", "invalid", [["", "any"], ["1", "not understood"], ["0", "all understood"]]),
@@ -66,9 +66,14 @@ export async function showEpisodes(root, words, page) {
     page.keep("episodes", asked);
     if (!form.childElementCount) drawFilters(found.facets);
     state.found = found.episodes;
+    page.listed = state.found.map(address);
+    state.isEmpty = !Object.keys(found.facets.stops).length && !found.num_files_left;
     state.at = Math.min(state.at, Math.max(0, state.found.length - 1));
     drawPager(found);
-    drawList();
+    // Rows that are the same stay where they are: a click that is under way is not lost.
+    const told = JSON.stringify([found.episodes, state.sort, state.order]);
+    if (told !== state.told) drawList();
+    state.told = told;
     clearTimeout(timer);
     if (found.num_files_left > 0) timer = setTimeout(refresh, 400);
   }
@@ -77,7 +82,7 @@ export async function showEpisodes(root, words, page) {
     const last = state.offset + found.episodes.length;
     const many = found.is_total_known ? grouped(found.total) : `more than ${grouped(found.total - 1)}`;
     const turn = (by) => () => { state.offset = Math.max(0, state.offset + by * PAGE); state.at = 0; refresh(); };
-    swap(pager, el("span", {}, found.total ? `${grouped(state.offset + 1)}–${grouped(last)} of ${many}` : "no episode fits", found.num_files_left ? ` · ${grouped(found.num_files_left)} files still to be read` : ""),
+    swap(pager, el("span", {}, found.total ? `${grouped(state.offset + 1)}–${grouped(last)} of ${many}` : state.isEmpty ? "This run has written no episode yet." : "no episode fits", found.num_files_left ? ` · ${grouped(found.num_files_left)} files still to be read` : ""),
       el("span", { class: "grow" }), el("button", { class: "small", disabled: state.offset === 0, on: { click: turn(-1) } }, "← newer"), el("button", { class: "small", disabled: found.is_total_known && last >= found.total, on: { click: turn(1) } }, "older →"));
   }
 
@@ -87,8 +92,9 @@ export async function showEpisodes(root, words, page) {
     const head = (label, key, kind) => el("th", { class: kind }, key ? el("button", { class: "head", on: { click: sortBy(key) } }, label, el("span", { class: "sorted" }, arrow(key))) : label);
     const hasFailures = state.found.some((row) => row.failure);
     const rows = state.found.map((row, place) => el("tr", { class: place === state.at ? "at" : "", data: { episode: row.id } },
-      el("td", { class: "num", data: { label: "step" } }, row.step), el("td", { class: "name" }, el("a", { href: address(row) }, row.id)), el("td", {}, chip(row.is_success ? "success" : "no success", row.is_success ? "good" : "dull"), row.is_eval ? chip("evaluation") : null, row.is_valid ? null : chip("not understood", "warn")),
+      el("td", { class: "num", data: { label: "step" } }, row.step), el("td", { class: "name" }, el("a", { href: address(row) }, row.id)), el("td", {}, successChip(row.is_success), row.is_eval ? chip("evaluation") : null, row.is_valid ? null : chip("not understood", "warn")),
       el("td", { class: "num", data: { label: "return" } }, number(row.return)), el("td", { class: "num", data: { label: "turns" } }, row.turns), el("td", {}, (row.stop_reason ?? "").replaceAll("_", " ")), hasFailures ? el("td", { class: "failure" }, row.failure) : null));
+    list.hidden = !rows.length;
     swap(list, el("table", { class: "list episodes" }, el("thead", {}, el("tr", {}, head("step", "step", "num"), head("episode", "id"), head("outcome"), head("return", "return", "num"), head("turns", "turns", "num"), head("ended by"), hasFailures ? head("failure") : null)), el("tbody", {}, rows)));
   }
 

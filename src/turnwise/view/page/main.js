@@ -1,17 +1,19 @@
 // The frame: where we are is in the address, every view is one function, and what changes on disk is shown within seconds.
 
 import { ask, isReport } from "./api.js";
+import { isDark } from "./colours.js";
 import { showCurves } from "./curves.js";
 import { el, swap } from "./dom.js";
 import { showEpisode } from "./episode.js";
 import { showEpisodes } from "./episodes.js";
 import { showRuns } from "./runs.js";
 import { showSystem } from "./system.js";
+import { showTask } from "./task.js";
 
-const VIEWS = { runs: showRuns, curves: showCurves, episodes: showEpisodes, episode: showEpisode, system: showSystem };
+const VIEWS = { runs: showRuns, curves: showCurves, episodes: showEpisodes, episode: showEpisode, system: showSystem, task: showTask };
 const TABS = [["runs", "Runs"], ["curves", "Curves"], ["episodes", "Episodes"], ["system", "System"]];
 const LOOK_EVERY_MS = 2000;
-const HELP = [["1 2 3 4", "runs, curves, episodes, system"], ["j k", "next and previous episode"], ["Enter", "open the episode"], ["/", "to the filter"], ["← →", "from token to token"], ["c", "colour tokens by the next number"], ["r", "the next credit rule"], ["l", "log scale of the curves"], ["t", "light or dark"], ["Esc", "back to the list"], ["?", "this help"]];
+const HELP = [["1 2 3 4", "runs, curves, episodes, system"], ["j k", "next and previous run or episode"], ["Enter", "open it"], ["x", "choose a run to compare"], ["/", "to the filter"], ["← →", "from token to token"], ["a", "ask a checkpoint what it would say there"], ["c", "colour tokens by the next number"], ["r", "the next credit rule"], ["l L", "log scale of the curves, of their axis"], ["t", "light or dark"], ["Esc", "back to the list"], ["?", "this help"]];
 
 const main = el("main", { tabindex: -1 });
 const tabs = el("nav", { "aria-label": "Views" });
@@ -22,6 +24,7 @@ let shown = 0;
 
 const page = {
   memory: {},
+  listed: [],
   link: (view, words) => `#/${view}?${new URLSearchParams(Object.entries(words).filter(([, value]) => value !== undefined && value !== ""))}`,
   go: (view, words) => { location.hash = page.link(view, words); },
   keep: (view, words) => {
@@ -41,7 +44,7 @@ async function show() {
   current.leave?.();
   current = {};
   drawTabs(view, words);
-  document.title = view === "episode" ? `${words.id} · turnwise` : `${view} · turnwise`;
+  document.title = words.id || words.task ? `${words.id ?? words.task} · turnwise` : `${view} · turnwise`;
   page.memory[view] = words;
   const root = el("div", { class: `view ${view}` });
   swap(main, root);
@@ -62,8 +65,7 @@ function drawTabs(view, words) {
 }
 
 function turnLight() {
-  const isDark = document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  setLight(isDark ? "light" : "dark");
+  setLight(isDark() ? "light" : "dark");
   show();
 }
 

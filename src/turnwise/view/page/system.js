@@ -9,6 +9,7 @@ const NAMES = {
   "rollout/success": ["success in training", percent],
   "eval/success": ["success on held-out tasks", percent],
   "rollout/return": ["return", number],
+  "eval/return": ["return on held-out tasks", number],
   "learn/entropy": ["entropy", number],
   "learn/approx_kl": ["KL of the update", number],
   "learn/clip_fraction": ["clipped share", percent],
@@ -29,7 +30,7 @@ export async function showSystem(root, words, page) {
 
   async function refresh() {
     const told = await ask("status", { run });
-    swap(body, progressCard(told), latestCard(told), timeCard(told), waitsCard(told), failuresCard(told), findingsCard(told), partsCard(told));
+    swap(body, progressCard(told), latestCard(told), timeCard(told), waitsCard(told), failuresCard(told), findingsCard(told), auditCard(told), partsCard(told));
   }
   await refresh();
   return { refresh };
@@ -47,11 +48,17 @@ function progressCard(told) {
   const share = isNumber(told.steps) && told.steps > 0 ? Math.min(1, told.step / told.steps) : 0;
   const silent = ["running", "killed"].includes(told.state) ? `nothing written for ${duration(told.silent_s)}` : "";
   return panel("Progress", el("p", { class: "big" }, stateChip(told), ` step ${told.step}${isNumber(told.steps) ? ` of ${told.steps}` : ""}`), el("progress", { value: share, max: 1, "aria-label": "Progress" }),
-    factList([["recipe", told.recipe], ["task", told.env], ["seed", told.seed], ["policy version", told.policy_version], ["took", duration(told.time_s)], ["silence", silent], ["rollouts explored", told.explored], ["checkpoints", told.checkpoints.slice(-6).join(", ") || "none yet"], ["tokens on record", told.recorded_steps ? `${told.recorded_steps.count} updates, steps ${told.recorded_steps.first} to ${told.recorded_steps.last}` : "none"]]));
+    factList([["recipe", told.recipe], ["task", told.env], ["seed", told.seed], ["policy version", told.policy_version], ["took", duration(told.time_s)], ["silence", silent], ["rollouts explored", told.explored], ["went on", resumed(told.resumes)], ["checkpoints", told.checkpoints.slice(-6).join(", ") || "none yet"], ["tokens on record", told.recorded_steps ? `${told.recorded_steps.count} updates, steps ${told.recorded_steps.first} to ${told.recorded_steps.last}` : "none"]]));
+}
+
+function resumed(resumes) {
+  const told = resumes.slice(-4).map(({ step, at }) => `${step < 0 ? "from the start" : `after step ${step}`}, ${String(at).slice(0, 16).replace("T", " ")}`);
+  return told.length ? `${resumes.length} times: ${told.join("; ")}`.replace(/^1 times/, "once") : "";
 }
 
 function latestCard(told) {
-  return panel("Newest numbers", factList(Object.entries(told.latest).map(([name, value]) => [NAMES[name]?.[0] ?? name, (NAMES[name]?.[1] ?? number)(value)])));
+  const facts = Object.entries(told.latest).map(([name, value]) => [NAMES[name]?.[0] ?? name, value === null ? "unknown" : (NAMES[name]?.[1] ?? number)(value)]);
+  return panel("Newest numbers", facts.length ? factList(facts) : el("p", { class: "empty" }, "Nothing has been measured yet."));
 }
 
 function timeCard(told) {
@@ -79,7 +86,12 @@ function findingsCard(told) {
   return panel("What the watch has found", lines.length ? lines : el("p", { class: "empty" }, "Nothing to worry about."));
 }
 
+function auditCard(told) {
+  const facts = [...Object.entries(told.audit), ...Object.entries(told.queues)].map(([name, value]) => [name, number(value)]);
+  return panel("Audit and buffer", facts.length ? factList(facts) : el("p", { class: "empty" }, "Nothing has been measured yet."));
+}
+
 function partsCard(told) {
   const versions = Object.entries(told.manifest.packages ?? {}).map(([name, version]) => `${name} ${version}`).join(", ");
-  return panel("Parts and versions", factList([["loop", told.loop], ["engine", told.engine], ["cluster", told.cluster], ["began", (told.manifest.created ?? "").slice(0, 19).replace("T", " ")], ["command", (told.manifest.command ?? []).join(" ")], ["turnwise", told.manifest.turnwise], ["commit", (told.manifest.git_commit ?? "").slice(0, 12)], ["python", told.manifest.python], ["packages", versions], ["machine", `${told.manifest.platform ?? ""}${told.manifest.num_cpus ? `, ${told.manifest.num_cpus} cores` : ""}`], ...Object.entries(told.queues).map(([name, value]) => [name, number(value)]), ...Object.entries(told.audit).map(([name, value]) => [name, number(value)])]), el("p", { class: "path" }, told.run));
+  return panel("Parts and versions", factList([["loop", told.loop], ["engine", told.engine], ["cluster", told.cluster], ["began", (told.manifest.created ?? "").slice(0, 19).replace("T", " ")], ["command", (told.manifest.command ?? []).join(" ")], ["turnwise", told.manifest.turnwise], ["commit", (told.manifest.git_commit ?? "").slice(0, 12)], ["python", told.manifest.python], ["packages", versions], ["machine", `${told.manifest.platform ?? ""}${told.manifest.num_cpus ? `, ${told.manifest.num_cpus} cores` : ""}`]]), el("p", { class: "path" }, told.run));
 }

@@ -1,5 +1,6 @@
 // Tokens: each one a span that is coloured by a number and tells all its numbers when it is looked at.
 
+import { foldCalls } from "./calls.js";
 import { colourOf, makeScale, MODES, signColour } from "./colours.js";
 import { el, isNumber, number, signed, svg, swap } from "./dom.js";
 
@@ -37,9 +38,10 @@ export function splitTurns(tokens) {
 }
 
 export class TokenText {
-  constructor(tokens, onLook) {
+  constructor(tokens, onLook, onChoose) {
     this.tokens = tokens;
     this.onLook = onLook;
+    this.onChoose = onChoose;
     this.spans = new Map();
     this.at = null;
     this.mode = "mask";
@@ -47,7 +49,7 @@ export class TokenText {
   }
 
   draw(places) {
-    return el("div", { class: "tokens" }, places.map((place) => this.#span(place)));
+    return el("div", { class: "tokens" }, foldCalls(places.map((place) => this.#span(place)), places.map((place) => this.tokens.text[place])));
   }
 
   #span(place) {
@@ -55,7 +57,7 @@ export class TokenText {
     const look = () => this.look(place);
     const text = this.tokens.text[place];
     const shown = text === "\n" ? "↵\n" : text;
-    const span = el("span", { class: `tok ${isSampled ? "sampled" : "given"}`, data: { place }, tabindex: -1, on: { mouseenter: look, click: look, focus: look } }, shown);
+    const span = el("span", { class: `tok ${isSampled ? "sampled" : "given"}`, data: { place }, tabindex: -1, on: { mouseenter: look, click: () => this.choose(place), focus: look } }, shown);
     this.spans.set(place, span);
     return span;
   }
@@ -78,12 +80,19 @@ export class TokenText {
     this.onLook(place);
   }
 
+  choose(place) {
+    this.look(place);
+    for (const span of this.spans.values()) span.classList.toggle("chosen", span === this.spans.get(place));
+    this.onChoose(place);
+  }
+
   step(by) {
     const sampled = [...this.spans.keys()].filter((place) => this.tokens.is_sampled[place]).sort((a, b) => a - b);
     if (!sampled.length) return;
     const now = sampled.indexOf(this.at);
     const next = sampled[Math.min(Math.max(0, now < 0 ? 0 : now + by), sampled.length - 1)];
-    this.look(next);
+    this.choose(next);
+    this.spans.get(next).closest("details")?.setAttribute("open", "");
     this.spans.get(next).scrollIntoView({ block: "nearest" });
   }
 }
@@ -101,7 +110,7 @@ export function drawScale(text) {
 
 export function drawInspector(node, tokens, place, credit) {
   if (place === null) {
-    swap(node, el("h2", {}, "Token"), el("p", { class: "empty" }, "Point at a token, or use ← and →. Every number that is on record is shown here."));
+    swap(node, el("h2", {}, "Token"), el("p", { class: "empty" }, "Point at a token, tap it, or use ← and →. Every number that is on record is shown here."));
     return;
   }
   const isSampled = tokens.is_sampled[place];

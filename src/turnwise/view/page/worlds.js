@@ -1,13 +1,19 @@
 // Worlds as a person would want to see them. What is not understood is shown as the text that the model saw.
 
+import { drawResult } from "./calls.js";
 import { el, svg } from "./dom.js";
+import { drawHousehold } from "./household.js";
+import { drawShop } from "./shop.js";
 
 const CELL = 30;
 const LONG = 900;
 
-export function drawWorld(text, world) {
+export function drawWorld(text, world, turns, index) {
   const grid = world ? readGrid(text, world) : null;
-  return grid ? el("figure", { class: "world" }, drawGrid(grid, text)) : foldText(text);
+  if (grid) return el("figure", { class: "world" }, drawGrid(grid, text));
+  const drawn = world?.type === "webshop" ? drawShop(text, turns, index) : world?.type === "alfworld" ? drawHousehold(text, turns, index) : null;
+  if (drawn) return el("div", { class: "drawn" }, drawn, el("details", { class: "rest" }, el("summary", {}, "as the model reads it"), el("pre", { class: "said" }, text)));
+  return drawResult(text, turns[index - 1]?.response_text) ?? foldText(text);
 }
 
 export function foldText(text) {

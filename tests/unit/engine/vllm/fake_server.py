@@ -7,6 +7,7 @@ served from a thread of the test, or as a program in place of vLLM's: then it lo
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from contextlib import suppress
@@ -31,6 +32,8 @@ class FakeVllm:
         self.refused: dict[str, int] = {}
         """Paths that are answered with a status and no more."""
         self.is_healthy = True
+        self.dies_at_requests = False
+        """As a program: what it is asked to sample ends it."""
         self.may_answer = threading.Event()
         self.may_answer.set()
         """Cleared: requests run until it is set."""
@@ -108,6 +111,8 @@ class FakeVllm:
         if path in self.refused:
             return self.refused[path], {"error": f"{path} is refused"}
         if path == "/inference/v1/generate":
+            if self.dies_at_requests:
+                os._exit(4)
             return 200, self._generate(body["token_ids"], body["sampling_params"])
         answers = {
             "/pause": lambda: self._pause(query["mode"]),
@@ -148,11 +153,18 @@ class FakeVllm:
         choice = {
             "token_ids": ids,
             "finish_reason": reason,
-            "logprobs": {"content": [{"token_id": token, "logprob": -abs(self.number) - 0.1} for token in ids]},
+            "logprobs": {"content": [self._told(token, params.get("logprobs", 0)) for token in ids]},
             "weight_versions": [{"version": version, "start": 0, "end": len(ids)} for version in versions],
         }
         scores = [None, *({str(token): {"logprob": -abs(self.number)}} for token in prompt[1:])]
         return {"choices": [choice], "prompt_logprobs": scores if "prompt_logprobs" in params else None}
+
+    def _told(self, token: int, num: int) -> dict[str, Any]:
+        """The sampled token is the third likeliest behind 90 and 91, and stands first wherever it belongs."""
+        logprob = -abs(self.number) - 0.1
+        own = {"token_id": token, "logprob": logprob}
+        others = [{"token_id": 90 + n, "logprob": logprob + (0.02, 0.01, -9999.0)[min(n, 2)]} for n in range(num)]
+        return own | {"top_logprobs": [own, *others][: max(num, 1)]}
 
     def _set(self, **values: Any) -> None:
         with self.changed:
@@ -188,7 +200,9 @@ def main(arguments: list[str]) -> None:
         print("no room for the model", flush=True)  # noqa: T201
         raise SystemExit(3)
     _load_plug_ins()
-    FakeVllm(port=int(arguments[arguments.index("--port") + 1])).serve()
+    server = FakeVllm(port=int(arguments[arguments.index("--port") + 1]))
+    server.dies_at_requests = "--die-at-requests" in arguments
+    server.serve()
 
 
 def _load_plug_ins() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,17 @@ def test_a_greedy_token_was_the_only_one(server: FakeVllm) -> None:
     server.number = 0.5
     reply = asyncio.run(connect(server).generate(request(temperature=0.0, max_new_tokens=3), ()))
     assert reply.logprobs.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_alternatives_are_the_likeliest_whatever_was_sampled(server: FakeVllm) -> None:
+    """One more is asked for: the sampled token takes a place, and may not be among the likeliest."""
+    for num, expected in ((1, [90]), (2, [90, 91]), (3, [90, 91, None]), (4, [90, 91, None, 92])):
+        reply = asyncio.run(connect(server).generate(replace(request(max_new_tokens=2), alternatives=num), ()))
+        assert server.bodies[-1]["sampling_params"]["logprobs"] == num + 1
+        assert reply.alternatives is not None
+        for place, said in enumerate(reply.token_ids.tolist()):
+            assert reply.alternatives.token_ids[place].tolist() == [said if one is None else one for one in expected]
+    assert reply.alternatives.logprobs[0] == pytest.approx([-0.08, -0.09, -0.1, -np.inf])
 
 
 def test_a_text_is_scored_from_its_second_token_on(server: FakeVllm) -> None:

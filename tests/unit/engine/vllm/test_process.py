@@ -17,7 +17,7 @@ from tests.clock import HANG_S
 from turnwise.config.sections.engine import VllmEngineParams
 from turnwise.engine.vllm.engine import VllmEngine
 from turnwise.engine.vllm.process import ServerPlan, find_python
-from turnwise.errors import ConfigError, SyncError
+from turnwise.errors import ConfigError, EngineError, SyncError
 
 from . import fake_server
 from .test_engine import request, run, site, weights
@@ -115,6 +115,19 @@ def test_a_killed_server_comes_back_with_the_newest_weights_and_all_end_with_the
 def test_a_server_that_does_not_start_is_told_with_its_last_words(python: str, tmp_path: Path) -> None:
     engine = VllmEngine.open(settings(python, args={"die_at_start": True}), site(run_path=tmp_path))
     with pytest.raises(SyncError, match=r"(?s)did not start: it ended with exit code 3\..*no room for the model"):
+        run(engine.update_weights(weights(0.5), 1))
+    run(engine.close())
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_before_every_answer_is_given_up(python: str, tmp_path: Path) -> None:
+    engine = VllmEngine.open(settings(python, args={"die_at_requests": True}), site(run_path=tmp_path))
+    with pytest.raises(EngineError, match="4 servers died under one request"):
+        run(engine.generate(request()))
+    why = r"came up 5 times and was gone each time before it had answered a request; .* Its log is .*vllm-0\.log\."
+    with pytest.raises(EngineError, match=f"no vLLM server is left: .*{why}"):
+        run(engine.generate(request()))
+    with pytest.raises(SyncError, match=why):
         run(engine.update_weights(weights(0.5), 1))
     run(engine.close())
 
