@@ -26,7 +26,7 @@ from turnwise.floor.async_calls import run_async
 from turnwise.floor.seeds import derive_seed, make_rng
 from turnwise.loop.build import load_words, open_engine
 from turnwise.protocols import ChatTemplate, Engine
-from turnwise.report.run_dir import RunDirectory
+from turnwise.report.run_dir import RunDirectory, settings_file_of
 from turnwise.types import GenerateRequest, Sampling
 
 
@@ -130,9 +130,8 @@ def _find(path: str, game: str) -> tuple[str, str, str]:
         return str(Run(folder).policy), str(folder / "config.yaml"), ""
     if not folder.is_dir():
         return resolve_path(path), "", game
-    # RUN/checkpoints/step-000040/policy
-    config = folder.absolute().joinpath("..", "..", "..", "config.yaml").resolve()
-    return (str(folder), str(config), "") if config.is_file() else (str(folder), "", game)
+    config = settings_file_of(folder)
+    return (str(folder), "", game) if config is None else (str(folder), str(config), "")
 
 
 @lru_cache(maxsize=8)

@@ -16,13 +16,13 @@ from turnwise.app.models import NAMES, find_gguf, resolve_model
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.boundary import reset_env
-from turnwise.errors import ConfigError, RunError
+from turnwise.errors import ConfigError, RunError, did_you_mean
 from turnwise.floor.checksums import find_damage
 from turnwise.learn.model_files import is_hub_name
 from turnwise.learn.tiny_model import CHAT_TEMPLATE
 from turnwise.loop.build import build_play
 from turnwise.loop.parts import PlayParts
-from turnwise.report.run_dir import RunDirectory
+from turnwise.report.run_dir import RunDirectory, settings_file_of
 from turnwise.rollout.worlds import worlds_of
 
 log = logging.getLogger(__name__)
@@ -59,6 +59,7 @@ def find_policy(
     if path.is_dir() and (config is not None or _is_built_in(path)):
         return Found(settings=load_settings(recipe, overrides), model=str(folder))
     named = str(target)
+    _refuse_missing_run(path)
     if not names_a_model(named):
         raise RunError(
             f"'{path}' is neither a run directory nor a model folder, a GGUF file, a name such as 'smollm2' or "
@@ -66,6 +67,13 @@ def find_policy(
         )
     _refuse_other_model(overrides)
     return Found(settings=load_settings(recipe, [f"model.path={json.dumps(named)}", *overrides]), model=None)
+
+
+def _refuse_missing_run(path: Path) -> None:
+    """A name in a folder of runs means a run, never a model on the hub."""
+    beside = [] if path.exists() else sorted(found.parent.name for found in path.parent.glob("*/config.yaml"))
+    if beside and path.name != str(path):
+        raise RunError(f"there is no run '{path}'. {did_you_mean(path.name, beside)}")
 
 
 def is_endpoint(target: str) -> bool:
@@ -133,15 +141,6 @@ def run_of(target: str | Path) -> Path | None:
         return None
     config = settings_file_of(_policy_in(Path(target).expanduser()))
     return None if config is None else config.parent
-
-
-def settings_file_of(path: Path) -> Path | None:
-    """The settings of the run that a path leads to, or into; None where it is of none."""
-    if (path / "config.yaml").is_file():
-        return path / "config.yaml"
-    # RUN/checkpoints/step-000040/policy
-    config = path.absolute().joinpath("..", "..", "..", "config.yaml").resolve()
-    return config if path.is_dir() and path.absolute().name == "policy" and config.is_file() else None
 
 
 def _is_built_in(folder: Path) -> bool:

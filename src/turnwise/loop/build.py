@@ -45,6 +45,7 @@ from turnwise.learn.tiny_reward import tiny_reward_folder
 from turnwise.loop.open_audit import open_audit
 from turnwise.loop.open_buffer import open_buffer
 from turnwise.loop.parts import ExploreParts, LearnParts, PlayParts, TrainParts, Words
+from turnwise.loop.rivals import open_rivals
 from turnwise.protocols import ChatTemplate, CreditRule, Engine, Judge, Learner, Mailbox, TaskSource
 from turnwise.rollout.agent_proxy import AgentProxy, PlayRules
 from turnwise.rollout.chosen import find_workflow
@@ -52,6 +53,7 @@ from turnwise.rollout.env_groups import EnvConfigs
 from turnwise.rollout.env_manager import EnvStateManager
 from turnwise.rollout.judges import FunctionJudge, Judging
 from turnwise.rollout.limits import RunnerLimits
+from turnwise.rollout.rivals import Rivals
 from turnwise.rollout.workflow import Workflow
 from turnwise.rollout.worlds import World, count_held_out, worlds_of
 from turnwise.sites import EngineSite, LearnerSite, TransportSite
@@ -112,7 +114,7 @@ def build_explore(
 ) -> ExploreParts:
     """What an explorer needs: no learner is made."""
     play = build_play(settings, model_path, run_path=run_path, model=model)
-    worlds, new_proxies = worlds_of(settings), partial(open_proxies, play)
+    worlds, new_proxies = worlds_of(settings), partial(open_proxies, play, open_rivals(settings, run_path))
     proxy, greedy_proxy = new_proxies()
     return ExploreParts(
         **vars(play),
@@ -126,10 +128,10 @@ def build_explore(
     )
 
 
-def open_proxies(play: PlayParts) -> tuple[AgentProxy, AgentProxy | None]:
+def open_proxies(play: PlayParts, rivals: Rivals | None = None) -> tuple[AgentProxy, AgentProxy | None]:
     """Who plays training tasks, and who plays them once more, greedily, where credit measures against that."""
     settings, worlds = play.settings, worlds_of(play.settings)
-    stage = Stage(settings=settings, template=play.template, engine=play.engine, judging=play.judging)
+    stage = Stage(settings=settings, template=play.template, engine=play.engine, judging=play.judging, rivals=rivals)
     size, temperature = settings.rollout.group_size, settings.rollout.temperature
     sampled = stage.proxy(worlds, split="train", group_size=size, temperature=temperature)
     return sampled, stage.proxy(worlds, split="train") if needs_greedy(settings) else None
@@ -294,6 +296,8 @@ class Stage:
     engine: Engine
     judging: Judging | None = None
     """None where the environment alone gives rewards."""
+    rivals: Rivals | None = None
+    """Who is met in games of training beside the model itself."""
 
     def proxy(
         self,
@@ -313,6 +317,7 @@ class Stage:
             workflow_args=rollout.workflow_args,
             # Evaluation measures one policy, against whoever the environment brings.
             seats=chosen.seats if split == "train" else 1,
+            rivals=self.rivals if split == "train" else None,
             limits=RunnerLimits(
                 max_concurrent=rollout.max_concurrent,
                 timeout_s=rollout.episode_timeout_s,

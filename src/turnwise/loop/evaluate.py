@@ -11,10 +11,10 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import reset_env
 from turnwise.errors import ConfigError, did_you_mean
+from turnwise.floor.successes import share_of, tell_successes
 from turnwise.loop.build import build_judging
 from turnwise.loop.parts import PlayParts
-from turnwise.report.estimates import mean_interval
-from turnwise.report.eval_results import results_of
+from turnwise.report.eval_results import results_of, success_interval
 from turnwise.report.intervals import share_interval
 from turnwise.report.metrics import split_by_tag, told_numbers
 from turnwise.rollout.judges import Judging
@@ -23,31 +23,24 @@ from turnwise.rollout.worlds import World, main_world, worlds_of
 from turnwise.types import Metrics, Task, Trajectory
 
 
-def success_interval(trajectories: Sequence[Trajectory], share: float) -> tuple[float, float]:
-    """Of tasks that were played once, Wilson's; of others, over tasks."""
-    if len({trajectory.task for trajectory in trajectories}) == len(trajectories):
-        return share_interval(share, len(trajectories))
-    return mean_interval([task.share for task in results_of(trajectories)], is_share=True)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """How one environment was played."""
 
     episodes: int
-    success: float
+    success: float | None
+    """Of the episodes that say whether they succeeded; None where none does."""
     mean_return: float
-    success_interval: tuple[float, float]
+    success_interval: tuple[float, float] | None
     told: Metrics
     """Its own numbers at the end of an episode, on average."""
 
     @classmethod
     def of(cls, trajectories: Sequence[Trajectory]) -> Outcome:
-        success = sum(t.is_success for t in trajectories) / len(trajectories)
         return cls(
             episodes=len(trajectories),
-            success=success,
-            success_interval=success_interval(trajectories, success),
+            success=share_of(tell_successes(trajectories)),
+            success_interval=success_interval(results_of(trajectories)),
             mean_return=sum(t.episode_return for t in trajectories) / len(trajectories),
             told=told_numbers(trajectories),
         )
@@ -59,7 +52,8 @@ class Evaluation:
 
     env: str
     """The main one."""
-    success: float
+    success: float | None
+    """Of the episodes that say whether they succeeded; None where none does."""
     mean_return: float
     trajectories: tuple[Trajectory, ...]
 
@@ -67,7 +61,7 @@ class Evaluation:
     def of(cls, settings: TurnwiseSettings, trajectories: Sequence[Trajectory]) -> Evaluation:
         return cls(
             env=settings.env.type,
-            success=sum(t.is_success for t in trajectories) / len(trajectories),
+            success=share_of(tell_successes(trajectories)),
             mean_return=sum(t.episode_return for t in trajectories) / len(trajectories),
             trajectories=tuple(trajectories),
         )
@@ -77,9 +71,9 @@ class Evaluation:
         return len(self.trajectories)
 
     @property
-    def success_interval(self) -> tuple[float, float]:
+    def success_interval(self) -> tuple[float, float] | None:
         """In which the true share of successes lies at 95 %; plays of one task are no news of other tasks."""
-        return success_interval(self.trajectories, self.success)
+        return success_interval(results_of(self.trajectories))
 
     def by_tag(self) -> dict[str, Outcome]:
         """The same for each environment."""
@@ -150,7 +144,8 @@ def measure_baselines(
         env, rules = _env_and_rules(world, tasks[0].split)
         for name, rule in rules.items():
             played = _play(world, env, rule, own, judging)
-            share = sum(trajectory.is_success for trajectory in played) / len(played)
+            share = share_of(tell_successes(played))
+            assert share is not None, "an environment always says it"
             found[name if len(worlds) == 1 else f"{name}/{world.tag}"] = share
     return found
 

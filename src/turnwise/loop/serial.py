@@ -11,6 +11,7 @@ from typing import Any
 
 from turnwise.experience.build import build_experiences
 from turnwise.floor.async_calls import unbroken
+from turnwise.floor.waits import computing
 from turnwise.learn.state_digest import digest_policy
 from turnwise.loop.explore import Explored, explore_on_record
 from turnwise.loop.parts import ExploreParts, LearnParts, TrainParts
@@ -57,6 +58,7 @@ async def train_serial(
         await unbroken(update(step, explored, experiences))
 
 
+@computing("an update of the policy")
 def learn_from(parts: LearnParts, experiences: Sequence[Experience], stages: Stages = STAGES) -> Learnt:
     """Merge, shape, credit, pack, update; with nothing to learn from, the policy stays as it is."""
     if not experiences:

@@ -7,14 +7,18 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from turnwise.config.sections.learn import FilePtx, NoPtx, OraclePtx
 from turnwise.config.sections.warm_start import EndpointWarmStart, LessonSettings
 from turnwise.context.recorder import require_end_of_turn
-from turnwise.errors import ConfigError, ContextOverflow, LearnError
+from turnwise.errors import ConfigError, ContextOverflow, LearnError, ModelError
 from turnwise.experience.build import split_trajectory
+from turnwise.experience.merge import merge_prefixes
+from turnwise.floor.waits import computing
 from turnwise.loop.build import Stage, build_judging, first_train_seed, open_endpoint
 from turnwise.loop.parts import LearnParts
-from turnwise.protocols import Imitation
+from turnwise.protocols import ChatTemplate, Imitation
 from turnwise.rollout.chosen import read_pairs, require_oracle
 from turnwise.rollout.demonstrations import DemonstrationWorkflow, NoEngine, recite
 from turnwise.rollout.workflow import Workflow
@@ -37,7 +41,8 @@ async def warm_start(
         experiences = await _demonstrations(parts, settings.episodes, _WARM_START_OFFSET, asked_by="warm_start.type")
         told = {"demonstrations": settings.episodes}
     how = Imitation(steps=settings.steps, batch_rows=settings.batch_rows, lr=settings.lr)
-    loss = parts.learner.imitate(experiences, how, advance)
+    with computing("the imitation of demonstrations"):
+        loss = parts.learner.imitate(experiences, how, advance)
     return {**told, "rows": len(experiences), "steps": settings.steps, "loss": loss}
 
 
@@ -119,7 +124,8 @@ async def _lessons_of_endpoint(
                 kept += [] if reason else [trajectory]
     finally:
         await engine.close()
-    experiences = [experience for trajectory in kept for experience in split_trajectory(trajectory)]
+    # A program's calls have a row each; one that goes on from another is read once.
+    experiences = merge_prefixes([experience for trajectory in kept for experience in split_trajectory(trajectory)])
     if not experiences:
         told = ", ".join(f"{count} {reason}" for reason, count in left_out.items() if count)
         raise LearnError(f"warm_start.url: no episode of the endpoint can be imitated: {told}. {failure}".rstrip())
@@ -130,20 +136,36 @@ def _reason_against(trajectory: Trajectory, world: World, settings: EndpointWarm
     """Why an episode is not imitated; nothing where it is."""
     if trajectory.stop_reason.is_error or not trajectory.turns:
         return "failed"
+    if settings.keep == "successes" and trajectory.is_success is None:
+        return "did not say whether they succeeded (is_success; or set warm_start.keep=all)"
     if settings.keep == "successes" and not trajectory.is_success:
         return "did not succeed"
     # The policy's replies begin with the prefix; what was said in another way would be taught as something else.
-    prefix = world.context.answer.forced_prefix
-    spelled = [prefix + parts.template.decode_reply(ids) for ids in _replies(trajectory)]
+    template, own_prefix = parts.template, world.context.answer.forced_prefix
+    spelled = [
+        _prefix_behind(before, own_prefix, template) + template.decode_reply(reply)
+        for before, reply in _replies(trajectory)
+    ]
     return (
         "" if spelled == [turn.response_text for turn in trajectory.turns] else "cannot be spelled as the policy would"
     )
 
 
-def _replies(trajectory: Trajectory) -> Sequence[IntArray]:
-    """The ids of every turn."""
-    return [
-        segment.token_ids[segment.turn_ids == turn.index]
-        for turn in trajectory.turns
-        for segment in [trajectory.segments[turn.segment_index]]
-    ]
+def _replies(trajectory: Trajectory) -> Sequence[tuple[IntArray, IntArray]]:
+    """Of every turn the ids that stand before the reply, and its own."""
+    replies = []
+    for turn in trajectory.turns:
+        segment = trajectory.segments[turn.segment_index]
+        sampled = np.flatnonzero(segment.turn_ids == turn.index)
+        replies.append((segment.token_ids[: sampled[0]], segment.token_ids[sampled]))
+    return replies
+
+
+def _prefix_behind(before: IntArray, own_prefix: str, template: ChatTemplate) -> str:
+    """What a reply was made to begin with: a call, where the program requires one, or what the run says."""
+    try:
+        call = template.begin_call()
+    except ModelError:
+        return own_prefix
+    # A token has a character at least.
+    return call if template.decode_reply(before[-len(call) :]).endswith(call) else own_prefix

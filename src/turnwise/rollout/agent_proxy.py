@@ -32,6 +32,7 @@ from turnwise.rollout.judges import Judging
 from turnwise.rollout.limits import RunnerLimits
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.rollout.reward_shaping import Shaping, shape_rewards
+from turnwise.rollout.rivals import Rival, Rivals
 from turnwise.rollout.stray_tasks import begin_episode
 from turnwise.rollout.workflow import Workflow, WorkflowTask
 from turnwise.types import Group, Sampling, StopReason, Task, Trajectory, TrajectoryId
@@ -55,6 +56,8 @@ class PlayRules:
     limits: RunnerLimits = field(default_factory=RunnerLimits)
     seats: int = 1
     """How many siblings meet in one world; they begin, fail and are played again together."""
+    rivals: Rivals | None = None
+    """Whom they meet there beside each other; None: nobody."""
 
 
 class AgentProxy:
@@ -106,8 +109,9 @@ class AgentProxy:
         size, limit = self.states.group_size, self.rules.limits.max_concurrent
         gate = nullcontext() if limit is None else asyncio.Semaphore(limit)
         tables = [(task, names) for task in tasks for names in self._seat(rollout, task)]
+        met = await self._draw_rivals(tasks, rollout)
         running = [
-            asyncio.ensure_future(self._play(task, names, gate, on_done))
+            asyncio.ensure_future(self._play(task, names, met.get(task.id), gate, on_done))
             for task, names in tables
             # Half a table cannot be played again.
             if not known.keys() >= set(names)
@@ -130,6 +134,14 @@ class AgentProxy:
             for number, task in enumerate(tasks)
         ]
 
+    async def _draw_rivals(self, tasks: Sequence[Task], rollout: int) -> dict[str, Rival | None]:
+        """By task, before anything is played: a rival that cannot be loaded is no failure of an episode."""
+        rivals = self.rules.rivals
+        if rivals is None:
+            return {}
+        drawn = await rivals.draw(tasks, rollout)
+        return {task.id: rival for task, rival in zip(tasks, drawn, strict=True)}
+
     def _seat(self, rollout: int, task: Task) -> list[tuple[TrajectoryId, ...]]:
         """The siblings of a task, by the table that they sit at; most sit alone."""
         size, seats = self.states.group_size, self.rules.seats
@@ -146,22 +158,25 @@ class AgentProxy:
         self,
         task: Task,
         names: Sequence[TrajectoryId],
+        rival: Rival | None,
         gate: AbstractAsyncContextManager[object],
         on_done: Callable[[Trajectory], None] | None,
     ) -> list[Trajectory]:
         """Until it works, or has failed as often as it may."""
         async with gate:
-            played = await self._attempt(task, names, 0)
+            played = await self._attempt(task, names, 0, rival)
             for attempt in range(1, self.rules.limits.max_retries + 1):
                 if not any(trajectory.stop_reason.is_error for trajectory in played):
                     break
-                played = await self._attempt(task, names, attempt)
+                played = await self._attempt(task, names, attempt, rival)
         if on_done is not None:
             for trajectory in played:
                 on_done(trajectory)
         return played
 
-    async def _attempt(self, task: Task, names: Sequence[TrajectoryId], attempt: int) -> list[Trajectory]:
+    async def _attempt(
+        self, task: Task, names: Sequence[TrajectoryId], attempt: int, rival: Rival | None
+    ) -> list[Trajectory]:
         """The boundary: whatever goes wrong in a workflow becomes data."""
         begin_episode(str(names[0]))
         models = [self._open_model(task, name, attempt) for name in names]
@@ -170,7 +185,7 @@ class AgentProxy:
         try:
             async with deadline:
                 for name, model in zip(names, models, strict=True):
-                    workflows.append(await self._open_workflow(task, name, attempt, model))
+                    workflows.append(await self._open_workflow(task, name, attempt, model, rival))
                 # From here on rewards are what the workflow says they are.
                 played = await _run(workflows)
                 return [seal_turns(_checked(one, own)) for one, own in zip(played, workflows, strict=True)]
@@ -204,7 +219,9 @@ class AgentProxy:
             cache_key=f"{self._scope}:{called}",
         )
 
-    async def _open_workflow(self, task: Task, name: TrajectoryId, attempt: int, model: ModelHandle) -> Workflow:
+    async def _open_workflow(
+        self, task: Task, name: TrajectoryId, attempt: int, model: ModelHandle, rival: Rival | None
+    ) -> Workflow:
         given = WorkflowTask(
             id=name,
             task=task,
@@ -216,6 +233,7 @@ class AgentProxy:
             make_env=partial(self.states.make_env, task.tag, task.split),
             open_episode=partial(self.states.open, task, name, attempt=attempt),
             threads=self._threads,
+            rival=rival,
         )
         build = partial(self._workflow, task=given, model=model)
         if not _is_plain(self._workflow):
@@ -235,16 +253,29 @@ class AgentProxy:
             with suppress(RuntimeError):  # the threads are gone where the run itself is ending
                 self._threads.submit(workflow.close)
 
-    @staticmethod
     def _cut_short(
-        task: Task, name: TrajectoryId, model: ModelHandle, workflow: Workflow | None, reason: StopReason, failure: str
+        self,
+        task: Task,
+        name: TrajectoryId,
+        model: ModelHandle,
+        workflow: Workflow | None,
+        reason: StopReason,
+        failure: str,
     ) -> Trajectory:
         """What was sampled and noted until then; without the notes where they are what is broken."""
         if workflow is not None:
             with suppress(Exception):
                 return _checked(workflow.finish(stop_reason=reason, failure=failure), workflow)
         return make_trajectory(
-            name, task, model.calls, {}, is_cut_at_calls=True, stop_reason=reason, is_success=False, failure=failure
+            name,
+            task,
+            model.calls,
+            {},
+            is_cut_at_calls=True,
+            stop_reason=reason,
+            # An environment would have said it; what a program would have said, nobody knows.
+            is_success=None if getattr(self._workflow, "pays_itself", True) else False,
+            failure=failure,
         )
 
     def _tell(self, error: BaseException, *, is_late: bool) -> tuple[StopReason, str]:

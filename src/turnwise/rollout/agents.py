@@ -86,7 +86,13 @@ class EnvironmentAgent(BaseAgent):
             self._state = result.text
         else:
             result = StepResult(
-                text=self._state, reward=0.0, terminated=False, truncated=False, is_valid=False, is_effective=False
+                text=self._state,
+                reward=0.0,
+                terminated=False,
+                truncated=False,
+                is_valid=False,
+                is_effective=False,
+                is_success=False,
             )
         if not context.tell_invalid or result.is_valid:
             return result
@@ -114,6 +120,8 @@ class AgentWorkflow(StepWiseRewardWorkflow):
         super().__init__(task=task, model=model)
         self._agent = find_agent_class(task.workflow_args.get("agent_cls"))(task)
         self._now: StepResult | None = None
+        self._is_success: bool | None = None
+        """As the agent said last."""
 
     def step(self, step_num: int) -> bool:
         before = self._now or _checked(self._agent.reset(), "reset")
@@ -126,6 +134,8 @@ class AgentWorkflow(StepWiseRewardWorkflow):
             metrics=after.metrics,
             info=after.info,
         )
+        if after.is_success is not None:
+            self._is_success = after.is_success
         if after.truncated and not after.terminated:
             self.stop_reason = StopReason.ENV_TRUNCATED
         return not after.done
@@ -133,10 +143,9 @@ class AgentWorkflow(StepWiseRewardWorkflow):
     def reward(self, exps: list[Response], step_num: int) -> float:
         return self._now.reward if self._now is not None else 0.0
 
-    def is_success(self, total_reward: float) -> bool:
-        """What the agent says of its last turn; an agent that says nothing succeeds by earning something."""
-        said = self._now.is_success if self._now is not None else None
-        return total_reward > 0 if said is None else said
+    def is_success(self, total_reward: float) -> bool | None:
+        """What the agent said last, which may have been turns ago; None: it never did."""
+        return self._is_success
 
     def close(self) -> None:
         self._agent.close()

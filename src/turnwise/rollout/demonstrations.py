@@ -64,5 +64,5 @@ def _recited(number: int, prompt: str, response: str, template: ChatTemplate, ma
         {},
         is_cut_at_calls=False,
         stop_reason=StopReason.TERMINATED,
-        is_success=False,
+        is_success=None,
     )

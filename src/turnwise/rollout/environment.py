@@ -74,6 +74,7 @@ class EnvironmentWorkflow(Workflow):
         )
 
     def is_success(self, total_reward: float) -> bool:
+        """An environment always says it."""
         return self.episode.is_success
 
     async def close(self) -> None:

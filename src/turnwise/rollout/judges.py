@@ -15,7 +15,8 @@ from turnwise.config.sections.reward import BesideEnv
 from turnwise.errors import RewardError
 from turnwise.floor.outsiders import read_reward, show, tell_error
 from turnwise.protocols import Judge
-from turnwise.types import Message, StopReason, Trajectory
+from turnwise.rollout.reward_shaping import fail
+from turnwise.types import Message, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,7 @@ class Judging:
     tags: frozenset[str]
     """The environments without rewards of their own."""
     success_above: float
-    """There a score above this is a success; other environments say themselves what one is."""
+    """There a score above this is a success; other environments, and workflows, say themselves what one is."""
     weight: float = 1.0
     """What a score is multiplied with."""
     beside_env: BesideEnv = "leave"
@@ -61,13 +62,17 @@ class Judging:
             except RewardError as error:
                 score = error
         if isinstance(score, RewardError):
-            failure = f"reward.judge: {score}"
-            return replace(trajectory, stop_reason=StopReason.ENV_ERROR, failure=failure, is_success=False)
+            return fail(trajectory, f"reward.judge: {score}")
         *earlier, last = trajectory.turns
         given, is_alone = self.weight * score, self._gives_alone(trajectory)
         paid = replace(last, reward=given if is_alone else last.reward + given, judged=given)
-        is_success = score > self.success_above if is_alone else trajectory.is_success
+        is_success = score > self.success_above if self._decides(trajectory) else trajectory.is_success
         return replace(trajectory, turns=(*earlier, paid), is_success=is_success)
+
+    def _decides(self, trajectory: Trajectory) -> bool:
+        """Whether the score says what a success is: where no environment does, and no workflow has."""
+        is_said = self.is_beside_workflow and trajectory.is_success is not None
+        return trajectory.task.tag in self.tags and not is_said
 
 
 def _earned_nothing(trajectory: Trajectory) -> bool:

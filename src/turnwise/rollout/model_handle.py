@@ -37,6 +37,8 @@ class Manner:
     reading: Reading = field(default_factory=Reading)
     listen: Callable[[int, int], None] | None = None
     """Hears the number of the reply and each of its tokens as they are sampled, where the engine tells them."""
+    alternatives: int = 0
+    """How many of the likeliest tokens to tell at every place."""
 
 
 class ModelHandle:
@@ -173,6 +175,7 @@ class ModelHandle:
             cache_key=self._cache_key,
             asked=Asked(messages=prompt.messages, prefix=prompt.prefix, tools=prompt.tools),
             on_token=self._ear(manner, number),
+            alternatives=manner.alternatives,
         )
 
     def _ear(self, manner: Manner, number: int) -> Callable[[int], bool] | None:

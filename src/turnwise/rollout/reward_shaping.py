@@ -33,8 +33,8 @@ class PlayedTurn:
     """Raw."""
     is_valid: bool
     is_effective: bool
-    is_success: bool
-    """Whether the episode succeeded with this turn, the last; False in all before it."""
+    is_success: bool | None
+    """Whether the episode succeeded with this turn, the last; None: nobody said. False in all before it."""
     metrics: Metrics
     info: Info
 
@@ -52,8 +52,13 @@ def _shape(trajectory: Trajectory, shaping: Shaping) -> Trajectory:
     try:
         return replace(trajectory, turns=tuple(_shaped_turns(trajectory, shaping)))
     except RewardError as error:
-        failure = f"reward.shaping: {error}"
-        return replace(trajectory, stop_reason=StopReason.ENV_ERROR, failure=failure, is_success=False)
+        return fail(trajectory, f"reward.shaping: {error}")
+
+
+def fail(trajectory: Trajectory, failure: str) -> Trajectory:
+    """The same episode where its rewards cannot be told; whether it would have said if it succeeded stays as it is."""
+    is_success = None if trajectory.is_success is None else False
+    return replace(trajectory, stop_reason=StopReason.ENV_ERROR, failure=failure, is_success=is_success)
 
 
 def _shaped_turns(trajectory: Trajectory, shaping: Shaping) -> Iterator[Turn]:
@@ -69,7 +74,7 @@ def _shaped_turns(trajectory: Trajectory, shaping: Shaping) -> Iterator[Turn]:
             reward=turn.reward,
             is_valid=turn.is_valid,
             is_effective=turn.is_effective,
-            is_success=is_last and trajectory.is_success,
+            is_success=trajectory.is_success if is_last else False,
             metrics=turn.metrics,
             info=turn.info,
         )

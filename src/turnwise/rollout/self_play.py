@@ -46,22 +46,7 @@ class SelfPlayWorkflow(EnvironmentWorkflow):
 
     @classmethod
     async def play_together(cls, players: Sequence[Workflow]) -> list[Trajectory]:
-        """One game from the deal to the end; whatever fails in it costs both players."""
-        sitting = cast("Sequence[Self]", players)
-        first = sitting[0]
-        # The environment of the first player is the game; every player keeps a history of its own.
-        game = first.episode
-        await game.ask("deal", first.task.seed, first.task.split, first.task.dynamics_seed)
-        about = describe_env(game.env)
-        for player in sitting:
-            player.episode.about = about
-        stop: StopReason | None = None
-        seat = await _whose_turn(game)
-        while seat is not None and stop is None:
-            stop = await sitting[seat].take_turn(seat, game)
-            seat = await _whose_turn(game)
-        payoffs = (0.0, 0.0) if seat is not None else _read_payoffs(await game.ask("payoffs"), game)
-        return [await player.leave(own, game, payoffs[own], stop) for own, player in enumerate(sitting)]
+        return await play_game(cast("Sequence[Self]", players))
 
     async def take_turn(self, seat: int, game: EnvEpisode) -> StopReason | None:
         """One reply and its moves, as far as they are this player's to make; why the game cannot go on."""
@@ -110,6 +95,24 @@ class SelfPlayWorkflow(EnvironmentWorkflow):
             is_effective=any(validities),
             llm_response=reply,
         )
+
+
+async def play_game(sitting: Sequence[SelfPlayWorkflow]) -> list[Trajectory]:
+    """One game from the deal to the end, by seat; whatever fails in it costs both players."""
+    first = sitting[0]
+    # The environment of the first player is the game; every player keeps a history of its own.
+    game = first.episode
+    await game.ask("deal", first.task.seed, first.task.split, first.task.dynamics_seed)
+    about = describe_env(game.env)
+    for player in sitting:
+        player.episode.about = about
+    stop: StopReason | None = None
+    seat = await _whose_turn(game)
+    while seat is not None and stop is None:
+        stop = await sitting[seat].take_turn(seat, game)
+        seat = await _whose_turn(game)
+    payoffs = (0.0, 0.0) if seat is not None else _read_payoffs(await game.ask("payoffs"), game)
+    return [await player.leave(own, game, payoffs[own], stop) for own, player in enumerate(sitting)]
 
 
 async def _whose_turn(game: EnvEpisode) -> int | None:

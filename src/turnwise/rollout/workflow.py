@@ -21,9 +21,11 @@ from turnwise.context.trajectory import make_trajectory
 from turnwise.envs.base import BaseEnv
 from turnwise.errors import ConfigError, WorkflowError, did_you_mean
 from turnwise.exchange import TurnFacts
+from turnwise.floor.successes import read_success
 from turnwise.rollout.episode import EnvEpisode
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.model_handle import ModelHandle
+from turnwise.rollout.rivals import Rival
 from turnwise.types import StopReason, Task, Trajectory, TrajectoryId
 
 
@@ -50,6 +52,8 @@ class WorkflowTask:
     """The task in such an environment, to be played turn by turn; `max_turns` shortens its budget."""
     threads: Executor
     """Where plain code runs."""
+    rival: Rival | None = None
+    """The frozen policy that all siblings of the task meet; None: nobody, or each other."""
 
     @property
     def seed(self) -> int:
@@ -84,6 +88,8 @@ class Workflow(ABC):
     """Whether each call of the model is a record of its own; otherwise calls that extend each other are one."""
     seats: ClassVar[int] = 1
     """How many siblings play one game together while training; above 1 there is a `play_together`."""
+    meets_rivals: ClassVar[bool] = False
+    """Whether frozen policies are drawn for its tasks while training."""
     repeatable: bool = False
     """A word of Trinity-RFT: there it says that one object plays all siblings. Here each has an object of its own."""
 
@@ -126,12 +132,12 @@ class Workflow(ABC):
         """Let go of whatever the workflow holds; called once, however the run ended. May be a coroutine."""
         return
 
-    def is_success(self, total_reward: float) -> bool:
-        """Whether the run counts as a success in reports; by default, whether it earned something.
+    def is_success(self, total_reward: float) -> bool | None:
+        """Whether the goal was reached; None, the default, says nothing, and reports then say "unknown".
 
-        Where rewards are also paid on the way, say here whether the goal was reached, or tell `finish`.
+        What was earned is no answer where rewards are also paid on the way. Say it here, or tell `finish`.
         """
-        return total_reward > 0
+        return None
 
     def finish(
         self,
@@ -152,7 +158,9 @@ class Workflow(ABC):
         for step, earned in (reward if isinstance(reward, Mapping) else {last: reward}).items():
             known = facts.get(step, TurnFacts())
             facts[step] = replace(known, reward=known.reward + earned)
-        total = sum(known.reward for known in facts.values())
+        if is_success is None:
+            is_success = self.is_success(sum(known.reward for known in facts.values()))
+        said = read_success(is_success, f"{type(self).__name__}: is_success is")
         return make_trajectory(
             self.task.id,
             self.task.task,
@@ -160,7 +168,7 @@ class Workflow(ABC):
             facts,
             is_cut_at_calls=self.is_cut_at_calls,
             stop_reason=stop_reason,
-            is_success=not stop_reason.is_error and (self.is_success(total) if is_success is None else is_success),
+            is_success=said and not stop_reason.is_error,
             final_observation=final_observation,
             failure=failure,
         )

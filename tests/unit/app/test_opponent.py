@@ -58,7 +58,7 @@ def centre(earlier: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
             return "[4]"
 
     env = make_env(GAME, opponent="policy", opponent_path=str(earlier.path))
-    env._opponent = Listener(env.params, GAME)  # type: ignore[attr-defined]
+    env._opponents[1] = Listener(env.params, GAME)  # type: ignore[attr-defined]
     env.reset(0)
     env.step("[0]")
     run = tmp_path_factory.mktemp("runs") / "centre"
@@ -90,7 +90,7 @@ def play(env_seed: int, path: Path, luck: int = 0) -> list[StepResult]:
 def replies_of(path: Path, luck: int) -> list[str]:
     """What the policy says to the same two texts."""
     env = make_env(GAME, opponent="policy", opponent_path=str(path))
-    player = env._opponent  # type: ignore[attr-defined]
+    player = env._opponents[1]  # type: ignore[attr-defined]
     env.reset(0)
     player.begin(describe_env(env), luck)
     return [player.choose_move(text, ()) for text in ("Begin.", "And now?")]
@@ -130,7 +130,7 @@ def test_chance_comes_from_the_seed_of_the_episode_alone(earlier: Run) -> None:
 def test_games_against_the_same_policy_do_not_mix_their_conversations(earlier: Run) -> None:
     alone = replies_of(earlier.path, 3)
     envs = [make_env(GAME, opponent="policy", opponent_path=str(earlier.path)) for _ in range(2)]
-    players = [env._opponent for env in envs]  # type: ignore[attr-defined]
+    players = [env._opponents[1] for env in envs]  # type: ignore[attr-defined]
     for env, player, luck in zip(envs, players, (3, 4), strict=True):
         env.reset(0)
         player.begin(describe_env(env), luck)
@@ -180,7 +180,7 @@ def test_a_league_draws_one_of_its_members_by_the_seed_of_the_task(earlier: Run,
         pair = []
         for luck in (0, 1):
             reset_env(env, seed, dynamics_seed=luck)
-            pair.append(members.index(env._opponent._policy))  # type: ignore[attr-defined]
+            pair.append(members.index(env._opponents[1]._policy))  # type: ignore[attr-defined]
         assert pair[0] == pair[1]
         drawn.append(pair[0])
     assert set(drawn) == {0, 1}
@@ -194,7 +194,7 @@ def test_the_checkpoints_of_a_run_are_a_league(earlier: Run) -> None:
 def test_a_conversation_that_is_too_long_ends_the_episode_as_data(earlier: Run) -> None:
     env = make_env(GAME, opponent="policy", opponent_path=str(earlier.path))
     env.reset(0)
-    player = env._opponent  # type: ignore[attr-defined]
+    player = env._opponents[1]  # type: ignore[attr-defined]
     choose = player.choose_move
     player.choose_move = lambda text, offered: choose("word " * 3000, offered)
     with pytest.raises(EnvError, match=r"ContextOverflow.*context.max_tokens"):

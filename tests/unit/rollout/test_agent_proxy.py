@@ -301,7 +301,10 @@ class BlockingWorld(WordWorld):
 
 def test_episode_timeout_ends_an_environment_that_blocks_inside_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a limit, its calls are made in threads; the one that hangs is left behind and counted."""
-    monkeypatch.setattr(BlockingWorld, "gate", threading.Event())
+    monkeypatch.setattr(BlockingWorld, "gate", gate := threading.Event())
+    # Without a limit that holds, the test fails instead of hanging.
+    late = threading.Timer(HANG_S, gate.set)
+    late.start()
     before = count_left_behind()
     settings = load_settings(
         {"env": {"type": f"{__name__}:BlockingWorld"}, "rollout": {"episode_timeout_s": 0.2, "max_turns": 2}}
@@ -315,7 +318,8 @@ def test_episode_timeout_ends_an_environment_that_blocks_inside_the_process(monk
     hung = record_rules(world.make("train"), lambda *_: "go", TASKS, 3, timeout_s=0.1)
     assert {played.stop_reason for played in hung} == {StopReason.TIMEOUT}
     assert len(hung) == len(TASKS)
-    BlockingWorld.gate.set()
+    late.cancel()
+    gate.set()
 
 
 def test_our_own_worlds_are_not_put_into_threads() -> None:

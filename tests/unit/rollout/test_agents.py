@@ -46,6 +46,7 @@ class Counter(BaseAgent):
             reward=float(self.count),
             terminated=self.count == 3 and not self.task.workflow_args.get("has_clock"),
             truncated=self.count == 3,
+            is_success=self.task.workflow_args.get("says", {}).get(str(self.count)),
             info={},
         )
 
@@ -64,7 +65,13 @@ def test_an_agent_is_reset_asked_and_rewarded_in_turns() -> None:
     assert [turn.observation for turn in trajectory.turns] == ["at 0", "at 1", "at 2"]
     assert rewards(trajectory) == [1.0, 2.0, 3.0]
     assert trajectory.stop_reason is StopReason.TERMINATED
-    assert trajectory.is_success
+    assert trajectory.is_success is None  # it earned 6, and said nothing about its goal
+
+
+@pytest.mark.parametrize(("says", "expected"), [({"3": True}, True), ({"1": False}, False), ({"2": True}, True)])
+def test_an_agent_has_reached_its_goal_where_it_said_so_last(says: dict[str, bool], expected: bool) -> None:
+    trajectory = play_one(AgentWorkflow, scripted(["a", "b", "c"]), agent_cls=f"{HERE}:Counter", says=says)
+    assert trajectory.is_success is expected
 
 
 def test_an_agents_own_time_limit_truncates() -> None:

@@ -67,7 +67,7 @@ class AwaitsATask(Workflow):
         try:
             await asyncio.ensure_future(self._fail())
         except RuntimeError as error:
-            return self.finish(1.0 if str(error) == "heard" else 0.0)
+            return self.finish(is_success=str(error) == "heard")
         return self.finish(0.0)
 
     async def _fail(self) -> None:
@@ -103,6 +103,18 @@ def test_a_task_that_a_program_leaves_behind_is_not_told_of_later(caplog: pytest
     assert "never retrieved" not in caplog.text
     assert "a task of an episode failed" in caplog.text
     assert "nobody hears this" in caplog.text
+
+
+class SaysWrongly(Workflow):
+    async def run(self) -> Trajectory:
+        await self.model.chat_async([{"role": "user", "content": "hello"}])
+        return self.finish(0.5, is_success="no")  # type: ignore[arg-type] # any text would be true
+
+
+def test_what_is_no_answer_to_whether_it_succeeded_is_a_failure_of_the_program() -> None:
+    played = play(SaysWrongly)
+    assert (played.stop_reason, played.is_success) == (StopReason.WORKFLOW_ERROR, None)
+    assert "SaysWrongly: is_success is 'no'; expected True, False" in played.failure
 
 
 def test_what_a_program_awaits_reaches_it() -> None:

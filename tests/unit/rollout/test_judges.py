@@ -18,6 +18,7 @@ from turnwise.rollout.agent_proxy import AgentProxy
 from turnwise.rollout.environment import EnvironmentWorkflow
 from turnwise.rollout.judges import FunctionJudge, Judging
 from turnwise.rollout.limits import Limits
+from turnwise.rollout.workflow import Workflow
 from turnwise.types import GenerateRequest, Group, Message, StopReason, Task
 
 from .worlds import BrokenStart, WordWorld, make_states
@@ -57,12 +58,13 @@ def collect(
     success_above: float = 0.0,
     world: type[WordWorld] = WordWorld,
     tasks: Sequence[Task] = TASKS,
+    workflow: type[Workflow] = EnvironmentWorkflow,
     **more: Any,
 ) -> list[Group]:
     states = make_states(lambda *_: world(), groups=2, group_size=2, limits=Limits(max_turns=3))
     judging = Judging(judge=judge, tags=frozenset(tags), success_above=success_above, **more)
     contexts = dict.fromkeys({task.tag for task in tasks}, ContextSettings())
-    proxy = AgentProxy(EnvironmentWorkflow, states, contexts, say(words), TEMPLATE, judging=judging)
+    proxy = AgentProxy(workflow, states, contexts, say(words), TEMPLATE, judging=judging)
     return asyncio.run(proxy.collect(tasks, rollout=0))
 
 
@@ -178,11 +180,39 @@ def test_the_part_of_the_judge_is_kept_apart() -> None:
 def test_what_a_workflow_pays_itself_is_never_replaced() -> None:
     played = trajectories(collect(CountingJudge(5.0, 6.0, 7.0, -8.0), WORDS, is_beside_workflow=True))
     assert [t.episode_return for t in played] == [6.0, 6.0, 7.0, -7.0]
-    # The workflow's own word where it paid, the judge's where it did not.
-    assert [t.is_success for t in played] == [True, True, True, True]
+    # Nor what it says about its goal.
+    assert [t.is_success for t in played] == [True, False, False, True]
     played = trajectories(collect(CountingJudge(6.0, -7.0), WORDS, is_beside_workflow=True, beside_env="fill"))
     assert [t.episode_return for t in played] == [1.0, 6.0, -7.0, 1.0]
-    assert [t.is_success for t in played] == [True, True, False, True]
+    assert [t.is_success for t in played] == [True, False, False, True]
+
+
+class Silent(EnvironmentWorkflow):
+    """Pays itself, and says nothing about its goal."""
+
+    pays_itself = True
+
+    def is_success(self, total_reward: float) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("tags", "scores", "expected"),
+    [(["words"], (5.0, 0.5, 7.0, -8.0), [True, False, True, False]), ([], (), [None] * 4)],
+)
+def test_a_judge_says_what_a_success_is_where_no_environment_and_no_workflow_does(
+    tags: list[str], scores: tuple[float, ...], expected: list[bool | None]
+) -> None:
+    judge = CountingJudge(*scores)
+    given = {"success_above": 1.0, "is_beside_workflow": True, "workflow": Silent}
+    assert [t.is_success for t in trajectories(collect(judge, WORDS, tags=tags, **given))] == expected
+
+
+def test_an_episode_that_cannot_be_scored_says_no_more_than_before() -> None:
+    given = {"is_beside_workflow": True, "workflow": Silent, "tags": (), "beside_env": "add"}
+    played = trajectories(collect(CountingJudge(1.0, math.nan, 3.0, 4.0), **given))
+    assert [t.stop_reason.is_error for t in played] == [False, True, False, False]
+    assert [t.is_success for t in played] == [None] * 4
 
 
 # --- a user's function -----------------------------------------------------------------------------------------------

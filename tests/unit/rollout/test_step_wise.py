@@ -327,7 +327,7 @@ def test_a_workflow_is_closed_however_it_ends() -> None:
                 done.set()
 
     play(Closes, tasks=2)
-    assert done.wait(5)
+    assert done.wait(HANG_S)
     assert sorted(closed) == [0, 1]
 
 

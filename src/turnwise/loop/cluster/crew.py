@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from turnwise.errors import ClusterError, LostError
+from turnwise.floor.waits import waiting
 from turnwise.loop.cluster.shares import Player
 from turnwise.protocols import Weights
 from turnwise.types import FloatArray, IntArray
@@ -77,11 +78,9 @@ class Crew:
     async def gather(self) -> None:
         """Return when all are there, or some and the others are late."""
         await self.players()
-        with suppress(TimeoutError):
+        with suppress(TimeoutError), waiting("the run", "the rest of its explorers", _GRACE_S):
             async with asyncio.timeout(_GRACE_S):
-                while len(self._players) < self._hiring.wanted() and self._failure is None:
-                    self._changed.clear()
-                    await self._changed.wait()
+                await self._until(lambda: len(self._players) >= self._hiring.wanted() or self._failure is not None)
 
     async def close(self) -> None:
         ending = [task for task in (self._keeping, *self._starting.values(), *self._partings) if task is not None]
@@ -98,18 +97,22 @@ class Crew:
     async def players(self) -> list[Player]:
         """Those at work, the least busy first; waits for the first one."""
         try:
-            async with asyncio.timeout(self._hiring.timeout_s):
-                while not self._players:
-                    if self._failure is not None:
-                        raise self._failure
-                    self._changed.clear()
-                    await self._changed.wait()
+            with waiting("the run", "an explorer that is at work", self._hiring.timeout_s):
+                async with asyncio.timeout(self._hiring.timeout_s):
+                    await self._until(lambda: bool(self._players) or self._failure is not None)
+            if not self._players and self._failure is not None:
+                raise self._failure
         except TimeoutError:
             raise ClusterError(
                 f"no explorer was at work for {self._hiring.timeout_s:g} s (cluster.start_timeout_s). "
                 f"{self._hiring.describe_room()}"
             ) from None
         return sorted(self._players, key=lambda player: self._num_running[player.name])
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
+            self._changed.clear()
+            await self._changed.wait()
 
     def begin(self, player: Player) -> None:
         """It is given a share; until `end` it is not let go."""
@@ -144,6 +147,10 @@ class Crew:
         self._newest, self._failure = (weights, policy_version), None
         self.policy_version = policy_version
         await asyncio.gather(*(self._load(player) for player in list(self._players)))
+
+    def forget_weights(self) -> None:
+        """Those that were published last are not to be had any more: whoever joins waits for the next ones without."""
+        self._newest, self._failure = None, None
 
     async def _load(self, player: Player) -> None:
         assert self._newest is not None
@@ -190,9 +197,9 @@ class Crew:
 
     async def _start(self, name: str) -> None:
         player: Player | None = None
+        loaded: tuple[Weights, int] | None = None
         try:
             player = await self._hiring.hire(name)
-            loaded = None
             while loaded is not self._newest:
                 loaded = self._newest
                 assert loaded is not None
@@ -201,7 +208,8 @@ class Crew:
             self._num_lost_starts = 0
             self._hiring.tell(f"{name} is at work ({len(self._players)} of {self._hiring.wanted()})")
         except WeightsLostError as lost:
-            self._failure = lost
+            if loaded is self._newest:
+                self._failure = lost
         except LostError as lost:
             self._num_lost_starts += 1
             log.warning("%s was lost before it was at work: %s", name, lost)

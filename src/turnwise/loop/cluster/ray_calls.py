@@ -16,6 +16,7 @@ import numpy as np
 
 from turnwise.config.packages import require_package
 from turnwise.errors import ClusterError, LostError, TurnwiseError
+from turnwise.floor.waits import waiting
 from turnwise.loop.cluster.actor_site import ActorSite
 from turnwise.loop.cluster.crew import WeightsLostError
 from turnwise.loop.cluster.proxies import RemoteWeights, pack_weights
@@ -46,7 +47,8 @@ def in_our_words(site: ActorSite, *, limit: str = "sync.timeout_s") -> Iterator[
     except failures.RayTaskError as error:
         if isinstance(error.cause, TurnwiseError):
             raise error.cause from None
-        if isinstance(error.cause, failures.ObjectLostError):
+        if isinstance(error.cause, failures.RayError):
+            # It is there itself: what it was given is gone with its machine, or with the actor that was to make it.
             raise WeightsLostError(f"weights on their way to {site.name} are gone") from error
         raise ForeignError(f"{site.name} failed: {error.cause!r}; see {site.log}.") from error
     except failures.ObjectLostError as error:
@@ -64,7 +66,7 @@ class RayReference:
         self._timeout_s = timeout_s
 
     def get(self) -> Any:
-        with in_our_words(self._site):
+        with in_our_words(self._site), waiting("the run", f"an answer of {self._site.name}", self._timeout_s):
             return ray.get(self.ref, timeout=self._timeout_s)
 
 
@@ -94,8 +96,12 @@ class RayHost:
 
     def _wait_until_open(self) -> None:
         if self._opening is not None:
-            with in_our_words(self._site, limit="cluster.start_timeout_s"):
-                ray.get(self._opening, timeout=self._start_timeout_s)
+            limit_s = self._start_timeout_s
+            with (
+                in_our_words(self._site, limit="cluster.start_timeout_s"),
+                waiting("the run", f"{self._site.name} to be there", limit_s),
+            ):
+                ray.get(self._opening, timeout=limit_s)
             self._opening = None
 
 

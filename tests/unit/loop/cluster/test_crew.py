@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.clock import HANG_S
 from turnwise.errors import ClusterError, ConfigError, LostError
+from turnwise.floor.waits import find_waits
 from turnwise.loop.cluster import crew as crews
 from turnwise.loop.cluster.collector import CrewCollector, CrewEngine
 from turnwise.loop.cluster.crew import Crew, Hiring, WeightsLostError
@@ -133,7 +135,7 @@ def test_who_is_no_longer_wanted_ends_its_share_and_leaves() -> None:
 
     async def work(crew: Crew) -> None:
         await crew.gather()
-        collecting = asyncio.create_task(CrewCollector(crew, "train", silence_s=5).collect(TASKS, rollout=1))
+        collecting = asyncio.create_task(CrewCollector(crew, "train", silence_s=HANG_S).collect(TASKS, rollout=1))
         await until(lambda: all(player.shares for player in agency.hired))
         agency.wanted = 1
         await until(lambda: any("leaves" in told for told in agency.told))
@@ -156,7 +158,7 @@ def test_what_a_lost_player_had_not_finished_goes_to_another() -> None:
 
     async def work(crew: Crew) -> None:
         await crew.gather()
-        groups = await CrewCollector(crew, "train", silence_s=5).collect(TASKS, rollout=3, on_done=heard.append)
+        groups = await CrewCollector(crew, "train", silence_s=HANG_S).collect(TASKS, rollout=3, on_done=heard.append)
         assert [group.task for group in groups] == TASKS
         lost = next(player for player in agency.hired if player.name == "explorer-1")
         again = next(player.shares[-1] for player in agency.hired if player is not lost and player.shares[-1].known)
@@ -210,14 +212,48 @@ def test_weights_that_are_gone_reach_whoever_waits() -> None:
     run(work, agency.hiring())
 
 
+def test_where_weights_are_forgotten_whoever_joins_waits_for_the_next() -> None:
+    may_load = asyncio.Event()
+
+    class Late(FakePlayer):
+        """Its weights are gone; the first one notices after others were published."""
+
+        async def load(self, weights: Any, policy_version: int) -> None:
+            if policy_version == 1:
+                if self.name == "explorer-2":
+                    await may_load.wait()
+                raise WeightsLostError("gone with their machine")
+            await super().load(weights, policy_version)
+
+    agency = Agency(make=Late)
+
+    async def work(crew: Crew) -> None:
+        await crew.gather()
+        with pytest.raises(WeightsLostError):
+            await crew.publish({}, 1)
+        crew.lose(agency.hired[0], "on the same machine")
+        await until(lambda: len(agency.hired) == 2)
+        crew.forget_weights()
+        may_load.set()
+        assert [player.name for player in await crew.players()] == ["explorer-3"]
+        await crew.publish({}, 2)
+        assert [player.loaded for player in agency.hired] == [[], [], [2]]
+
+    run(work, agency.hiring())
+
+
 def test_nobody_in_time_is_told_with_the_room_there_is() -> None:
     async def never(name: str) -> FakePlayer:
         await asyncio.Event().wait()
         raise AssertionError
 
     async def work(crew: Crew) -> None:
+        asking = asyncio.create_task(crew.players())
+        await asyncio.sleep(0)
+        (wait,) = find_waits()
+        assert (wait.who, wait.reason, wait.deadline_s) == ("the run", "an explorer that is at work", 0.05)
         with pytest.raises(ClusterError, match=r"cluster.start_timeout_s.*1 of 2 CPU"):
-            await crew.players()
+            await asking
 
     run(work, Agency().hiring(hire=never, timeout_s=0.05))
 
