@@ -113,6 +113,8 @@ class _Replay:
         announce(self._settings, Console(quiet=True))
         resumed = resumed_model(checkpoint) if checkpoint else None
         model = str(resumed or resolve_model(self._settings))
+        # Where past selves are met in games, they are found beside what is played now.
+        (self._folder / "checkpoints").symlink_to(self._directory.checkpoints.resolve())
         parts = build_train(self._settings, model, run_path=self._folder)
         try:
             await self._begin(parts, checkpoint)

@@ -21,7 +21,7 @@ from turnwise.audit.credit_oracle import check_credit, check_rows
 from turnwise.audit.digests import check_digests, check_seals
 from turnwise.audit.gaps import Rescorer, check_gap, choose_rows, is_comparable, largest_gap, measure_gaps
 from turnwise.audit.groups import check_finite, check_members, check_staleness
-from turnwise.audit.loss_oracle import check_update
+from turnwise.audit.loss_oracle import check_penalties, check_update
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import AuditError
 from turnwise.floor.files import append_line
@@ -124,6 +124,7 @@ class BatchAudit:
         started_s = time.perf_counter()
         seed = self._learner.policy_version
         breaches = check_rows(experiences, samples, batch)
+        breaches = breaches or check_penalties(samples, annotations, self._settings.learn.kl)
         breaches = breaches or check_credit(samples, annotations, self._settings.credit, seed=seed)
         breaches = breaches or self._check_reference(samples)
         if breaches:

@@ -6,6 +6,7 @@ Out: breaches. Losses that are not known here, a user's own among them, are not 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,14 @@ from numpy.typing import NDArray
 
 from turnwise.audit.breach import Breach
 from turnwise.config.sections import learn as learning
-from turnwise.types import Batch, StepReport, UpdateTrace
+from turnwise.types import Annotations, Batch, Sample, StepReport, UpdateTrace
 
 Floats = NDArray[np.float64]
 
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 """Of the sum over all tokens of what differs, relative to the sum of what is expected."""
+_ROUNDING = 2e-7
+"""What float32 leaves of a distance per token: small ones are differences of numbers near 1."""
 
 
 def check_update(batch: Batch, report: StepReport, settings: learning.LearnSettings, *, dtype: str) -> list[Breach]:
@@ -32,6 +35,8 @@ def check_update(batch: Batch, report: StepReport, settings: learning.LearnSetti
     if np.count_nonzero(np.nan_to_num(trace.first_losses[~batch.loss_mask])):
         return [_of_update("no loss where nothing was sampled", "losses on given tokens")]
     rows = _first_rows(batch, trace, settings)
+    if rows is not None and (breaches := _check_distances(batch, trace, settings, rows, dtype)):
+        return breaches
     expected = None if rows is None else _expect(batch, trace, settings, rows)
     if expected is None or rows is None:
         return []
@@ -41,19 +46,52 @@ def check_update(batch: Batch, report: StepReport, settings: learning.LearnSetti
     if gap.sum() <= _TOLERANCE[dtype] * max(float(size), 1e-6):
         return []
     worst = int(np.argmax(gap))
-    place = int(rows[worst])
-    row = int(np.searchsorted(batch.row_starts, place, side="right")) - 1
-    return [
-        Breach(
-            check="loss",
-            where=f"row {row} of the update",
-            turn=int(batch.turn_ids[place]),
-            token=place - int(batch.row_starts[row]),
-            expected=f"a summand of {expected[worst]:.6g} in the loss (learn.loss, kl, critic, entropy, aggregation)",
-            found=f"{found[worst]:.6g}",
-            wrote="the learner",
-        )
-    ]
+    told = f"a summand of {expected[worst]:.6g} in the loss (learn.loss, kl, critic, entropy, aggregation)"
+    return [_of_token(batch, int(rows[worst]), told, f"{found[worst]:.6g}")]
+
+
+def check_penalties(samples: Sequence[Sample], annotations: Annotations, kl: Any) -> list[Breach]:
+    """What leaving the reference costs in the reward, where its price is fixed; `kl` is the section."""
+    charged, said = annotations.token_penalties, annotations.reference_logprobs
+    if not isinstance(kl, learning.KlReward) or kl.target is not None or charged is None or said is None:
+        return []
+    for sample, penalties, reference in zip(samples, charged, said, strict=True):
+        segment = sample.experience.segment
+        difference = segment.behavior_logprobs.astype(np.float64) - reference
+        expected = np.where(segment.loss_mask, -kl.coef * _kl(difference, kl.estimator), 0.0)
+        wrong = np.abs(penalties - expected) > kl.coef * (1e-3 * np.abs(_kl(difference, kl.estimator)) + _ROUNDING)
+        if wrong.any():
+            token = int(wrong.argmax())
+            told = f"a penalty of {expected[token]:.6g} for leaving the reference"
+            return [
+                Breach(
+                    check="loss",
+                    where=str(sample.experience.id),
+                    turn=int(segment.turn_ids[token]),
+                    token=token,
+                    expected=told,
+                    found=f"{penalties[token]:.6g}",
+                    wrote="the learner",
+                )
+            ]
+    return []
+
+
+def _check_distances(
+    batch: Batch, trace: UpdateTrace, settings: learning.LearnSettings, tokens: NDArray[np.int64], dtype: str
+) -> list[Breach]:
+    """By themselves: in the sum of all losses a small price hides whatever is wrong with what it is a price of."""
+    if not isinstance(settings.kl, learning.KlLoss) or trace.first_distances is None:
+        return []
+    difference = trace.proximal_logprobs[tokens].astype(np.float64) - batch.reference_logprobs[tokens]
+    expected = _kl(difference, settings.kl.estimator)
+    found = trace.first_distances[tokens].astype(np.float64)
+    gap = np.abs(found - expected)
+    if gap.sum() <= _TOLERANCE[dtype] * np.abs(expected).sum() + _ROUNDING * len(tokens):
+        return []
+    worst = int(np.argmax(gap))
+    told = f"a distance of {expected[worst]:.6g} from the reference ({settings.kl.estimator})"
+    return [_of_token(batch, int(tokens[worst]), told, f"{found[worst]:.6g}")]
 
 
 def _first_rows(batch: Batch, trace: UpdateTrace, settings: learning.LearnSettings) -> NDArray[np.int64] | None:
@@ -118,6 +156,19 @@ def _weights(batch: Batch, tokens: NDArray[np.int64], aggregation: str) -> Float
     _, trajectory, lengths = np.unique(batch.trajectory_of_row[rows], return_inverse=True, return_counts=True)
     share = 1.0 if aggregation == "seq_mean_token_sum" else 1 / lengths[trajectory]
     return share * np.ones(len(tokens)) / len(lengths)
+
+
+def _of_token(batch: Batch, place: int, expected: str, found: str) -> Breach:
+    row = int(np.searchsorted(batch.row_starts, place, side="right")) - 1
+    return Breach(
+        check="loss",
+        where=f"row {row} of the update",
+        turn=int(batch.turn_ids[place]),
+        token=place - int(batch.row_starts[row]),
+        expected=expected,
+        found=found,
+        wrote="the learner",
+    )
 
 
 def _of_update(expected: str, found: str) -> Breach:

@@ -26,6 +26,7 @@ from turnwise.errors import ConfigError, StoreError
 from turnwise.experience.buffer import BufferRules, count_tokens, rules_of, split_groups
 from turnwise.experience.codec import decode_group, encode_group
 from turnwise.experience.priorities import group_version
+from turnwise.floor.waits import waiting
 from turnwise.sites import BufferSite
 from turnwise.types import Experience
 
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 
 FILE_NAME = "experience.db"
 """In the directory of a run."""
+DAMAGE = (sqlite3.Error, UnicodeDecodeError)
+"""What SQLite raises: of a damaged file it may say so in words that are no text."""
 _FORMAT = 2
 _BUSY_TIMEOUT_S = 60.0
 """Longest wait for another process's transaction; they take milliseconds."""
@@ -106,11 +109,15 @@ class ExperienceStore:
             if version not in (0, _FORMAT):
                 raise StoreError(f"{path} has format {version}; this version of turnwise reads format {_FORMAT}.")
             self._patiently(lambda: self._db.executescript(_SCHEMA))
-        except sqlite3.Error as error:
+        except DAMAGE as error:
             raise StoreError(f"{path} cannot be opened as a store of experience: {error}.") from error
 
     def _patiently(self, attempt: Callable[[], object]) -> None:
         """Wait for another process's transaction, and say so where it takes long."""
+        with waiting("the buffer", f"another process that writes to {self._path.name}", _BUSY_TIMEOUT_S):
+            self._try_until_free(attempt)
+
+    def _try_until_free(self, attempt: Callable[[], object]) -> None:
         begun_s, is_told = time.monotonic(), False
         while True:
             try:
@@ -305,7 +312,7 @@ class ExperienceStore:
         """What SQLite says of a full disk or a damaged file, as one message."""
         try:
             yield
-        except sqlite3.Error as error:
+        except DAMAGE as error:
             raise StoreError(
                 f"{self._path} cannot be {attempt}: {error}. What was stored before is as it was; see that its disk "
                 "has space and is sound, and start again."

@@ -10,6 +10,7 @@ died, and goes with the next write into its folder.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -22,6 +23,9 @@ from pathlib import Path
 
 from turnwise.errors import RunError, TurnwiseError
 
+_TROUBLES = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE}
+)
 _LEFTOVER = re.compile(r"\..+\.[0-9a-f]{8}\.unfinished")
 
 
@@ -170,7 +174,36 @@ def encode_object(value: object) -> str:
 
 def reason(error: Exception) -> str:
     """The cause without the path, which the message around it already names."""
-    return (getattr(error, "strerror", None) or str(error)).lower()
+    told = _find_trouble(error) or error
+    return (getattr(told, "strerror", None) or str(told)).lower()
+
+
+def _find_trouble(error: BaseException | None) -> OSError | None:
+    """What the system said about the disk, behind what a library says about its own work."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _TROUBLES:
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def tell_trouble(error: BaseException) -> str | None:
+    """What to say of a disk that is full, broken or not to be written to, wherever it was met; None of other errors."""
+    if isinstance(error, RuntimeError):
+        # torch says how far it came.
+        error = _find_trouble(error) or error
+    if not isinstance(error, OSError) or not (error.errno in _TROUBLES or _is_without_temporary_files(error)):
+        return None
+    where = "a file" if error.filename is None else error.filename
+    return (
+        f"Cannot read or write {where}: {reason(error)}. Check that its folder is writable and its disk has space; "
+        "what was saved before is as it was."
+    )
+
+
+def _is_without_temporary_files(error: OSError) -> bool:
+    """Libraries look for a folder for them as they are loaded, and Python finds none where nothing can be written."""
+    return str(error.strerror).startswith("No usable temporary directory")
 
 
 @contextmanager

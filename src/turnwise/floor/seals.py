@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from turnwise.alternatives import Alternatives
 from turnwise.floor.seeds import fingerprint
 from turnwise.provenance import Origin, digest_name, seal_turn
 from turnwise.types import Completion, FinishReason, FloatArray, GenerateRequest, Group, IntArray, Trajectory
@@ -22,6 +23,7 @@ def complete(
     reason: FinishReason,
     *,
     policy_version: int,
+    alternatives: Alternatives | None = None,
 ) -> Completion:
     """What an engine of this name has just sampled for a request."""
     origin = Origin.of(
@@ -39,6 +41,7 @@ def complete(
         finish_reason=reason,
         policy_version=policy_version,
         origin=origin,
+        alternatives=alternatives,
     )
 
 

@@ -2,7 +2,8 @@
 
 Whoever waits for something that may not come says so with `waiting`. `show_waits` keeps `waiting.json` of a run up to
 date, at most once a second: a run that stands still can then be asked from outside what it stands before. Code that
-blocks the event loop says nothing itself; it is seen because the loop's pulse stops, and told by its file and line.
+blocks the event loop says nothing itself; it is seen because the loop's pulse stops, and told by its file and line. An
+update of a large model blocks it too, for minutes and on purpose: `computing` says so, and nobody is warned of it.
 """
 
 from __future__ import annotations
@@ -41,16 +42,23 @@ _WARNED_AFTER_S = 60.0
 class Wait:
     who: str
     reason: str
-    since_s: float
-    """By the clock on the wall, for whoever reads it elsewhere."""
+    begun_s: float
+    """By the clock that nobody sets: one on the wall may jump while somebody waits."""
     deadline_s: float | None
     """After how many seconds it is given up; None where whoever is waited for has a deadline of its own."""
+    is_computing: bool = False
+    """Whether it is known to get on with something, however long that takes."""
+
+    @property
+    def waited_s(self) -> float:
+        return time.monotonic() - self.begun_s
 
     def to_dict(self) -> dict[str, Any]:
+        """For whoever reads it elsewhere: since when by the clock on the wall, as it is set now."""
         return {
             "who": self.who,
             "for": self.reason,
-            "since": round(self.since_s, 3),
+            "since": round(time.time() - self.waited_s, 3),
             "deadline_s": self.deadline_s,
             "pid": os.getpid(),
         }
@@ -58,23 +66,37 @@ class Wait:
 
 _open: dict[int, Wait] = {}
 _numbers = count()
+_computed: dict[int, str] = {}
+"""By thread: what it computes."""
 
 
 @contextmanager
 def waiting(who: str, reason: str, deadline_s: float | None) -> Iterator[None]:
     """Inside, `who` waits for `reason`, and will not wait longer than `deadline_s`."""
     number = next(_numbers)
-    _open[number] = Wait(who=who, reason=reason, since_s=time.time(), deadline_s=deadline_s)
+    _open[number] = Wait(who=who, reason=reason, begun_s=time.monotonic(), deadline_s=deadline_s)
     try:
         yield
     finally:
         del _open[number]
 
 
+@contextmanager
+def computing(what: str) -> Iterator[None]:
+    """Inside, this thread computes `what` and gives the event loop back when it has it; as a decorator too."""
+    thread = threading.get_ident()
+    _computed[thread] = what
+    try:
+        yield
+    finally:
+        _computed.pop(thread, None)
+
+
 def find_waits(*, older_than_s: float = 0.0) -> list[Wait]:
     """Those that go on now, the oldest first."""
-    latest_s = time.time() - older_than_s
-    return sorted((wait for wait in _open.copy().values() if wait.since_s <= latest_s), key=lambda wait: wait.since_s)
+    return sorted(
+        (wait for wait in _open.copy().values() if wait.waited_s >= older_than_s), key=lambda wait: wait.begun_s
+    )
 
 
 class _Pulse:
@@ -86,7 +108,7 @@ class _Pulse:
         self._beat()
 
     def _beat(self) -> None:
-        self._last_s = time.time()
+        self._last_s = time.monotonic()
         self._next = self._loop.call_later(_PULSE_S, self._beat)
 
     def stop(self) -> None:
@@ -96,11 +118,16 @@ class _Pulse:
         """Since when it has not come back, and from where; None where it is well."""
         last_s = self._last_s
         frame = sys._current_frames().get(self._thread)
-        if time.time() - last_s < _STALLED_AFTER_S or frame is None:
+        if time.monotonic() - last_s < _STALLED_AFTER_S or frame is None:
             return None
+        computed = _computed.get(self._thread)
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}"
         return Wait(
-            who="the event loop", reason=f"code that has not returned: {place}", since_s=last_s, deadline_s=None
+            who="the event loop",
+            reason=computed or f"code that has not returned: {place}",
+            begun_s=last_s,
+            deadline_s=None,
+            is_computing=computed is not None,
         )
 
 
@@ -123,21 +150,21 @@ def show_waits(path: Path) -> Iterator[None]:
 
 
 def _keep_up(path: Path, is_over: threading.Event, pulse: _Pulse) -> None:
-    written: list[dict[str, Any]] = []
-    warned_s = time.time()
+    written: list[Wait] = []
+    warned_s = time.monotonic()
     while not is_over.wait(_PERIOD_S):
         waits = find_waits(older_than_s=_SHOWN_AFTER_S)[:_MAX_SHOWN]
         if (stall := pulse.find_stall()) is not None:
             waits.insert(0, stall)
-        found = [wait.to_dict() for wait in waits]
-        if found != written:
-            _write(path, found)
-            written = found
-        if waits and time.time() - max(waits[0].since_s, warned_s) >= _WARNED_AFTER_S:
-            warned_s = time.time()
+        if waits != written:
+            _write(path, [wait.to_dict() for wait in waits])
+            written = waits
+        # Whoever waits while the event loop computes waits for that.
+        is_doubtful = bool(waits) and not waits[0].is_computing
+        if is_doubtful and min(waits[0].waited_s, time.monotonic() - warned_s) >= _WARNED_AFTER_S:
+            warned_s = time.monotonic()
             others = f", and {len(waits) - 1} others wait" if waits[1:] else ""
-            waited_s = warned_s - waits[0].since_s
-            log.warning("%s has been waiting %.0f s for %s%s", waits[0].who, waited_s, waits[0].reason, others)
+            log.warning("%s has been waiting %.0f s for %s%s", waits[0].who, waits[0].waited_s, waits[0].reason, others)
 
 
 def _write(path: Path, found: list[dict[str, Any]]) -> None:

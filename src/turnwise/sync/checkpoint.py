@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,7 +23,7 @@ from turnwise.floor.files import write_whole
 from turnwise.protocols import PolicyMark, Weights
 from turnwise.sites import TransportSite
 
-_NUM_KEPT = 2
+_WEIGHTS_NAME = re.compile(r"step-\d{6,}\.safetensors", re.ASCII)
 _NUM_TRIES = 5
 """Newer weights may replace those that are being read; more often in a row, something else is wrong."""
 
@@ -44,7 +46,7 @@ class CheckpointMailbox:
         folder.mkdir(parents=True, exist_ok=True)
 
     def post(self, mark: PolicyMark, weights: Weights) -> None:
-        data = as_safetensors(weights)
+        data, before = as_safetensors(weights), self._name_newest()
         file = self._folder / f"step-{mark.step:06d}.safetensors"
         write_whole(file, data, error=SyncError)
         about = {
@@ -53,29 +55,40 @@ class CheckpointMailbox:
             "file": file.name,
             "sha256": hashlib.sha256(data).hexdigest(),
         }
-        write_whole(self._folder / "newest.json", json.dumps(about), error=SyncError)
-        self._forget_old()
+        write_whole(self._folder / "newest.json", json.dumps(about | {"checksum": _sum(about)}), error=SyncError)
+        self._forget_all_but(file.name, before)
         self._ring()
 
     def newest(self) -> PolicyMark | None:
-        about = read_record(self._folder / "newest.json")
+        about = self._read_newest()
         return None if about is None else _mark(about)
 
     def fetch(self) -> tuple[PolicyMark, Weights]:
         problem = "nothing has been posted"
         for _ in range(_NUM_TRIES):
-            about = read_record(self._folder / "newest.json")
+            about = self._read_newest()
             if about is None:
                 break
             try:
                 data = (self._folder / about["file"]).read_bytes()
-            except FileNotFoundError:
-                problem = f"{about['file']} is missing"
+            except OSError as error:
+                problem = f"{about['file']} cannot be read ({error.strerror})"
                 continue
             if hashlib.sha256(data).hexdigest() == about["sha256"]:
                 return _mark(about), load(data)
             problem = f"the checksum of {about['file']} is not the one in newest.json"
         raise SyncError(f"the weights in {self._folder} cannot be loaded: {problem}. Start the trainer again.")
+
+    def _read_newest(self) -> Mapping[str, Any] | None:
+        """What is said about the newest weights; records from before there were checksums are believed."""
+        file = self._folder / "newest.json"
+        if (about := read_record(file)) is None:
+            return None
+        told = {name: value for name, value in about.items() if name != "checksum"}
+        is_sound = about.get("checksum", _sum(told)) == _sum(told)
+        if not is_sound or not _is_whole(told):
+            raise SyncError(f"{file} is not as it was written. Start the trainer again.")
+        return told
 
     def request(self, step: int) -> None:
         if self.requested() != step:
@@ -83,13 +96,35 @@ class CheckpointMailbox:
             self._ring()
 
     def requested(self) -> int | None:
-        about = read_record(self._folder / "request.json")
-        return None if about is None else int(about["step"])
+        file = self._folder / "request.json"
+        if (about := read_record(file)) is None:
+            return None
+        if not isinstance(about.get("step"), int):
+            raise SyncError(f"{file} is not as it was written. Remove it and start both sides again.")
+        return about["step"]
 
-    def _forget_old(self) -> None:
-        by_age = sorted(self._folder.glob("step-*.safetensors"), key=lambda file: file.stat().st_mtime_ns)
-        for file in by_age[:-_NUM_KEPT]:
-            file.unlink(missing_ok=True)
+    def _name_newest(self) -> str | None:
+        """The file that others may be reading; None where nobody can say."""
+        try:
+            about = self._read_newest()
+        except SyncError:
+            return None
+        return None if about is None else str(about["file"])
+
+    def _forget_all_but(self, *kept: str | None) -> None:
+        """By their names: the times of files are those of a clock that can be set back, and steps begin anew."""
+        for file in self._folder.glob("step-*.safetensors"):
+            if file.name not in kept:
+                file.unlink(missing_ok=True)
+
+
+def find_damaged_weights(folder: Path) -> str | None:
+    """Why the newest weights of a run cannot be loaded; None where they can."""
+    try:
+        CheckpointMailbox(folder, lambda: None).fetch()
+    except SyncError as error:
+        return str(error)
+    return None
 
 
 def as_safetensors(weights: Weights) -> bytes:
@@ -99,14 +134,28 @@ def as_safetensors(weights: Weights) -> bytes:
 
 
 def read_record(file: Path) -> Mapping[str, Any] | None:
-    """What a JSON file says; None where there is no such file."""
+    """The object that a JSON file holds; None where there is no such file."""
     try:
-        return json.loads(file.read_text())
+        about = json.loads(file.read_text())
+        if not isinstance(about, dict):
+            raise ValueError(f"expected a JSON object, found {type(about).__name__}")
+        return about
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise SyncError(f"{file} cannot be read: {error}. Remove it and start both sides again.") from error
 
 
+def _sum(about: Mapping[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(about, sort_keys=True).encode()):08x}"
+
+
+def _is_whole(about: Mapping[str, Any]) -> bool:
+    """Whether it says all that a record of weights says, and names a file of their folder."""
+    numbers, name = [about.get("step"), about.get("policy_version")], about.get("file")
+    is_name = isinstance(name, str) and _WEIGHTS_NAME.fullmatch(name) is not None
+    return is_name and "sha256" in about and all(isinstance(number, int) for number in numbers)
+
+
 def _mark(about: Mapping[str, Any]) -> PolicyMark:
-    return PolicyMark(int(about["step"]), int(about["policy_version"]))
+    return PolicyMark(about["step"], about["policy_version"])

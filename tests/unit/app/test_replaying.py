@@ -1,4 +1,4 @@
-"""A recorded step comes out the same, and says so where the record was changed; what a run wrote can be audited."""
+"""A recorded step comes out the same, and says so where the record was changed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import pytest
 
 from tests.small_run import SMALL_LAKE, without_plots
-from turnwise.app.auditing import audit_run
 from turnwise.app.replaying import replay
 from turnwise.app.run import Run, train
 from turnwise.errors import ConfigError, RunError
@@ -61,34 +60,3 @@ def test_what_cannot_be_replayed_is_refused(run: Run) -> None:
         replay(run.path, 9)
     with pytest.raises(ConfigError, match="cannot differ in a replay"):
         replay(run.path, 1, ["model.tiny.hidden_size=32"])
-
-
-def test_what_a_run_has_written_is_sound(run: Run) -> None:
-    counts, breaches = audit_run(run.path)
-    assert breaches == []
-    assert min(counts.values()) > 0
-
-
-def test_a_changed_reward_in_a_file_is_found(run: Run) -> None:
-    file = sorted((run.path / "trajectories").glob("step-*.jsonl"))[0]
-    sound = file.read_text()
-    line, *rest = sound.splitlines()
-    played = json.loads(line)
-    played["turns"][0]["reward"] += 1.0
-    file.write_text("\n".join([json.dumps(played), *rest]) + "\n")
-    try:
-        _, breaches = audit_run(run.path)
-    finally:
-        file.write_text(sound)
-    assert [breach.check for breach in breaches] == ["seal"]
-
-
-def test_a_damaged_checkpoint_is_found(run: Run) -> None:
-    file = sorted((run.path / "checkpoints").glob("step-*"))[0] / "policy" / "model.safetensors"
-    sound = file.read_bytes()
-    file.write_bytes(sound[: len(sound) // 2])
-    try:
-        _, breaches = audit_run(run.path)
-    finally:
-        file.write_bytes(sound)
-    assert [breach.check for breach in breaches] == ["file"]

@@ -21,8 +21,10 @@ from turnwise.experience import store as store_module
 from turnwise.experience.buffer import BufferRules
 from turnwise.experience.build import build_experiences
 from turnwise.experience.codec import decode_group, encode_group
+from turnwise.experience.inspection import inspect_store
 from turnwise.experience.priorities import LinearDecay, LinearDecayParams
 from turnwise.experience.store import ExperienceStore
+from turnwise.floor.waits import find_waits
 from turnwise.types import Experience, Segment
 
 from .records import make_group
@@ -229,6 +231,19 @@ def test_flipped_bytes_in_experience_are_noticed(place: int) -> None:
         decode_group(bytes(data))
 
 
+def test_a_damaged_file_of_which_sqlite_speaks_in_no_text_is_told(tmp_path: Path) -> None:
+    """Its messages quote the file, which need not be UTF-8."""
+    file = tmp_path / "e.db"
+    store = ExperienceStore(file)
+    store.add(group(1))
+    store.close()
+    file.write_bytes(file.read_bytes().replace(b"NOT NULL DEFAULT", b"NOT \xffULL DEFAULT"))
+    told = [fault for stored in inspect_store(file) for fault in stored.faults]
+    assert any("cannot be read" in fault for fault in told)
+    with pytest.raises(StoreError, match=r"e\.db cannot be"):
+        ExperienceStore(file).add(group(2))
+
+
 def test_a_damaged_group_is_left_out_with_a_word_and_the_others_stay(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -261,8 +276,11 @@ def test_a_locked_database_is_waited_for_with_a_word(
     store = ExperienceStore(tmp_path / "e.db")
     other = sqlite3.connect(tmp_path / "e.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
+    seen: list[str] = []
+    monkeypatch.setattr(store_module.time, "sleep", lambda _: seen.extend(wait.reason for wait in find_waits()))
     with pytest.raises(StoreError, match="has been locked by another process"):
         store.add(group(1))
+    assert set(seen) == {"another process that writes to e.db"}
     assert "waiting for" in caplog.text
     other.execute("ROLLBACK")
     store.add(group(1))

@@ -12,7 +12,7 @@ import pytest
 
 from tests.clock import HANG_S
 from turnwise.floor import waits
-from turnwise.floor.waits import find_waits, show_waits, waiting
+from turnwise.floor.waits import computing, find_waits, show_waits, waiting
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +78,55 @@ def test_a_long_wait_is_told_once_in_a_while(
 
     asyncio.run(run())
     assert "for experience" in caplog.text
+
+
+def test_a_long_update_is_shown_and_not_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waits, "_STALLED_AFTER_S", 0.05)
+    monkeypatch.setattr(waits, "_WARNED_AFTER_S", 0.05)
+    path = tmp_path / "waiting.json"
+
+    @computing("an update of the policy")
+    def update() -> list[dict[str, object]]:
+        rows = wait_for(path, is_there=True)
+        time.sleep(0.2)  # several times as long as a wait may be untold
+        return rows
+
+    async def run() -> None:
+        with show_waits(path):
+            assert [(row["who"], row["for"]) for row in update()] == [("the event loop", "an update of the policy")]
+            assert "has been waiting" not in caplog.text
+            assert "code that has not returned" in str(block_again(path))
+
+    asyncio.run(run())
+
+
+def block_again(path: Path) -> object:
+    """What the file says of the next one that blocks."""
+    deadline_s = time.monotonic() + HANG_S
+    while time.monotonic() < deadline_s:
+        if path.exists() and "code that has not returned" in (text := path.read_text()):
+            return text
+        time.sleep(0.005)
+    raise TimeoutError
+
+
+@pytest.mark.parametrize("jump_s", [-86_400.0, 86_400.0])
+def test_a_clock_on_the_wall_that_jumps_changes_no_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, jump_s: float
+) -> None:
+    path, plain = tmp_path / "waiting.json", time.time
+
+    async def run() -> None:
+        with show_waits(path), waiting("the trainer", "experience", 60.0):
+            monkeypatch.setattr(time, "time", lambda: plain() + jump_s)
+            (row,) = wait_for(path, is_there=True)
+            # As old as it is, by the clock that its reader has.
+            assert abs(row["since"] - time.time()) < HANG_S  # type: ignore[operator]
+
+    asyncio.run(run())
+    assert "has been waiting" not in caplog.text
 
 
 def test_what_another_process_wrote_stays_while_it_lives(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import torch
 
 from turnwise.errors import RunError, SyncError
 from turnwise.protocols import PolicyMark
-from turnwise.sync.checkpoint import CheckpointMailbox
+from turnwise.sync.checkpoint import CheckpointMailbox, find_damaged_weights
 from turnwise.sync.presence import RolePlace, RoleRecord
 from turnwise.sync.waiting import Bell
 
@@ -34,6 +36,19 @@ def test_the_newest_and_the_one_before_it_stay(tmp_path: Path) -> None:
     assert names == ["newest.json", "step-000004.safetensors", "step-000005.safetensors"]
 
 
+def test_a_clock_that_is_set_back_takes_no_weights_away(tmp_path: Path) -> None:
+    trainer = mailbox(tmp_path)
+    for step in (1, 2):
+        trainer.post(PolicyMark(step, step), weights(step))
+    for file in (tmp_path / "weights").glob("*.safetensors"):
+        os.utime(file, (2e10, 2e10))
+    trainer.post(PolicyMark(3, 3), weights(3))
+    assert trainer.fetch()[0] == PolicyMark(3, 3)
+    # A trainer that goes on from an earlier checkpoint counts its steps from there.
+    trainer.post(PolicyMark(1, 4), weights(4))
+    assert trainer.fetch()[0] == PolicyMark(1, 4)
+
+
 def test_weights_that_are_not_what_was_posted_are_refused(tmp_path: Path) -> None:
     trainer = mailbox(tmp_path)
     with pytest.raises(SyncError, match="nothing has been posted"):
@@ -46,8 +61,59 @@ def test_weights_that_are_not_what_was_posted_are_refused(tmp_path: Path) -> Non
     with pytest.raises(SyncError, match="checksum of step-000001"):
         trainer.fetch()
     file.unlink()
-    with pytest.raises(SyncError, match=r"step-000001\.safetensors is missing"):
+    with pytest.raises(SyncError, match=r"step-000001\.safetensors cannot be read \(No such file"):
         trainer.fetch()
+
+
+@pytest.mark.parametrize(
+    ("found", "instead"), [('"step": 1,', '"step": 3,'), ('"file"', '"fine"'), ("}", "]"), ('{"step"', '[{"step"')]
+)
+def test_a_record_that_is_not_what_was_written_is_refused(tmp_path: Path, found: str, instead: str) -> None:
+    trainer = mailbox(tmp_path)
+    trainer.post(PolicyMark(1, 1), weights(1))
+    record = tmp_path / "weights" / "newest.json"
+    assert find_damaged_weights(record.parent) is None
+    record.write_text(record.read_text().replace(found, instead, 1))
+    with pytest.raises(SyncError, match=r"newest\.json"):
+        trainer.newest()
+    with pytest.raises(SyncError, match=r"newest\.json"):
+        trainer.fetch()
+    assert "newest.json" in (find_damaged_weights(record.parent) or "")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"step": None}, {"policy_version": "1"}, {"file": "../a"}, {"file": "\ud800"}, {"file": 5}]
+)
+def test_a_record_without_a_checksum_is_believed_where_it_is_whole(tmp_path: Path, wrong: dict[str, object]) -> None:
+    trainer = mailbox(tmp_path)
+    trainer.post(PolicyMark(1, 1), weights(1))
+    record = tmp_path / "weights" / "newest.json"
+    told = {name: value for name, value in json.loads(record.read_text()).items() if name != "checksum"}
+    record.write_text(json.dumps(told))
+    assert trainer.newest() == PolicyMark(1, 1)
+    record.write_text(json.dumps(told | wrong))
+    with pytest.raises(SyncError, match=r"newest\.json is not as it was written"):
+        trainer.fetch()
+
+
+def test_weights_that_are_no_file_are_told(tmp_path: Path) -> None:
+    trainer = mailbox(tmp_path)
+    trainer.post(PolicyMark(1, 1), weights(1))
+    file = tmp_path / "weights" / "step-000001.safetensors"
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(SyncError, match=r"step-000001\.safetensors cannot be read \(Is a directory\)"):
+        trainer.fetch()
+
+
+@pytest.mark.parametrize("found", ["{}", '{"step": null}', '{"step": "two"}', "[]"])
+def test_a_damaged_request_for_weights_is_told(tmp_path: Path, found: str) -> None:
+    explorer = mailbox(tmp_path)
+    explorer.request(2)
+    assert explorer.requested() == 2
+    (tmp_path / "weights" / "request.json").write_text(found)
+    with pytest.raises(SyncError, match=r"request\.json"):
+        explorer.requested()
 
 
 @pytest.mark.slow

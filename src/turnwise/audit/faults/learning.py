@@ -88,6 +88,15 @@ def _twice_paid(experiences: Sequence[Experience], annotations: Annotations) -> 
     return [replace(e, turn_rewards=2 * e.turn_rewards) for e in experiences], annotations
 
 
+def _in_other_states(experiences: Sequence[Experience], annotations: Annotations) -> Any:
+    """No state is met twice."""
+    ends = np.cumsum([len(e.turn_states) for e in experiences]).tolist()
+    states = (np.arange(end - len(e.turn_states), end) for e, end in zip(experiences, ends, strict=True))
+    return [
+        replace(e, turn_states=row.astype(np.uint64)) for e, row in zip(experiences, states, strict=True)
+    ], annotations
+
+
 def _with_padding(batch: Batch) -> Batch:
     """Given tokens in front of sampled ones count as sampled."""
     mask = batch.loss_mask.copy()
@@ -99,6 +108,8 @@ def _with_padding(batch: Batch) -> Batch:
 _GROUPS = ("credit={type: grpo}", "learn.critic={type: none}")
 _CRITIC = ("credit={type: gae, lam: 0.5}",)
 _KL = ("learn.kl={type: loss, coef: 1.0, estimator: k1}", "learn.optim.lr=0.01")
+_CHEAP_KL = ("learn.kl={type: loss, coef: 0.001, estimator: k3}", "learn.optim.lr=0.01")
+_STATES = ("credit={type: gigpo}", "learn.critic={type: none}")
 
 FAULTS = (
     _credit("wrong_advantage_sign", after=lambda s: replace(s, advantages=-s.advantages, returns=-s.returns)),
@@ -106,6 +117,7 @@ FAULTS = (
     _credit("off_by_one_bootstrap", before=_late_values, overrides=_CRITIC),
     _credit("reward_counted_twice", before=_twice_paid, overrides=_CRITIC),
     _credit("group_scale_wrong", after=lambda s: replace(s, advantages=s.advantages / 2), overrides=_GROUPS),
+    _credit("states_not_recognised", before=_in_other_states, overrides=_STATES),
     Fault(name="padding_in_the_loss", room="learn", learner=lambda x: _AlteredBatch(x, _with_padding)),
     Fault(
         name="advantages_of_another_row",
@@ -124,6 +136,18 @@ FAULTS = (
         room="learn",
         overrides=_KL,
         patch=("turnwise.learn.trainer", "estimate_kl", lambda f: lambda p, r, kind: f(r, p, kind)),
+    ),
+    Fault(
+        name="kl_with_swapped_arguments_at_a_small_price",
+        room="learn",
+        overrides=_CHEAP_KL,
+        patch=("turnwise.learn.trainer", "estimate_kl", lambda f: lambda p, r, kind: f(r, p, kind)),
+    ),
+    Fault(
+        name="kl_penalty_with_swapped_arguments",
+        room="learn",
+        overrides=("learn.kl={type: reward, coef: 0.01, estimator: k3}",),
+        patch=("turnwise.learn.kl", "estimate_kl", lambda f: lambda p, r, kind: f(r, p, kind)),
     ),
     Fault(
         name="value_loss_without_half",

@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from turnwise.errors import RunError
 from turnwise.floor.files import append_bytes, reason, write_whole
@@ -29,7 +30,7 @@ from turnwise.report.learning_record.tokens import StepTokens
 
 log = logging.getLogger(__name__)
 
-_ENTRY = np.dtype([("step", "<i8"), ("start", "<u8"), ("end", "<u8")])
+_ENTRY = np.dtype([("step", "<i8"), ("start", "<u8"), ("end", "<u8"), ("sum", "<u8")])
 _CHUNK = 1 << 20
 
 
@@ -70,8 +71,7 @@ class LearningRecorder:
             _mend(self._path)
             self._is_mended = True
         start = append_bytes(self._path, block)
-        entry = np.array([(step, start, start + len(block))], dtype=_ENTRY)
-        append_bytes(_index_path(self._path), entry.tobytes())
+        append_bytes(_index_path(self._path), _encode_index([_Place(step, start, start + len(block))]))
 
 
 class LearningRecord:
@@ -93,7 +93,7 @@ class LearningRecord:
             file.seek(place.start)
             header, body = read_header(file.read(HEADER_BYTES)), file.read(place.end - place.start - HEADER_BYTES)
         try:
-            if header is None:
+            if header is None or header.step != step:
                 raise ValueError("its header is gone")
             return decode_block(header, body)
         except ValueError as error:
@@ -101,6 +101,18 @@ class LearningRecord:
                 f"{self._path}: step {step} (bytes {place.start} to {place.end}) is damaged: {error}. "
                 "Other steps can be read."
             ) from error
+
+    def find_gaps(self, *, with_end: bool) -> list[tuple[int, int]]:
+        """The bytes, from and to, that belong to no block; those behind the last one only `with_end`, because a process
+        that is killed leaves some there.
+        """
+        with _open(self._path) as file:
+            size = file.seek(0, 2)
+            gaps, end = [], 0
+            for place in _scan(file, 0, size):
+                gaps += [(end, place.start)] if place.start > end else []
+                end = place.end
+        return [*gaps, (end, size)] if with_end and end < size else gaps
 
     def _places(self) -> Mapping[int, _Place]:
         if not self._path.exists():
@@ -132,7 +144,7 @@ def _mend(path: Path) -> None:
 
 def _cut(path: Path, size: int, places: list[_Place]) -> None:
     """The index first: one that is behind costs a look, one that is ahead is of no use."""
-    write_whole(_index_path(path), np.array(places, dtype=_ENTRY).tobytes())
+    write_whole(_index_path(path), _encode_index(places))
     try:
         with path.open("r+b") as file:
             file.truncate(size)
@@ -155,12 +167,25 @@ def _read_index(path: Path, file: BinaryIO, size: int) -> list[_Place]:
     except OSError:
         return []
     entries = np.frombuffer(data[: len(data) - len(data) % _ENTRY.itemsize], _ENTRY)
-    places = [_Place(*entry) for entry in entries.tolist()]
-    if not places or places[-1].end > size:
+    places = [_Place(*entry) for entry in entries[["step", "start", "end"]].tolist()]
+    if not places or places[-1].end > size or not np.array_equal(entries["sum"], _sum(entries)):
         return []
     last = _header_at(file, places[-1].start, size)
     is_whole = places[0].start == 0 and np.array_equal(entries["end"][:-1], entries["start"][1:])
     return places if is_whole and last is not None and last.step == places[-1].step else []
+
+
+def _encode_index(places: list[_Place]) -> bytes:
+    entries = np.array([(*place, 0) for place in places], dtype=_ENTRY)
+    entries["sum"] = _sum(entries)
+    return entries.tobytes()
+
+
+def _sum(entries: NDArray[Any]) -> NDArray[np.uint64]:
+    """By which an entry that was damaged is known; of thousands at once."""
+    step, start, end = (entries[name].astype(np.uint64) for name in ("step", "start", "end"))
+    mixed = step * np.uint64(0x9E3779B97F4A7C15) ^ start * np.uint64(0xBF58476D1CE4E5B9)
+    return mixed ^ end * np.uint64(0x94D049BB133111EB)
 
 
 def _scan(file: BinaryIO, position: int, size: int) -> Iterator[_Place]:
