@@ -1,6 +1,7 @@
 """An ordinary agent, written with nothing but the openai client, and how it is trained.
 
-`play` asks a chat model for its next move until the lake is crossed, and says what that was worth. Where the model is
+`play` asks a chat model for its next move until the lake is crossed, and says what that was worth and whether it got
+there. Where the model is
 does not matter to it: `base_url` and `api_key` may be anybody's. Training gives it an endpoint of its own for every
 episode, and learns from the tokens that were sampled there.
 
@@ -21,19 +22,19 @@ CONNECTIONS = DefaultHttpxClient()
 """Shared by all episodes: making one takes as long as playing."""
 
 
-def play(*, base_url: str, api_key: str, task: tw.WorkflowTask) -> float:
-    """Cross one lake; returns the reward."""
+def play(*, base_url: str, api_key: str, task: tw.WorkflowTask) -> dict[str, object]:
+    """Cross one lake; returns the reward, and whether the other side was reached."""
     env = task.make_env()
     text = env.reset(seed=task.seed, split=task.split, dynamics_seed=task.dynamics_seed)
-    total = 0.0
+    total, is_home = 0.0, False
     client = OpenAI(base_url=base_url, api_key=api_key, http_client=CONNECTIONS)
     for _ in range(MAX_MOVES):
         reply = client.chat.completions.create(model="policy", messages=[{"role": "user", "content": text}])
-        text, reward, done, _ = env.step(read_move(reply.choices[0].message.content or ""))
-        total += reward
+        text, reward, done, info = env.step(read_move(reply.choices[0].message.content or ""))
+        total, is_home = total + reward, info["success"]
         if done:
             break
-    return total
+    return {"reward": total, "is_success": is_home}
 
 
 def read_move(reply: str) -> str:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from anthropic import Anthropic
+from anthropic import Anthropic, DefaultHttpxClient
 from house import MAX_CALLS, TASK, House, train
 
 import turnwise as tw
+
+CONNECTIONS = DefaultHttpxClient()
+"""Shared by all episodes: making them takes longer than a call of the built-in model."""
 
 
 def describe(name: str, description: str, **properties: Any) -> Any:
@@ -28,7 +31,7 @@ TOOLS = [
 def play(*, base_url: str, api_key: str, task: tw.WorkflowTask) -> dict[str, object]:
     house = House(task.seed)
     # This client adds the `/v1` itself.
-    client = Anthropic(base_url=base_url.removesuffix("/v1"), api_key=api_key)
+    client = Anthropic(base_url=base_url.removesuffix("/v1"), api_key=api_key, http_client=CONNECTIONS)
     messages: list[Any] = [{"role": "user", "content": TASK}]
     for _ in range(MAX_CALLS):
         reply = client.messages.create(model="policy", max_tokens=256, messages=messages, tools=TOOLS)

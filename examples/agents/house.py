@@ -14,20 +14,26 @@ from teacher import teaching
 
 import turnwise as tw
 from turnwise.envs.base import BaseEnv
+from turnwise.floor.successes import show_success
 
 TASK = "You are in a house with a locked door. Open it."
 PLACES = ("shelf", "table", "carpet", "drawer")
 MAX_CALLS = 6
 TINY = {
-    "model.tiny.vocab_size": 768,
+    "model.tiny.vocab_size": 1024,
     "warm_start.type": "endpoint",
     "warm_start.episodes": 32,
-    "warm_start.batch_rows": 16,
-    "context.max_tokens": 1024,
-    "context.max_response_tokens": 24,
+    "warm_start.batch_rows": 8,
+    "context.max_tokens": 2048,
+    "context.max_response_tokens": 16,
     "learn.optim.lr": 6e-4,
     "learn.optim.warmup_steps": 2,
-    "eval.episodes": 64,
+    "learn.optim.schedule": "constant",
+    # Calls go wrong by tokens that are too much by chance already: a bonus for chance would unlearn the lessons.
+    "learn.entropy_coef": 0.0,
+    "rollout.groups": 16,
+    "eval.episodes": 128,
+    "eval.temperature": 1.0,
     "eval.every": 0,
 }
 """What fits the built-in model, which knows no words before its lessons."""
@@ -66,15 +72,18 @@ class House:
 
 
 class HouseTexts(BaseEnv):
-    """What is said in the house: the tokenizer of the built-in model is made of such texts. Nobody plays here; agents
-    play the house by their own tools."""
+    """What is said in the house: the tokenizer of the built-in model is made of such texts, and a word that they lack
+    is read and written byte by byte. Nobody plays here; agents play the house by their own tools."""
 
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
         house = House(seed or 0)
         calls = [_write_call("look"), _write_call("take", place=house.place), _write_call("open_door")]
-        results = [house.look(), house.take(house.place), house.open_door()]
-        said = [f"{call} <tool_response>{result}" for call, result in zip(calls, results, strict=True)]
-        return "\n".join([*_TOOLS, TASK, *said, "It is open."])
+        results = [house.take(""), house.open_door(), house.look(), house.take(house.place), house.open_door()]
+        said = [TASK, *calls, *(f"<tool_response>{result}</tool_response>" for result in results), "It is open."]
+        retold = f"Calling tools:\n[{{'id': 'name': 'take', 'arguments': {{'place': '{house.place}'}}}}}}]"
+        # In turns, so that each also stands at the beginning of a text: behind a space it is another word.
+        texts = [*said, retold, *_TOOLS, *_SPELLINGS]
+        return texts[(seed or 0) // len(PLACES) % len(texts)]
 
     def step(self, action: str) -> NoReturn:
         raise NotImplementedError("agents play the house by their own tools")
@@ -93,15 +102,36 @@ _TOOLS = (
     _write_tool("look", "Look around in the house."),
     _write_tool("take", "Take what lies at a place.", place={"type": "string"}),
     _write_tool("open_door", "Open the door with the key."),
+    _write_call("final_answer", answer="open"),
 )
+_SPELLINGS = (
+    # LangGraph
+    r'place.\n\n Args:\n place: where to reach", {"properties": {}, {"place": {"type": "string"}}, ["place"],',
+    '"type": "object"}}}',
+    # openai-agents
+    '{"properties": {"description": "title": "Place", "look_args", "take_args", "open_door_args", "object",',
+    '"additionalProperties": false, false}}} "required": []}}} "string"}}, ["place"], Use the tools.',
+    # pydantic-ai
+    '{"additionalProperties": false, "properties": {}, {"place": {"description": "where to reach", "type": "object"}}}',
+    # smolagents
+    f"New task:\n{TASK}",
+    "Observation:\nThere is a key:",
+    "Calling tools:\n[{'id': 'type': 'function', 'function': {'name': 'look', 'open_door', 'arguments': {}}}]",
+    '"string", "description": "where to reach"}}, ["place"]}}} "final_answer", {"answer": ["answer"]}}}',
+    '"Provides "The final answer to the given problem. problem.", problem"}}, Error:\n Error while parsing',
+    "tool call from model output: contain any JSON blob. blob.\nNow let's retry: retried several times, try",
+    "take care not repeat previous errors! If completely different approach. used is invalid due following",
+    "error: Expecting ',' delimiter: line 1 column (char was: decoding failed on that specific part of blob:\n",
+)
+"""Words that not every framework uses, as each spells them."""
 
 
 def train(program: str) -> None:
     """Train the agent of a file for a few steps: the built-in model after some lessons, or one that knows tools."""
     parser = argparse.ArgumentParser(description=f"Train the agent '{program}' for a few steps.")
     parser.add_argument("model", nargs="?", default="tiny", help="a model folder, or a name such as Qwen/Qwen3-0.6B")
-    parser.add_argument("--steps", type=int, default=20, help="updates of the policy (default: 20)")
-    parser.add_argument("--lessons", type=int, default=40, help="steps of imitation before them (default: 40)")
+    parser.add_argument("--steps", type=int, default=10, help="updates of the policy (default: 10)")
+    parser.add_argument("--lessons", type=int, default=30, help="steps of imitation before them (default: 30)")
     parser.add_argument("--seed", type=int, default=0, help="of the run (default: 0)")
     parser.add_argument("--root", default="runs", help="where run directories are made (default: runs)")
     options = parser.parse_args()
@@ -125,6 +155,7 @@ def train(program: str) -> None:
         run = tw.train("grpo", overrides)
     told = run.summary
     print(
-        f"{program}: success {told.success_before:.0%} -> {told.success_after:.0%}, "
-        f"return {told.return_before:.2f} -> {told.return_after:.2f}, see {run.path}"
+        f"{program}: success {show_success(told.success_before)} -> {show_success(told.success_after)}, "
+        f"return {told.return_before:.2f} -> {told.return_after:.2f} over {told.eval_episodes} held-out episodes, "
+        f"see {run.path}"
     )

@@ -9,9 +9,12 @@ import json
 from typing import Any
 
 from house import MAX_CALLS, TASK, House, train
-from openai import OpenAI
+from openai import DefaultHttpxClient, OpenAI
 
 import turnwise as tw
+
+CONNECTIONS = DefaultHttpxClient()
+"""Shared by all episodes: making them takes longer than a call of the built-in model."""
 
 
 def describe(name: str, description: str, **properties: Any) -> Any:
@@ -28,7 +31,7 @@ TOOLS = [
 
 def play(*, base_url: str, api_key: str, task: tw.WorkflowTask) -> dict[str, object]:
     house = House(task.seed)
-    client = OpenAI(base_url=base_url, api_key=api_key)
+    client = OpenAI(base_url=base_url, api_key=api_key, http_client=CONNECTIONS)
     messages: list[Any] = [{"role": "user", "content": TASK}]
     for _ in range(MAX_CALLS):
         reply = client.chat.completions.create(model="policy", messages=messages, tools=TOOLS).choices[0].message

@@ -5,10 +5,19 @@ python examples/agents/smolagents_tools.py [MODEL]
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from house import MAX_CALLS, TASK, House, train
-from smolagents import OpenAIModel, ToolCallingAgent, tool
+from openai import DefaultHttpxClient
+from smolagents import AgentError, LogLevel, OpenAIModel, ToolCallingAgent, tool
+from smolagents.agents import EMPTY_PROMPT_TEMPLATES
 
 import turnwise as tw
+
+CONNECTIONS = DefaultHttpxClient()
+"""Shared by all episodes: making them takes longer than a call of the built-in model."""
+PROMPTS = {**EMPTY_PROMPT_TEMPLATES, "system_prompt": "Use the tools."}
+"""Its own are ten thousand characters long, which a model that was never trained would read for nothing."""
 
 
 def play(*, base_url: str, api_key: str, task: tw.WorkflowTask) -> dict[str, object]:
@@ -33,9 +42,17 @@ def play(*, base_url: str, api_key: str, task: tw.WorkflowTask) -> dict[str, obj
         """Open the door with the key."""
         return house.open_door()
 
-    model = OpenAIModel(model_id="policy", api_base=base_url, api_key=api_key)
-    agent = ToolCallingAgent(tools=[look, take, open_door], model=model, max_steps=MAX_CALLS, verbosity_level=0)
-    agent.run(TASK)
+    model = OpenAIModel("policy", api_base=base_url, api_key=api_key, client_kwargs={"http_client": CONNECTIONS})
+    agent = ToolCallingAgent(
+        [look, take, open_door],
+        model,
+        PROMPTS,  # type: ignore[arg-type]
+        max_steps=MAX_CALLS,
+        verbosity_level=LogLevel.OFF,
+    )
+    # A conversation that has grown too long: the episode ends with what it has earned.
+    with suppress(AgentError):
+        agent.run(TASK)
     return house.reward()
 
 

@@ -16,11 +16,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
-def next_reply(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def next_reply(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The message that goes on with a conversation about the house."""
     heard = str(messages[-1].get("content"))
     if "The door is open." in heard:
-        return {"role": "assistant", "content": "It is open."}
+        # Some frameworks want the end of an episode as a call.
+        is_called = any(tool["function"]["name"] == "final_answer" for tool in tools)
+        return _call("final_answer", answer="open") if is_called else {"role": "assistant", "content": "It is open."}
     if "You have the key." in heard:
         return _call("open_door")
     key = re.search(r"There is a key: (\w+)", heard)
@@ -54,7 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        choice = {"index": 0, "message": next_reply(asked["messages"]), "finish_reason": "stop"}
+        choice = {"index": 0, "message": next_reply(asked["messages"], asked.get("tools", ())), "finish_reason": "stop"}
         self._send({"id": "1", "object": "chat.completion", "created": 0, "model": "teacher", "choices": [choice]})
 
     def _send(self, content: object) -> None:

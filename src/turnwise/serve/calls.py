@@ -28,6 +28,8 @@ class ModelCall:
     """One call of the model."""
 
     messages: tuple[Message, ...]
+    agent: str = ""
+    """What the client calls the model. There is one: the name says which agent of a program asks."""
     tools: tuple[ToolSchema, ...] = ()
     tool_choice: str = "auto"
     """`auto`, `none`, `required`, or the name of the tool to call."""
@@ -40,6 +42,8 @@ class ModelCall:
     seed: int | None = None
     max_tokens: int | None = None
     wants_logprobs: bool = False
+    top_logprobs: int = 0
+    """How many of the likeliest tokens to tell at every place."""
     is_streamed: bool = False
     wants_usage: bool = False
     """At the end of a stream; a whole reply always says it."""
@@ -98,8 +102,9 @@ def _read_message(given: object, where: str) -> Message:
     mapping = {**given, "role": "system" if role == "developer" else role}
     try:
         message = read_message(mapping)
-        # JSON can spell half a character, which no tokenizer takes.
-        message.text.encode()
+        # JSON can spell half a character, which no tokenizer takes; in arguments it was looked for already.
+        calls = [word for call in message.tool_calls for word in (call.name, call.id)]
+        "".join((message.text, message.name, message.tool_call_id, *calls)).encode()
     except (TurnwiseError, UnicodeEncodeError) as error:
         raise ServeError(f"{where}: {error}", param=where) from error
     if not isinstance(message.content, str):

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from pydantic import Field, PositiveInt
 
+from turnwise.alternatives import MAX_ALTERNATIVES
 from turnwise.context.recorder import Response
 from turnwise.errors import ServeError
 from turnwise.serve.calls import (
@@ -29,6 +29,7 @@ from turnwise.serve.calls import (
     refuse,
     refuse_unknown,
 )
+from turnwise.serve.logprobs import token_logprobs
 from turnwise.serve.streaming import event
 from turnwise.types import IntArray
 
@@ -37,7 +38,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
-    "top_logprobs": (0,),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "logit_bias": ({},),
@@ -47,7 +47,6 @@ _INSTEAD = {
     "functions": "Give them as tools.",
     "response_format": "The engine samples freely and cannot hold a reply to a format. Ask for it in the messages, or "
     "offer it as a tool with tool_choice.",
-    "top_logprobs": "The engine tells the log-prob of the token that was sampled, and of no other.",
 }
 _WITHOUT_MEANING = frozenset(
     (
@@ -76,6 +75,7 @@ class _ChatBody(Body):
     max_tokens: PositiveInt | None = None
     max_completion_tokens: PositiveInt | None = None
     logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_ALTERNATIVES)
     stream: bool | None = None
     parallel_tool_calls: bool | None = None
 
@@ -85,10 +85,16 @@ def read_chat(body: bytes) -> ModelCall:
     for name, value in content.items():
         _check_parameter(name, value)
     given = read_values(_ChatBody, content)
+    if given.top_logprobs and not given.logprobs:
+        raise ServeError(
+            f"top_logprobs: {given.top_logprobs} given without logprobs; expected 'logprobs': true.",
+            param="top_logprobs",
+        )
     tools = read_tools(content.get("tools"))
     options = content.get("stream_options")
     return ModelCall(
         messages=read_messages(content.get("messages")),
+        agent=given.model,
         tools=tools,
         tool_choice=check_choice(_read_choice(content.get("tool_choice")), tools),
         takes_many_calls=given.parallel_tool_calls is not False,
@@ -99,6 +105,7 @@ def read_chat(body: bytes) -> ModelCall:
         seed=given.seed,
         max_tokens=given.max_completion_tokens or given.max_tokens,
         wants_logprobs=bool(given.logprobs),
+        top_logprobs=given.top_logprobs or 0,
         is_streamed=bool(given.stream),
         wants_usage=isinstance(options, Mapping) and options.get("include_usage") is True,
     )
@@ -185,19 +192,9 @@ class ChatWriter:
         return event({**self._head("chat.completion.chunk"), "choices": [choice]})
 
     def _logprobs(self, response: Response) -> dict[str, Any] | None:
-        """One entry per sampled token, the end of turn included; its text is empty."""
         if not self.call.wants_logprobs:
             return None
-        content = [
-            {
-                "token": self.decode(np.array([token], dtype=np.int32)),
-                "logprob": float(logprob),
-                "bytes": None,
-                "top_logprobs": [],
-            }
-            for token, logprob in zip(response.tokens, response.logprobs, strict=True)
-        ]
-        return {"content": content, "refusal": None}
+        return {"content": token_logprobs(response, self.decode), "refusal": None}
 
 
 def _message(response: Response) -> dict[str, Any]:

@@ -117,12 +117,15 @@ class ChatEndpoint:
     async def _ask(self, episode: Episode, path: str, request: HttpRequest) -> HttpReply:
         """One call of the model, in the words of the API that the path belongs to."""
         body = await request.read_body()
-        call, writer = self._read_call(path, body, episode)
-        if call.is_streamed:
-            stream = Stream(episode, call, writer)
-            await stream.begin()
-            return HttpReply(pieces=stream.pieces(), content_type="text/event-stream", on_lost=stream.forget)
-        responses = await episode.ask(call)
+        try:
+            call, writer = self._read_call(path, body, episode)
+            if call.is_streamed:
+                stream = Stream(episode, call, writer)
+                await stream.begin()
+                return HttpReply(pieces=stream.pieces(), content_type="text/event-stream", on_lost=stream.forget)
+            responses = await episode.ask(call)
+        except RecursionError as error:
+            raise ServeError("the request is nested too deeply; expected a few hundred levels at most.") from error
         return json_reply(writer.whole(responses), on_lost=lambda: episode.forget(responses))
 
     def _read_call(
@@ -132,7 +135,7 @@ class ChatEndpoint:
         match path:
             case "/v1/responses":
                 call = read_response_call(body)
-                return call, ResponsesWriter(id=name, model=model, call=call)
+                return call, ResponsesWriter(id=name, model=model, call=call, decode=decode)
             case "/v1/messages":
                 call = read_messages_call(body)
                 return call, MessagesWriter(id=name, model=model, call=call, decode=decode)

@@ -6,6 +6,7 @@ In: calls. Out: responses, each recorded as a step. It refuses to know HTTP, and
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -13,6 +14,7 @@ from http import HTTPStatus
 from turnwise.context.recorder import Reading, Response
 from turnwise.errors import ContextOverflow, EngineError, RewardError, ServeError, TurnwiseError
 from turnwise.floor.outsiders import read_reward
+from turnwise.floor.successes import read_success
 from turnwise.rollout.model_handle import Manner, ModelHandle
 from turnwise.serve.calls import ModelCall
 from turnwise.types import StopReason
@@ -55,6 +57,10 @@ class Episode:
         """What ended the episode, if it ends now."""
         self.num_calls = 0
         """Steps that were begun; the next one has this number."""
+        self.sub_rewards: defaultdict[int, float] = defaultdict(float)
+        """By step: what single calls and agents were given on the way, beside the reward of the end."""
+        self._agents: dict[int, str] = {}
+        """By step: which agent of the program asked."""
         self._prefix = prefix
         self._max_calls = max_calls
         self._max_response_tokens = max_response_tokens
@@ -82,6 +88,7 @@ class Episode:
                 ServeError(f"the episode has had its {self._max_calls} calls.", code="max_calls_exceeded"),
             )
         self.model.step = self.num_calls
+        self._agents[self.num_calls] = call.agent
         self.num_calls += 1
         max_tokens = min(call.max_tokens or self._max_response_tokens, self._max_response_tokens)
         self._tell_deviations(call)
@@ -101,6 +108,7 @@ class Episode:
                         stop=call.stop, takes_calls=call.takes_calls, takes_many_calls=call.takes_many_calls
                     ),
                     listen=listen,
+                    alternatives=call.top_logprobs,
                 ),
             )
         except ContextOverflow as overflow:
@@ -111,6 +119,12 @@ class Episode:
             raise self._refuse(StopReason.ENGINE_ERROR, told) from error
         except TurnwiseError as error:
             raise ServeError(str(error)) from error
+        if call.top_logprobs and any(response.completion.alternatives is None for response in responses):
+            self.forget(responses)
+            told = (
+                "'top_logprobs' is not supported: the engine tells the log-prob of the sampled token, and of no other."
+            )
+            raise ServeError(told, param="top_logprobs", code="unsupported_parameter")
         self.refusal, self.stop_reason = None, StopReason.TERMINATED
         return responses
 
@@ -123,16 +137,18 @@ class Episode:
         """A reward, or `{"reward": …, "is_success": …}` with `rewards` where each call has its own."""
         if not isinstance(given, Mapping):
             return Outcome(self.read_reward(given))
-        said = given.get("is_success")
-        if set(given) - {"is_success"} not in ({"reward"}, {"rewards"}) or not isinstance(said, bool | None):
+        if set(given) - {"is_success"} not in ({"reward"}, {"rewards"}):
             raise RewardError(
                 f"{dict(given)!r} given; expected a number, or a mapping with 'reward' (or 'rewards', one for each "
-                "call) and 'is_success' (true or false)."
+                "call or by agent) and 'is_success' (true or false)."
             )
+        said = read_success(given.get("is_success"), "is_success:")
         return Outcome(self.read_reward(given["reward"] if "reward" in given else given["rewards"]), said)
 
     def read_reward(self, given: object) -> float | dict[int, float]:
-        """One number for the whole episode, or a list with one for each call."""
+        """One number for the whole episode, a list with one for each call, or one by agent, for its last call."""
+        if isinstance(given, Mapping):
+            return {self._last_step(agent): read_number(reward) for agent, reward in given.items()}
         if not isinstance(given, Sequence) or isinstance(given, str):
             return read_number(given)
         steps = sorted({call.step for call in self.model.calls})
@@ -141,6 +157,31 @@ class Episode:
                 f"{len(given)} rewards given; expected one number, or one for each of {len(steps)} calls."
             )
         return dict(zip(steps, map(read_number, given), strict=True))
+
+    def add_reward(self, given: Mapping[str, object]) -> dict[str, object]:
+        """A reward for one call, by the id of its reply, or for the newest call of an agent; the episode goes on."""
+        match given:
+            case {"call": str(call), "reward": reward} if len(given) == 2:
+                step = next((c.step for c in self.model.calls if str(c.step) == call.rpartition("-")[2]), None)
+            case {"agent": str(agent), "reward": reward} if len(given) == 2:
+                step = self._last_step(agent)
+            case _:
+                step, reward = None, None
+        if step is None:
+            raise RewardError(
+                f"{dict(given)!r} given; expected 'call', the id of a reply of this episode, or 'agent', the name of a "
+                "model that it asked, and 'reward'."
+            )
+        self.sub_rewards[step] += read_number(reward)
+        return {"id": self.name, **given, "reward": self.sub_rewards[step]}
+
+    def _last_step(self, agent: object) -> int:
+        """The step of an agent's newest call."""
+        asked = [call.step for call in self.model.calls if self._agents[call.step] == agent]
+        if not asked:
+            known = sorted(set(self._agents.values()))
+            raise RewardError(f"agent {agent!r} given; expected a name that was asked for as 'model': {known}.")
+        return asked[-1]
 
     def _refuse(self, reason: StopReason, told: ServeError) -> ServeError:
         self.refusal, self.stop_reason = told, reason

@@ -29,11 +29,12 @@ from turnwise.serve.calls import (
 from turnwise.serve.streaming import event
 from turnwise.types import FinishReason, IntArray
 
-_WITHOUT_MEANING = frozenset(("betas", "metadata", "model", "service_tier", "container", "cache_control"))
+_WITHOUT_MEANING = frozenset(("betas", "metadata", "service_tier", "container", "cache_control"))
 _READ_BY_HAND = frozenset(("messages", "system", "tools", "tool_choice", "stop_sequences"))
 
 
 class _MessagesBody(Body):
+    model: str = ""
     max_tokens: PositiveInt
     temperature: float | None = Field(default=None, ge=0, le=1)
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -46,7 +47,13 @@ def read_messages_call(body: bytes) -> ModelCall:
         is_known = name in _MessagesBody.model_fields or name in _WITHOUT_MEANING or name in _READ_BY_HAND
         if value is None or is_known or (name == "thinking" and value == {"type": "disabled"}):
             continue
-        if name in ("thinking", "top_k", "mcp_servers", "output_format", "output_config"):
+        if name in ("output_format", "output_config"):
+            raise refuse(
+                name,
+                "The engine samples freely and cannot hold a reply to a format. Ask for it in the messages, or offer "
+                "it as a tool with tool_choice.",
+            )
+        if name in ("thinking", "top_k", "mcp_servers"):
             raise refuse(name, "Leave it out.")
         raise refuse_unknown(name)
     given = read_values(_MessagesBody, content)
@@ -57,6 +64,7 @@ def read_messages_call(body: bytes) -> ModelCall:
         messages.insert(0, {"role": "system", "content": _text_of(content["system"], "system")})
     return ModelCall(
         messages=read_messages(messages),
+        agent=given.model,
         tools=tools,
         tool_choice=check_choice(_read_choice(choice), tools),
         takes_many_calls=not (isinstance(choice, Mapping) and choice.get("disable_parallel_tool_use")),

@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any, NoReturn
 
 from turnwise.config.registry import import_target
-from turnwise.errors import ConfigError, EngineError, ServeError
+from turnwise.errors import ConfigError, EngineError, RewardError, ServeError
 from turnwise.exchange import TurnFacts
 from turnwise.rollout.workflow import Workflow
 from turnwise.serve.endpoint import ChatEndpoint
@@ -50,7 +50,9 @@ class OpenAiProgramWorkflow(Workflow):
             outcome = await self._earn(partial(program, base_url=base_url, api_key=api_key, task=self.task), episode)
         for call in self.model.calls:
             # A conversation that the program edited could not go on over the sampled tokens.
-            self.facts[call.step] = TurnFacts(metrics={"encoded_anew": float(call.is_anew)})
+            self.facts[call.step] = TurnFacts(
+                reward=episode.sub_rewards.get(call.step, 0.0), metrics={"encoded_anew": float(call.is_anew)}
+            )
         return self.finish(outcome.reward, stop_reason=episode.stop_reason, is_success=outcome.is_success)
 
     async def _earn(self, program: Callable[[], Any], episode: Episode) -> Outcome:
@@ -111,8 +113,14 @@ class _ProgramHost:
     def begin(self, wishes: dict[str, Any]) -> NoReturn:
         raise ServeError("episodes begin and end with the run here; use the base_url that the program was given.")
 
-    def end(self, name: str, outcome: dict[str, Any]) -> NoReturn:
-        raise ServeError("the reward is what the program returns.")
+    def end(self, name: str, outcome: dict[str, Any]) -> dict[str, Any]:
+        """Single calls and agents can be rewarded on the way; the end is the program's."""
+        if not outcome.keys() & {"call", "agent"}:
+            raise ServeError("the reward of an episode is what the program returns.")
+        try:
+            return self.find(name).add_reward(outcome)
+        except RewardError as error:
+            raise ServeError(str(error)) from error
 
 
 _HOSTS: dict[asyncio.AbstractEventLoop, _ProgramHost] = {}

@@ -8,7 +8,6 @@ episode of which nothing is heard any more becomes a failed trajectory, so that 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -21,7 +20,7 @@ from turnwise.errors import RewardError, ServeError
 from turnwise.exchange import TurnFacts
 from turnwise.floor.seals import seal_turns
 from turnwise.rollout.model_handle import ModelHandle
-from turnwise.serve.episode import Episode, read_number
+from turnwise.serve.episode import Episode
 from turnwise.types import Group, StopReason, Task, Trajectory, TrajectoryId
 
 DEFAULT = "default"
@@ -53,8 +52,6 @@ class _OpenEpisode:
     id: TrajectoryId
     group: _OpenGroup
     heard_at_s: float
-    sub_rewards: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
-    """By step: what single calls were given."""
 
 
 class Journal(Protocol):
@@ -124,25 +121,28 @@ class EpisodeRecorder:
 
     def end(self, name: str, outcome: dict[str, Any]) -> dict[str, Any]:
         found = self._get(name)
-        if "call" in outcome:
-            return self._reward_call(name, found, outcome)
+        if outcome.keys() & {"call", "agent"}:
+            try:
+                return found.episode.add_reward(outcome)
+            except RewardError as error:
+                raise ServeError(str(error)) from error
         if set(outcome) - {"is_success"} not in ({"reward"}, {"rewards"}):
             raise ServeError(
-                f"{sorted(outcome)} given; expected 'reward', a number, or 'rewards', a list of one for each call, and "
-                "'is_success' where it is known."
+                f"{sorted(outcome)} given; expected 'reward', a number, or 'rewards', a list of one for each call or "
+                "an object with one for each agent, and 'is_success' where it is known."
             )
         given = outcome.get("reward", outcome.get("rewards"))
         calls = found.episode.model.calls
-        if isinstance(given, list) is ("reward" in outcome) or not calls:
+        if isinstance(given, list | dict) is ("reward" in outcome) or not calls:
             raise ServeError(
                 f"{given!r} given for {len(calls)} calls; expected 'reward', a number, or 'rewards', a list of one for "
-                "each call, after at least one call."
+                "each call or an object with one for each agent, after at least one call."
             )
         try:
             told = found.episode.read_outcome(outcome)
         except RewardError as error:
             raise ServeError(str(error)) from error
-        rewards = found.sub_rewards.copy()
+        rewards = found.episode.sub_rewards.copy()
         for step, reward in _by_step(told.reward, calls).items():
             rewards[step] += reward
         num_anew = sum(call.is_anew for call in calls)
@@ -151,22 +151,10 @@ class EpisodeRecorder:
             "id": name,
             "trajectory": str(found.id),
             "calls": len(calls),
+            "is_success": told.is_success,
             "encoded_anew": num_anew,
             "group_saved": is_saved,
         }
-
-    def _reward_call(self, name: str, found: _OpenEpisode, outcome: dict[str, Any]) -> dict[str, Any]:
-        """A reward for one call, named by the id of its reply; the episode goes on."""
-        call = outcome["call"]
-        steps = {str(response.step) for response in found.episode.model.calls}
-        step = call.rpartition("-")[2] if isinstance(call, str) else ""
-        if set(outcome) != {"call", "reward"} or step not in steps:
-            raise ServeError(f"{outcome!r} given; expected 'call', the id of a reply of this episode, and 'reward'.")
-        try:
-            found.sub_rewards[int(step)] += read_number(outcome["reward"])
-        except RewardError as error:
-            raise ServeError(str(error)) from error
-        return {"id": name, "call": call, "reward": found.sub_rewards[int(step)]}
 
     def close(self) -> None:
         """What has ended is saved, also where siblings have not."""
@@ -223,7 +211,7 @@ class EpisodeRecorder:
             {step: TurnFacts(reward=reward) for step, reward in rewards.items()},
             is_cut_at_calls=True,
             stop_reason=reason,
-            is_success=sum(rewards.values()) > 0 if is_success is None else is_success,
+            is_success=is_success,
             failure=failure,
         )
         trajectory = group.ended[found.id.sibling] = seal_turns(ended)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import reprlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field, PositiveInt
 
+from turnwise.alternatives import MAX_ALTERNATIVES
 from turnwise.context.recorder import Response
 from turnwise.errors import ServeError
 from turnwise.serve.calls import (
@@ -27,13 +28,13 @@ from turnwise.serve.calls import (
     refuse,
     refuse_unknown,
 )
+from turnwise.serve.logprobs import token_logprobs
 from turnwise.serve.streaming import event
-from turnwise.types import FinishReason, ToolSchema
+from turnwise.types import FinishReason, IntArray, ToolSchema
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "background": (False,),
     "text": ({"format": {"type": "text"}}, {"format": {"type": "text"}, "verbosity": "medium"}, {}),
-    "top_logprobs": (0,),
     "truncation": ("disabled",),
     "previous_response_id": (),
     "conversation": (),
@@ -46,10 +47,8 @@ _INSTEAD = {
 }
 _WITHOUT_MEANING = frozenset(
     (
-        "include",
         "max_tool_calls",
         "metadata",
-        "model",
         "prompt_cache_key",
         "prompt_cache_retention",
         "reasoning",
@@ -60,14 +59,16 @@ _WITHOUT_MEANING = frozenset(
         "user",
     )
 )
-_READ_BY_HAND = frozenset(("input", "tools", "tool_choice"))
+_READ_BY_HAND = frozenset(("include", "input", "tools", "tool_choice"))
 
 
 class _ResponsesBody(Body):
+    model: str | None = None
     instructions: str | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
     max_output_tokens: PositiveInt | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_ALTERNATIVES)
     parallel_tool_calls: bool | None = None
     stream: bool | None = None
 
@@ -89,14 +90,21 @@ def read_response_call(body: bytes) -> ModelCall:
         messages.insert(0, {"role": "system", "content": given.instructions})
     return ModelCall(
         messages=read_messages(messages, "input"),
+        agent=given.model or "",
         tools=tools,
         tool_choice=check_choice(_read_choice(content.get("tool_choice")), tools),
         takes_many_calls=given.parallel_tool_calls is not False,
         temperature=given.temperature,
         top_p=given.top_p,
         max_tokens=given.max_output_tokens,
+        wants_logprobs=bool(given.top_logprobs) or _wants_logprobs(content.get("include")),
+        top_logprobs=given.top_logprobs or 0,
         is_streamed=bool(given.stream),
     )
+
+
+def _wants_logprobs(include: object) -> bool:
+    return isinstance(include, list) and "message.output_text.logprobs" in include
 
 
 def _read_choice(given: object) -> str:
@@ -159,10 +167,11 @@ def _read_content(content: object) -> object:
 class ResponsesWriter:
     """The answer to one call, in the API's words."""
 
-    def __init__(self, *, id: str, model: str, call: ModelCall) -> None:
+    def __init__(self, *, id: str, model: str, call: ModelCall, decode: Callable[[IntArray], str]) -> None:
         self._id = id
         self._model = model
         self._call = call
+        self._decode = decode
         self._num_events = 0
         self._text: str | None = None
         """What the message has said so far in a stream; None before it began."""
@@ -196,7 +205,7 @@ class ResponsesWriter:
                 if self._text is None:
                     events.append(self.delta(0, ""))
                 (part,) = item["content"]
-                done = {"text": part["text"], "logprobs": []}
+                done = {"text": part["text"], "logprobs": part["logprobs"]}
                 events.append(self._event("response.output_text.done", **self._place(), **done))
                 events.append(self._event("response.content_part.done", **self._place(), part=part))
             else:
@@ -227,7 +236,8 @@ class ResponsesWriter:
     def _output(self, response: Response) -> list[dict[str, Any]]:
         said, calls = response.message.text, response.message.tool_calls
         # A stream that has begun a message goes on with it.
-        messages = [self._message(said)] if said or not calls or self._text is not None else []
+        logprobs = token_logprobs(response, self._decode) if self._call.wants_logprobs else []
+        messages = [self._message(said, logprobs)] if said or not calls or self._text is not None else []
         return messages + [
             {
                 "type": "function_call",
@@ -240,8 +250,8 @@ class ResponsesWriter:
             for place, call in enumerate(calls)
         ]
 
-    def _message(self, text: str) -> dict[str, Any]:
-        content = [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]
+    def _message(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+        content = [{"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}]
         return {
             "type": "message", "id": f"msg_{self._id}", "role": "assistant", "status": "completed", "content": content
         }  # fmt: skip

@@ -1,6 +1,8 @@
 """Plays one agent of `examples/agents` against a teacher that knows the way, and prints what was recorded.
 
-Run as a program, since the frameworks live in an environment of their own: `python play_framework.py NAME`.
+Run as a program, since the frameworks live in an environment of their own: `python play_framework.py NAME WAY`. On the
+way `short` nothing is in between; on the way `long` there are 200 calls; on the way `hostile` calls come first that
+nobody should follow.
 """
 
 from __future__ import annotations
@@ -15,20 +17,31 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "agents"))
 
-import numpy as np
-
 from tests.unit.serve.stage import KEY, OneEpisode, tool_template
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.serve.endpoint import ChatEndpoint
 from turnwise.types import GenerateRequest
 
+NUM_CALLS = {"short": 6, "long": 200, "hostile": 20}
+HOSTILE = [
+    ("take", {"place": "../../../../etc/passwd"}),
+    ("take", {"place": "x" * 100}),
+    ("take", {"place": {"a": [[[[[[[[{}]]]]]]]]}}),
+    ("take", {"place": 7, "force": True}),
+    ("look", {"__class__": "House"}),
+    ("open_door", {"command": "$(touch /tmp/never); import os"}),
+    ("reward", {}),
+    ("__init__", {"seed": 0}),
+]
+"""Calls of the tools that there are, and of others."""
+
 
 class Teacher(ScriptedEngine):
     """Looks, takes, opens and answers, whatever the framework makes of it."""
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: str, before: list[Any]) -> None:
         super().__init__(self._reply, stop_ids=tool_template().stop_ids)
-        self._way: list[Any] = [("look", {}), ("take", {"place": place}), ("open_door", {})]
+        self._way: list[Any] = [*before, ("look", {}), ("take", {"place": place}), ("open_door", {})]
 
     def _reply(self, request: GenerateRequest) -> list[int]:
         asked = request.asked
@@ -44,10 +57,12 @@ class Teacher(ScriptedEngine):
         return [*tool_template().encode_text(text).tolist(), tool_template().end_of_turn_id]
 
 
-async def play(name: str) -> dict[str, object]:
-    from house import House  # noqa: PLC0415 - of the examples
+async def play(name: str, way: str) -> dict[str, object]:
+    import house  # noqa: PLC0415 - of the examples
 
-    host = OneEpisode(Teacher(House(5).place), keeps_sampling=True)
+    house.MAX_CALLS = NUM_CALLS[way]
+    before = {"short": [], "long": [("look", {})] * (NUM_CALLS["long"] - 4), "hostile": HOSTILE}[way]
+    host = OneEpisode(Teacher(house.House(5).place, before), keeps_sampling=True)
     endpoint = ChatEndpoint(host, token=KEY, model_name="policy")
     await endpoint.start()
     program = import_module(name).play
@@ -57,14 +72,10 @@ async def play(name: str) -> dict[str, object]:
         earned = await (program(**given) if is_async else asyncio.to_thread(program, **given))
     finally:
         await endpoint.close()
-    rows, engine = host.rows(), host.engine
-    is_exact = len(host.calls) == len(engine.requests) and all(
-        np.array_equal(call.prompt_ids, request.prompt_ids) and np.array_equal(call.tokens, completion.token_ids)
-        for call, request, completion in zip(host.calls, engine.requests, engine.completions, strict=True)
-    )
-    num_anew = sum(call.is_anew for call in host.calls)
-    return {**earned, "calls": len(host.calls), "rows": len(rows), "encoded_anew": num_anew, "is_exact": is_exact}
+    num_anew, num_rows = sum(call.is_anew for call in host.calls), len(host.rows())
+    is_exact = len(host.calls) == len(host.engine.requests) and host.differing() == []
+    return {**earned, "calls": len(host.calls), "rows": num_rows, "encoded_anew": num_anew, "is_exact": is_exact}
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(asyncio.run(play(sys.argv[1]))) + "\n")
+    sys.stdout.write(json.dumps(asyncio.run(play(*sys.argv[1:]))) + "\n")

@@ -42,6 +42,26 @@ def play_unsuccessful(*, base_url: str, api_key: str, task: Any) -> dict[str, ob
     return {"reward": 0.01, "is_success": False}
 
 
+def play_two_agents(*, base_url: str, api_key: str, task: Any) -> dict[str, object]:
+    """Two agents take turns; single calls and agents are rewarded, some on the way."""
+    client = OpenAI(base_url=base_url, api_key=api_key, http_client=CONNECTIONS)
+
+    def ask(agent: str) -> str:
+        return client.chat.completions.create(model=agent, messages=[{"role": "user", "content": agent}]).id
+
+    def reward(**given: object) -> int:
+        headers = {"authorization": f"Bearer {api_key}"}
+        return CONNECTIONS.post(f"{base_url.removesuffix('/v1')}/reward", json=given, headers=headers).status_code
+
+    ask("planner")
+    solved = ask("solver")
+    told = [reward(agent="planner", reward=0.5), reward(call=solved, reward=0.25)]
+    ask("planner")
+    ask("solver")
+    told += [reward(reward=1.0), reward(agent="judge", reward=1.0)]
+    return {"rewards": {"planner": 1.0, "solver": -1.0}, "is_success": told == [200, 200, 400, 400]}
+
+
 def play_endless(*, base_url: str, api_key: str, task: Any) -> float:
     """Never ends by itself."""
     client = OpenAI(base_url=base_url, api_key=api_key, http_client=CONNECTIONS)

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, NoReturn
 
 import httpx
+import numpy as np
 
 from tests.clock import HANG_S
 from turnwise.context.recorder import Response
@@ -55,7 +56,7 @@ class OneEpisode:
             name="episode",
         )
         self.episode = Episode(
-            "only", model, prefix="", max_calls=100, max_response_tokens=200, keeps_sampling=keeps_sampling
+            "only", model, prefix="", max_calls=400, max_response_tokens=200, keeps_sampling=keeps_sampling
         )
 
     @property
@@ -75,6 +76,20 @@ class OneEpisode:
             is_success=False,
         )
         return merge_prefixes(split_trajectory(trajectory))
+
+    def differing(self) -> list[int]:
+        """The calls of which a row holds something else than the engine saw and sampled, or none at all."""
+        trained = {}
+        for row in self.rows():
+            segment = row.segment
+            for turn in row.turn_indices.tolist():
+                sampled = np.flatnonzero(segment.turn_ids == turn)
+                trained[turn] = (segment.token_ids[: sampled[0]].tolist(), segment.token_ids[sampled].tolist())
+        seen = [
+            (request.prompt_ids.tolist(), completion.token_ids.tolist())
+            for request, completion in zip(self.engine.requests, self.engine.completions, strict=True)
+        ]
+        return [turn for turn, tokens in enumerate(seen) if trained.get(turn) != tokens]
 
     def find(self, name: str | None) -> Episode:
         return self.episode

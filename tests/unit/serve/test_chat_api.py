@@ -30,6 +30,7 @@ def test_what_a_client_asks_for_is_read() -> None:
     call = read(n=2, temperature=0, max_tokens=5, logprobs=True, stream=True, stream_options={"include_usage": True})
     assert call == ModelCall(
         messages=(Message("user", "hello"),),
+        agent="any",
         n=2,
         temperature=0.0,
         max_tokens=5,
@@ -38,7 +39,7 @@ def test_what_a_client_asks_for_is_read() -> None:
         wants_usage=True,
     )
     assert read(max_completion_tokens=7).max_tokens == 7
-    assert read() == ModelCall(messages=(Message("user", "hello"),))
+    assert read() == ModelCall(messages=(Message("user", "hello"),), agent="any")
 
 
 def test_messages_come_in_the_shapes_that_clients_send() -> None:
@@ -78,7 +79,8 @@ def test_parameters_that_ask_for_nothing_pass(neutral: dict[str, Any]) -> None:
         ({"top_p": 0}, "top_p", "greater than 0"),
         ({"top_p": True}, "top_p", "valid number"),
         ({"presence_penalty": True}, "presence_penalty", "not supported"),
-        ({"top_logprobs": 3}, "top_logprobs", "not supported"),
+        ({"top_logprobs": 3}, "top_logprobs", "given without logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "less than or equal to 20"),
         ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
         ({"temprature": 1}, "temprature", "not known"),
         ({"temperature": -1}, "temperature", "greater than or equal to 0"),

@@ -99,6 +99,18 @@ def test_a_program_says_whether_it_reached_its_goal() -> None:
     assert (trajectory.episode_return, trajectory.is_success) == (0.01, False)
 
 
+def test_calls_and_agents_are_rewarded_on_the_way_and_at_the_end() -> None:
+    trajectory = play_one("play_two_agents")
+    assert trajectory.failure == ""
+    assert [turn.reward for turn in trajectory.turns] == [0.5, 0.25, 1.0, -1.0]
+    assert trajectory.is_success is True
+
+
+def test_what_a_program_earned_does_not_say_that_it_reached_its_goal() -> None:
+    assert [t.is_success for g in play("play_plain", tasks=3) for t in g.trajectories] == [None] * 3
+    assert play_one("play_endless").is_success is None  # a budget ended it before it could say
+
+
 def test_the_run_says_at_which_temperature_its_programs_play() -> None:
     engine = EchoEngine()
     play("play_plain", engine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -160,6 +161,7 @@ def test_every_call_is_a_step_recorded_with_the_tokens_that_were_sampled() -> No
             "id": episode,
             "trajectory": "3/words/served/0/0",
             "calls": 3,
+            "is_success": None,
             "encoded_anew": 0,
             "group_saved": True,
         }
@@ -329,6 +331,7 @@ def test_a_default_episode_that_never_ends_is_not_kept_forever(monkeypatch: pyte
         {"score": 1},
         {"call": "chatcmpl-0-0-7", "reward": 1},
         {"call": 0, "reward": 1},
+        {"call": "chatcmpl-0-0-0", "agent": "", "reward": 1},
         {"call": "chatcmpl-0-0-0", "reward": "much"},
     ],
 )
@@ -402,17 +405,18 @@ def test_an_episode_is_written_down_until_its_group_is_saved() -> None:
     stage.play(scene)
 
 
-def test_the_client_says_whether_the_goal_was_reached() -> None:
+def test_the_client_says_whether_the_goal_was_reached_and_nobody_guesses() -> None:
     stage = Stage()
 
     async def scene(client: Client, _recorder: EpisodeRecorder) -> None:
         for outcome in ({"reward": 0.3, "is_success": False}, {"reward": -1, "is_success": True}, {"reward": 0.3}):
             episode = await client.begin()
             await client.chat(episode)
-            await client.reward(episode, **outcome)
+            told = await client.reward(episode, **outcome)
+            assert told["is_success"] == outcome.get("is_success")
 
     stage.play(scene)
-    assert [group.trajectories[0].is_success for group in stage.saved] == [False, True, True]
+    assert [group.trajectories[0].is_success for group in stage.saved] == [False, True, None]
 
 
 def test_single_calls_are_rewarded_by_their_ids_while_the_episode_goes_on() -> None:
@@ -428,6 +432,59 @@ def test_single_calls_are_rewarded_by_their_ids_while_the_episode_goes_on() -> N
 
     stage.play(scene)
     assert stage.rewards() == [[[0.0, 0.75, 1.0]]]
+
+
+def test_agents_of_one_program_are_rewarded_by_the_model_that_they_ask_for() -> None:
+    stage = Stage()
+
+    async def scene(client: Client, _recorder: EpisodeRecorder) -> None:
+        episode = await client.begin()
+        for agent in ("planner", "solver"):
+            await client.chat(episode, model=agent)
+        assert await client.reward(episode, agent="planner", reward=0.5) == {
+            "id": episode, "agent": "planner", "reward": 0.5
+        }  # fmt: skip
+        for agent in ("planner", "solver"):
+            await client.chat(episode, model=agent)
+        for wrong in ({"agent": "judge", "reward": 1}, {"rewards": {"judge": 1}}, {"rewards": {"solver": "much"}}):
+            status, error = await client.reward(episode, **wrong)
+            assert status == 400
+            assert "expected" in error["message"]
+        await client.reward(episode, rewards={"planner": 2, "solver": -1}, is_success=True)
+
+    stage.play(scene)
+    assert stage.rewards() == [[[0.5, 0.0, 2.0, -1.0]]]
+
+
+SIBLING = """
+import json, sys
+from urllib.request import Request, urlopen
+address, key, reward = sys.argv[1:]
+def post(url, body):
+    return json.load(urlopen(Request(url, json.dumps(body).encode(), {"Authorization": f"Bearer {key}"}), timeout=60))
+episode = post(f"{address}/v1/episodes", {"group": "shared", "group_size": 3})
+for _ in range(2):
+    post(f"{episode['base_url']}/chat/completions", {"messages": [{"role": "user", "content": "hello"}]})
+post(f"{address}/episodes/{episode['id']}/reward", {"reward": float(reward)})
+"""
+
+
+@pytest.mark.slow
+def test_siblings_may_be_played_by_several_processes() -> None:
+    stage = Stage()
+
+    async def scene(client: Client, _recorder: EpisodeRecorder) -> None:
+        async with asyncio.timeout(HANG_S):
+            players = [
+                await asyncio.create_subprocess_exec(sys.executable, "-c", SIBLING, client.address, KEY, str(reward))
+                for reward in range(3)
+            ]
+            assert [await player.wait() for player in players] == [0, 0, 0]
+
+    stage.play(scene)
+    (group,) = stage.saved
+    assert sorted(t.episode_return for t in group.trajectories) == [0.0, 1.0, 2.0]
+    assert {len(t.turns) for t in group.trajectories} == {2}
 
 
 def test_a_conversation_that_was_edited_is_counted() -> None:

@@ -209,6 +209,38 @@ def test_sampling_is_followed_for_serving_and_told_and_kept_for_training(
     assert caplog.text.count("It is not followed") == 3
 
 
+def test_the_likeliest_tokens_are_told_where_they_are_asked_for() -> None:
+    wishes = {"/v1/chat/completions": {"messages": HELLO, "logprobs": True}, "/v1/responses": {"input": "what?"}}
+    heard = {}
+
+    async def scene(_: str, client: httpx.AsyncClient) -> None:
+        for path, body in wishes.items():
+            reply = (await client.post(path, json={**body, "top_logprobs": 2})).json()
+            is_chat = "choices" in reply
+            heard[path] = (
+                reply["choices"][0]["logprobs"]["content"] if is_chat else reply["output"][0]["content"][0]["logprobs"]
+            )
+
+    host = perform(Script("a door", "a door"), scene)
+    assert [request.alternatives for request in host.engine.requests] == [2, 2]
+    for call, entries in zip(host.calls, heard.values(), strict=True):
+        assert [entry["logprob"] for entry in entries] == call.logprobs.tolist()
+        assert "".join(entry["token"] for entry in entries) == "a door"
+        likeliest = call.completion.alternatives
+        assert likeliest is not None
+        told = [[other["logprob"] for other in entry["top_logprobs"]] for entry in entries]
+        assert told == likeliest.logprobs.tolist()
+        assert {len(row) for row in told} == {2}
+
+
+def test_an_engine_that_tells_no_others_refuses_to() -> None:
+    async def scene(_: str, client: httpx.AsyncClient) -> None:
+        refused = await chat(client, logprobs=True, top_logprobs=2)
+        assert "and of no other" in refused["error"]["message"]
+
+    assert perform(Deaf("a door"), scene).calls == []
+
+
 # --- the Responses API -----------------------------------------------------------------------------------------------
 
 
@@ -265,6 +297,22 @@ def test_the_messages_api_carries_tools_over_the_same_record() -> None:
 @pytest.mark.parametrize(
     ("path", "body"),
     [
+        ("/v1/chat/completions", {"messages": HELLO, "response_format": {"type": "json_schema"}}),
+        ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema"}}}),
+        ("/v1/messages", {"max_tokens": 5, "messages": HELLO, "output_format": {"type": "json_schema"}}),
+    ],
+)
+def test_a_format_is_refused_and_told_what_to_do_instead(path: str, body: Any) -> None:
+    async def scene(_: str, client: httpx.AsyncClient) -> None:
+        message = (await client.post(path, json=body)).json()["error"]["message"]
+        assert "cannot hold a reply to a format. Ask for it in the " in message
+
+    assert perform(Script(), scene).calls == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
         ("/v1/responses", {"input": 7}),
         ("/v1/responses", {"input": [{"type": "web_search_call"}]}),
         ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema"}}}),
@@ -273,6 +321,7 @@ def test_the_messages_api_carries_tools_over_the_same_record() -> None:
         ("/v1/messages", {"max_tokens": 5, "messages": [{"role": "system", "content": "x"}]}),
         ("/v1/messages", {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "image"}]}]}),
         ("/v1/messages", {"max_tokens": 5, "messages": [], "top_k": 3}),
+        ("/v1/messages", {"max_tokens": 5, "messages": HELLO, "output_format": {"type": "json_schema"}}),
         ("/v1/messages", {"max_tokens": 5, "messages": HELLO, "tool_choice": {"type": "any"}}),
         ("/v1/chat/completions", {"messages": HELLO, "response_format": {"type": "json_schema"}}),
     ],
