@@ -12,6 +12,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -24,9 +25,11 @@ from turnwise.envs.trials import (
     GARBAGE,
     MAX_ORACLE_STEPS,
     MAX_RANDOM_STEPS,
+    Made,
     Subject,
     Trace,
     choose_action,
+    count_affordable,
     go_on,
     play_oracle,
     play_randomly,
@@ -38,7 +41,11 @@ from turnwise.types import StepResult
 
 SPEED_STEPS = 2_000
 MAX_CALL_S = 1.0
-"""On average; a slower environment holds up all others unless it says `is_slow`."""
+"""On average; a slower environment holds up all others unless it says `is_slow`, and is told how not to."""
+SLOW_NOTE = (
+    "all others wait meanwhile. Where it waits itself, let the class say is_slow = True; where it computes, set "
+    "rollout.isolation.type=process"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +74,23 @@ class CheckReport:
         return tuple(check for check in self.checks if check.passed is None)
 
 
-def check_env(make: Callable[[], BaseEnv] | BaseEnv | str, *, num_episodes: int = 20, seed: int = 0) -> CheckReport:
-    """Play the environment and report what holds; a fault while playing is reported, not raised."""
-    subject = Subject(_maker(make), num_episodes, seed)
+def check_env(
+    make: Callable[[], BaseEnv] | BaseEnv | str, *, num_episodes: int | None = None, seed: int = 0
+) -> CheckReport:
+    """Play the environment and report what holds; a fault while playing is reported, not raised.
+
+    Each check plays `num_episodes`; None: 20, or 2 where one takes long.
+    """
+    made = Made(_maker(make))
     # A wrong name or setting is the caller's mistake and raised here, not reported twelve times below.
-    subject.make().close()
+    first = made.make()
+    subject = Subject(made.make, num_episodes or count_affordable(first, seed), seed)
+    made.close()
     checks: dict[str, Check] = {}
     for name, run in _CHECKS.items():
         try:
             passed, detail = run(subject)
+            made.close()
         except TurnwiseError as error:
             passed, detail = False, str(error)
         cause = next((need for need in _needs(name) if need in checks and checks[need].passed is False), None)
@@ -85,6 +100,8 @@ def check_env(make: Callable[[], BaseEnv] | BaseEnv | str, *, num_episodes: int 
         checks[name] = Check(name, passed, detail)
         if name == "garbage":
             subject = replace(subject, plays_garbage=passed is True)
+    with suppress(EnvError):
+        made.close()
     return CheckReport(tuple(checks.values()))
 
 
@@ -324,6 +341,7 @@ def _check_snapshot(subject: Subject) -> Finding:
 
 
 def _check_speed(subject: Subject) -> Finding:
+    """For information: how long a call takes is a matter of the machine, and of who else uses it."""
     env, rng, seed = subject.make(), random.Random(subject.seed), subject.seed
     num_steps, num_resets, reset_s, step_s = 0, 0, 0.0, 0.0
     done = True
@@ -338,10 +356,14 @@ def _check_speed(subject: Subject) -> Finding:
         done = step_env(env, action).done
         step_s += time.perf_counter() - begin
         num_steps += 1
-    detail = f"{num_steps / step_s:,.0f} steps/s, {num_resets / reset_s:,.0f} resets/s"
+    detail = f"{_rate(num_steps / step_s)} steps/s, {_rate(num_resets / reset_s)} resets/s"
     if max(step_s / num_steps, reset_s / num_resets) > MAX_CALL_S and not env.is_slow:
-        return False, f"{detail}: it holds up all others; set is_slow = True where a call waits"
+        detail = f"{detail}: {SLOW_NOTE}"
     return True, detail
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.2g}"
 
 
 def _first_difference(first: Trace, second: Trace) -> str:

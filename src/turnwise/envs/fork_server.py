@@ -71,7 +71,7 @@ def _look_after(kind: str, process_id: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if found else None
 
 
-def _check(pipe: Connection, name: str, params: Mapping[str, Any], num_episodes: int) -> None:
+def _check(pipe: Connection, name: str, params: Mapping[str, Any], num_episodes: int | None) -> None:
     """Play an environment against its contract here, where its packages, generators and state are."""
     try:
         report = check_env(lambda: make_env(name, **params), num_episodes=num_episodes)

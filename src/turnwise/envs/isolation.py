@@ -21,7 +21,7 @@ from turnwise.config.trust import refuse_stranger
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.check import Check, CheckReport
 from turnwise.envs.other_python import OtherProcess, check_under, find_python
-from turnwise.envs.served import serve
+from turnwise.envs.served import OUT_OF_MEMORY, serve
 from turnwise.errors import ConfigError, EnvError, TaskError
 
 _START_LIMIT_S = 180.0
@@ -111,7 +111,9 @@ class RemoteEnv(BaseEnv, ABC):
         return self._about["example"]
 
 
-def check_elsewhere(python: str, name: str, params: Mapping[str, object], *, num_episodes: int = 20) -> CheckReport:
+def check_elsewhere(
+    python: str, name: str, params: Mapping[str, object], *, num_episodes: int | None = None
+) -> CheckReport:
     """`check_env` under another Python."""
     rows = check_under(python, name, params, num_episodes=num_episodes, limit_s=_CHECK_LIMIT_S)
     return CheckReport(tuple(Check(*row) for row in rows))
@@ -184,6 +186,8 @@ class IsolatedEnv(RemoteEnv):
         self._process.join(_DEATH_LIMIT_S)
         code = self._process.exitcode
         self._end()
+        if code == OUT_OF_MEMORY:
+            return EnvError(f"{self._target}.{method}: the environment's process had no memory left.")
         cause = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
         return EnvError(f"{self._target}.{method}: the environment's process ended with {cause}.")
 

@@ -15,6 +15,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
 from pathlib import Path
@@ -126,7 +127,8 @@ class OtherPython:
     def close(self) -> None:
         self._control.close()
         self._process.kill()
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_ANSWER_LIMIT_S)
 
     def _wait(self, limit_s: float) -> Mapping[str, Any]:
         try:
@@ -158,7 +160,7 @@ def find_python(program: str) -> OtherPython:
 
 
 def check_under(
-    program: str, name: str, params: Mapping[str, object], *, num_episodes: int, limit_s: float
+    program: str, name: str, params: Mapping[str, object], *, num_episodes: int | None, limit_s: float
 ) -> list[tuple[str, bool | None, str]]:
     """The name, outcome and detail of every check of an environment, made under another Python."""
     ours, theirs = multiprocessing.Pipe()

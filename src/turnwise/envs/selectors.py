@@ -6,6 +6,7 @@ numbers, so that a run that is resumed goes on with the same tasks.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -13,7 +14,10 @@ import numpy as np
 
 from turnwise.envs.tasks import check_tags, spread_over_tags
 from turnwise.errors import TaskError
+from turnwise.floor.successes import tell_successes
 from turnwise.types import Group, Task
+
+log = logging.getLogger(__name__)
 
 _MEMORY = 0.8
 """What earlier plays of a task still count when it is played again: the policy has changed since."""
@@ -27,7 +31,7 @@ class Selector(Protocol):
         ...
 
     def learn(self, number: int, num_successes: int, num_plays: int) -> None:
-        """How the plays of a task went."""
+        """How the plays of a task went; no plays where nobody says whether they succeeded."""
         ...
 
     def state(self) -> dict[str, Any]: ...
@@ -108,6 +112,7 @@ class ByDifficulty:
         self._num_takes = 0
         self._successes = np.zeros(num_tasks)
         self._failures = np.zeros(num_tasks)
+        self._is_blindness_told = False
 
     @property
     def estimates(self) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -122,8 +127,20 @@ class ByDifficulty:
         return np.argsort(distances, kind="stable")[:count].tolist()
 
     def learn(self, number: int, num_successes: int, num_plays: int) -> None:
+        if num_plays == 0:
+            self._tell_blindness()
+            return
         self._successes[number] = _MEMORY * self._successes[number] + num_successes
         self._failures[number] = _MEMORY * self._failures[number] + num_plays - num_successes
+
+    def _tell_blindness(self) -> None:
+        if self._is_blindness_told or self._successes.any() or self._failures.any():
+            return
+        self._is_blindness_told = True
+        log.warning(
+            "tasks.selector 'difficulty' has nothing to go by: the workflow does not say whether its episodes succeed "
+            "(is_success), so every task is as likely as any other."
+        )
 
     def state(self) -> dict[str, Any]:
         counts = {"successes": self._successes.tolist(), "failures": self._failures.tolist()}
@@ -176,13 +193,16 @@ class FiniteTasks:
         return tasks
 
     def feedback(self, groups: Sequence[Group]) -> None:
-        """An exploration has ended: how its tasks went. Plays that failed say nothing about a task."""
-        for group in groups:
-            whole = [t for t in group.trajectories if not t.stop_reason.is_error]
-            tag = group.task.tag
-            if whole:
-                number = group.task.seed - self._first_seeds[tag]
-                self._selectors[tag].learn(number, sum(t.is_success for t in whole), len(whole))
+        """An exploration has ended: how its tasks went. Plays that failed say nothing about a task, nor do those of
+        which nobody says whether they succeeded.
+        """
+        whole = [[t for t in group.trajectories if not t.stop_reason.is_error] for group in groups]
+        said = iter(tell_successes([t for plays in whole for t in plays]))
+        for group, plays in zip(groups, whole, strict=True):
+            known = [one for one in (next(said) for _ in plays) if one is not None]
+            if plays:
+                number = group.task.seed - self._first_seeds[group.task.tag]
+                self._selectors[group.task.tag].learn(number, sum(known), len(known))
 
     def state(self) -> Mapping[str, Any]:
         return {tag: selector.state() for tag, selector in self._selectors.items()}

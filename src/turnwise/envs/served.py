@@ -8,6 +8,7 @@ is imported here and by an environment needs numpy and pydantic at most.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,9 @@ from turnwise.envs.base import BaseEnv
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.floor import outsiders
+
+OUT_OF_MEMORY = 77
+"""The exit code of a process that could not even say so."""
 
 
 def serve(pipe: Connection, name: str, params: Mapping[str, object], max_memory_mb: int | None) -> None:
@@ -36,9 +40,12 @@ def serve(pipe: Connection, name: str, params: Mapping[str, object], max_memory_
     while True:
         try:
             method, args, kwargs = json.loads(pipe.recv_bytes())
+            pipe.send_bytes(answer_call(env, method, args, kwargs).encode())
         except (EOFError, OSError):
             return
-        pipe.send_bytes(answer_call(env, method, args, kwargs).encode())
+        except MemoryError:
+            # Nothing is left to say it with: not even a traceback, which would fill the terminal of the run.
+            os._exit(OUT_OF_MEMORY)
 
 
 def introduce(env: BaseEnv) -> str:

@@ -7,13 +7,16 @@ judge: `check.py` does.
 from __future__ import annotations
 
 import random
+import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
 
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import call_env, reset_env, step_env
-from turnwise.errors import EnvError
+from turnwise.errors import EnvError, TurnwiseError
 from turnwise.types import StepResult
 
 GARBAGE = (
@@ -30,8 +33,33 @@ GARBAGE = (
 )
 WORDS = ("yes", "1", "a word or two")
 """For environments that take any text, while it is not known yet whether they stand garbage."""
+NUM_EPISODES = 20
+NUM_LONG_EPISODES = 2
+LONG_EPISODE_S = 0.5
+"""All checks together play an episode about twenty times."""
 MAX_RANDOM_STEPS = 50
 MAX_ORACLE_STEPS = 2_000
+
+
+class Made:
+    """Environments that were made for a check and are still there are closed behind it: some hold programs.
+
+    None is kept alive: a server may take few players at once.
+    """
+
+    def __init__(self, make: Callable[[], BaseEnv]) -> None:
+        self._make = make
+        self._open: list[weakref.ref[BaseEnv]] = []
+
+    def make(self) -> BaseEnv:
+        env = self._make()
+        self._open.append(weakref.ref(env))
+        return env
+
+    def close(self) -> None:
+        while self._open:
+            if (env := self._open.pop()()) is not None:
+                call_env(env, "close")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +111,16 @@ def go_on(subject: Subject, env: BaseEnv, rng: random.Random) -> Iterator[StepRe
         yield result
         if result.done:
             return
+
+
+def count_affordable(env: BaseEnv, seed: int) -> int:
+    """How many episodes a check plays: few where the first takes long."""
+    subject = Subject(lambda: env, 1, seed)
+    begin = time.perf_counter()
+    with suppress(TurnwiseError):
+        # Whatever fails here fails in its check again.
+        trace_of(play_randomly(subject, seed, seed))
+    return NUM_EPISODES if time.perf_counter() - begin < LONG_EPISODE_S else NUM_LONG_EPISODES
 
 
 def trace_of(results: Iterator[StepResult]) -> Trace:

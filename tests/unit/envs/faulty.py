@@ -11,6 +11,7 @@ from pydantic import Field
 
 from turnwise.config.settings import Settings
 from turnwise.envs.base import BaseEnv
+from turnwise.envs.served import OUT_OF_MEMORY
 
 
 class FaultyParams(Settings):
@@ -21,7 +22,7 @@ class FaultyParams(Settings):
 
 
 class FaultyEnv(BaseEnv):
-    """Counts steps; `hang`, `exit`, `raise`, `leak` and `segfault` do what they say."""
+    """Counts steps; `hang`, `exit`, `starve`, `raise`, `leak` and `segfault` do what they say."""
 
     name = "faulty"
     Params = FaultyParams
@@ -38,6 +39,8 @@ class FaultyEnv(BaseEnv):
             time.sleep(3600)
         if action == "exit" or draw > 1 - self.params.crash_rate:
             os._exit(3)
+        if action == "starve":
+            os._exit(OUT_OF_MEMORY)
         if action == "segfault":
             os.kill(os.getpid(), 11)
         if action == "raise":

@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.envs import check
+from turnwise.envs import check, trials
 from turnwise.envs.base import BaseEnv, check_split
 from turnwise.envs.check import CheckReport, check_env
 from turnwise.envs.frozen_lake import FrozenLake
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError
+
+from ...clock import HANG_S
 
 
 class Walk(BaseEnv):
@@ -343,7 +345,6 @@ def test_half_a_character_is_mended_where_it_comes_in() -> None:
         (CrashesAfterTheEnd, "after_done"),
         (HalfSnapshot, "snapshot"),
         (AliasedSnapshot, "snapshot"),
-        (Sleeps, "speed"),
     ],
 )
 def test_a_fault_fails_its_own_check_only(
@@ -351,8 +352,6 @@ def test_a_fault_fails_its_own_check_only(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WALK", "0")
-    if make is Sleeps:
-        monkeypatch.setattr(check, "MAX_CALL_S", 0.00005)
     assert failed(check_env(make, num_episodes=6)) == {name}
 
 
@@ -360,7 +359,7 @@ def test_every_check_that_can_fail_has_a_fault_that_fails_it() -> None:
     (faults,) = (
         mark.args[1] for mark in test_a_fault_fails_its_own_check_only.pytestmark if mark.name == "parametrize"
     )
-    assert {name for _, name in faults} == set(check._CHECKS)
+    assert {name for _, name in faults} == set(check._CHECKS) - {"speed"}
 
 
 @pytest.mark.parametrize(
@@ -385,9 +384,39 @@ def test_a_check_that_cannot_be_made_has_not_passed(make: Any, name: str, reason
     assert found not in report.failures
 
 
-def test_a_slow_environment_may_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("make", "is_told"), [(Sleeps, True), (SleepsAndSaysSo, False)])
+def test_a_slow_environment_is_told_what_to_do_unless_it_says_so(
+    make: type[Walk], is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(check, "MAX_CALL_S", 0.00005)
-    assert check_env(SleepsAndSaysSo, num_episodes=1).ok
+    report = check_env(make, num_episodes=1)
+    assert report.ok
+    (speed,) = (found.detail for found in report.checks if found.name == "speed")
+    assert ("rollout.isolation.type=process" in speed) is is_told
+
+
+def test_environments_that_are_still_there_behind_a_check_are_closed() -> None:
+    held: list[BaseEnv] = []
+
+    class Holds(Unseeded):
+        def __init__(self) -> None:
+            super().__init__()
+            held.append(self)
+
+        def close(self) -> None:
+            held.remove(self)
+
+    assert failed(check_env(Holds, num_episodes=2)) == {"determinism"}
+    assert held == []
+
+
+@pytest.mark.parametrize(("long_s", "count"), [(HANG_S, 20), (0.0, 2)])
+def test_few_episodes_are_played_where_one_takes_long(
+    long_s: float, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "LONG_EPISODE_S", long_s)
+    details = {found.name: found.detail for found in check_env(Walk).checks}
+    assert details["oracle"].startswith(f"succeeds in {count} of {count}")
 
 
 def test_details_say_what_to_look_at() -> None:

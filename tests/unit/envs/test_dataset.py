@@ -115,6 +115,11 @@ def test_a_saved_dataset_is_read_by_its_splits(saved: str) -> None:
     assert (turned.num_tasks("train"), turned.num_tasks("eval")) == (5, 15)
 
 
+def test_a_saved_dataset_keeps_the_contract(saved: str) -> None:
+    report = check_env(lambda: make(saved, reward=SCORE, eval_split="test"), num_episodes=3)
+    assert report.ok, report.failures
+
+
 def test_a_folder_of_files_is_a_dataset_too(path: str, tmp_path: Path) -> None:
     pytest.importorskip("datasets", reason="needs the extra datasets")
     folder = tmp_path / "folder"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -118,11 +119,33 @@ def test_tools_are_told_called_and_keep_their_state() -> None:
         assert (done.reward, done.done) == (1.0, True)
 
 
-@pytest.mark.parametrize("name", ["single_turn_world", "multi_turn_world"])
+def test_a_tool_that_keeps_nothing_is_called_and_its_result_told() -> None:
+    with opened("verifiers:plain_tool_world") as env:
+        numbers = reset_env(env, 0).rstrip("?").split()
+        told = step_env(env, json.dumps({"name": "add", "arguments": {"a": int(numbers[-3]), "b": 40}}))
+        assert (told.text, told.reward, told.done) == (str(int(numbers[-3]) + 40), 0.0, False)
+        assert step_env(env, told.text).reward == 1.0
+
+
+def test_the_chances_of_a_tool_follow_the_seed() -> None:
+    with opened("verifiers:plain_tool_world", eval_share=0.5) as env:
+        drawn = []
+        for seed in (0, 1, 0):
+            reset_env(env, seed)
+            drawn.append(step_env(env, '{"name": "draw"}').text)
+    assert drawn[0] == drawn[2] != drawn[1]
+
+
+KINDS = ("single_turn_world", "multi_turn_world", "plain_tool_world", "tool_world")
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_a_world_of_verifiers_keeps_the_contract(name: str) -> None:
-    report = check_elsewhere(PYTHON, f"verifiers:{name}", {"max_tasks": 40}, num_episodes=2)
+    params = {"max_tasks": 40, "time_limit_s": SLOW_S}
+    report = check_elsewhere(PYTHON, f"verifiers:{name}", params, num_episodes=2)
     assert report.ok, report.failures
-    assert {check.name for check in report.not_made} == {"actions", "oracle", "snapshot"}
+    unknown = set() if "tool" in name else {"actions"}
+    assert {check.name for check in report.not_made} == {"oracle", "snapshot"} | unknown
 
 
 @pytest.mark.parametrize(
@@ -183,11 +206,14 @@ def test_a_world_of_gem_keeps_the_contract(name: str) -> None:
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["verifiers:single_turn_world", "verifiers:multi_turn_world", GUESS])
+@pytest.mark.parametrize(
+    "name",
+    [*(f"verifiers:{kind}" for kind in KINDS), GUESS],
+)
 def test_two_steps_are_trained(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_plots(monkeypatch)
     recipe = {
-        "env": {"type": name},
+        "env": {"type": name, **({"time_limit_s": SLOW_S} if name.startswith("verifiers:") else {})},
         "context": {"answer": {"type": "plain"}, "max_response_tokens": 4, "max_tokens": 1024},
         "credit": {"type": "grpo"},
         "rollout": {"isolation": {"type": "process", "time_limit_s": SLOW_S, "python": PYTHON}},

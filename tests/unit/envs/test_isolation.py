@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from turnwise.envs import served
 from turnwise.envs.boundary import reset_env, step_env
 from turnwise.envs.isolation import IsolatedEnv
 from turnwise.envs.make import make_env
@@ -72,6 +73,7 @@ def test_it_lives_in_another_process_and_keeps_it(env: IsolatedEnv) -> None:
         ("hang", r"time_limit_s = 0\.5"),
         ("exit", "exit code 3"),
         ("segfault", "SIGSEGV"),
+        ("starve", "had no memory left"),
         ("raise", "RuntimeError: a fault of its own"),
         ("leak", "MemoryError"),
         ("odd", "reward"),
@@ -95,6 +97,24 @@ def test_an_episode_that_died_takes_no_further_step(env: IsolatedEnv) -> None:
         env.step("exit")
     with pytest.raises(EnvError, match="call reset"):
         env.step("go")
+
+
+def test_a_process_without_memory_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pipe:
+        def send_bytes(self, data: bytes) -> None:
+            pass
+
+        def recv_bytes(self) -> bytes:
+            raise MemoryError
+
+    def end(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(served.os, "_exit", end)
+    monkeypatch.setattr(served.signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit) as ended:
+        served.serve(Pipe(), "frozen_lake", {}, None)  # type: ignore[arg-type]
+    assert ended.value.code == served.OUT_OF_MEMORY
 
 
 def test_what_cannot_be_sent_becomes_text(env: IsolatedEnv) -> None:

@@ -144,7 +144,7 @@ def test_a_session_ends_with_whoever_threw_its_environment_away(start: Start) ->
     env.reset(0)
     assert not server.hung_up.is_set()
     del env
-    assert server.hung_up.wait(5)
+    assert server.hung_up.wait(HANG_S)
 
 
 # --- faults ----------------------------------------------------------------------------------------------------------

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
+import sys
+from types import ModuleType
 
 import pytest
 
-from turnwise.envs.adapters import textarena_game
+from turnwise.envs.adapters import reasoning_gym_task, textarena_game, textarena_words
+from turnwise.envs.adapters.one_turn import OneTurnTask
 from turnwise.envs.boundary import reset_env, step_env
 from turnwise.envs.check import check_env
 from turnwise.envs.make import make_env
@@ -128,6 +132,29 @@ class TestTextArena:
         assert textarena_game._offers(messages) == ["[c]", "[d]"]
         assert textarena_game._tell(messages) == "use '[a]'\nnow '[c]' or '[d]'\nno moves"
 
+    def test_in_a_game_for_three_both_others_move_by_chances_of_their_own(self) -> None:
+        env = make_env("textarena:ThreePlayerTicTacToe-v0")
+        moves = []
+        for luck in range(6):
+            reset_env(env, 0, dynamics_seed=luck)
+            told = step_env(env, "[12]").text
+            moves.append(re.findall(r"Player ([12]) places .* field \((\d), (\d)\)", told))
+        assert {tuple(player for player, *_ in made) for made in moves} == {("1", "2")}
+        # Equal dice would take neighbouring cells, for the second has one cell less to choose from.
+        cells = [[5 * int(row) + int(column) for _, row, column in made] for made in moves]
+        assert any(abs(one - other) > 1 for one, other in cells)
+        assert len({one for one, _ in cells}) > 1
+
+    def test_a_deal_that_the_others_end_at_once_is_replaced(self) -> None:
+        """Of these deals, the random opponent folds some before the policy's first move."""
+        env = make_env("textarena:IndianPoker-v0", options={"max_rounds": 1})
+        opened = []
+        play = textarena_game.TextArenaGame._open_game
+        env._open_game = lambda layout: opened.append(layout) or play(env, layout)  # type: ignore[attr-defined]
+        texts = [env.reset(seed) for seed in range(12)]
+        assert len(opened) > len(texts)
+        assert [make_env("textarena:IndianPoker-v0", options={"max_rounds": 1}).reset(n) for n in range(12)] == texts
+
     def test_the_global_generator_is_left_alone(self) -> None:
         random.seed(4)
         expected = random.random()
@@ -148,8 +175,8 @@ class TestTextArena:
     def test_wrong_settings_are_explained(self) -> None:
         with pytest.raises(ConfigError, match=r"no such game. Did you mean 'TicTacToe-v0'\?"):
             make_env("textarena:TicTacTo-v0")
-        with pytest.raises(TaskError, match="expected a game for one or two players; the game says"):
-            make_env("textarena:ThreePlayerTicTacToe-v0").reset(0)
+        with pytest.raises(TaskError, match=r"is a game for 3; rollout.workflow 'self_play' needs a game for two"):
+            make_env("textarena:ThreePlayerTicTacToe-v0").deal(0, "train", 0)  # type: ignore[attr-defined]
         with pytest.raises(ConfigError, match="'scripted' needs its opponent_moves"):
             make_env("textarena:TicTacToe-v0", opponent="scripted")
 
@@ -163,3 +190,92 @@ def test_a_complaint_in_the_place_of_a_reward_is_an_invalid_move_worth_nothing()
         results.append(step_env(env, "no move"))
         assert len(results) < 100
     assert (results[-1].reward, results[-1].is_valid) == (0.0, False)
+
+
+def test_a_family_that_is_kept_gives_what_a_new_one_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("reasoning_gym", reason="needs the extra reasoning-gym")
+
+    def texts(costly_s: float) -> list[str]:
+        monkeypatch.setattr(reasoning_gym_task, "_COSTLY_S", costly_s)
+        reasoning_gym_task._load_family.cache_clear()
+        return [make_env(f"reasoning_gym:{name}").reset(seed) for name in FAMILIES for seed in range(5)]
+
+    FAMILIES = ("leg_counting", "rectangle_count", "sentence_reordering", "codeio")
+    kept, new = texts(-1.0), texts(1e9)
+    assert kept == new
+    assert len(set(kept)) > 15
+    reasoning_gym_task._load_family.cache_clear()
+
+
+def test_worlds_of_one_family_look_at_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = pytest.importorskip("reasoning_gym", reason="needs the extra reasoning-gym")
+    reasoning_gym_task._load_family.cache_clear()
+    made: list[object] = []
+    create = package.create_dataset
+    monkeypatch.setattr(package, "create_dataset", lambda *args, **rest: made.append(args) or create(*args, **rest))
+    first = make_env("reasoning_gym:leg_counting")
+    num_made = len(made)
+    second = make_env("reasoning_gym:leg_counting")
+    assert len(made) == num_made
+    assert first.reset(3) == second.reset(3) != second.reset(4)
+    make_env("reasoning_gym:leg_counting", options={"max_animals": 4})
+    assert len(made) > num_made + 3
+    reasoning_gym_task._load_family.cache_clear()
+
+
+def test_siblings_share_a_question_that_takes_long_to_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("reasoning_gym", reason="needs the extra reasoning-gym")
+    made: list[int] = []
+    make_question = reasoning_gym_task._Family._make_question
+
+    def count(self: reasoning_gym_task._Family, seed: int) -> OneTurnTask:
+        made.append(seed)
+        return make_question(self, seed)
+
+    monkeypatch.setattr(reasoning_gym_task._Family, "_make_question", count)
+    for costly_s, times in ((-1.0, 1), (1e9, 2)):
+        monkeypatch.setattr(reasoning_gym_task, "_COSTLY_S", costly_s)
+        reasoning_gym_task._load_family.cache_clear()
+        siblings = [make_env("reasoning_gym:leg_counting") for _ in range(2)]
+        made.clear()
+        assert siblings[0].reset(3) == siblings[1].reset(3)
+        assert len(made) == times
+    reasoning_gym_task._load_family.cache_clear()
+
+
+def test_a_message_without_a_type_is_the_games() -> None:
+    """The package itself refuses it, so that this game could not be played."""
+    pytest.importorskip("textarena", reason="needs the extra textarena")
+    env = make_env("textarena:CharacterConclave-v0", opponent_moves=["[good morning]"])
+    reset_env(env, 0)
+    assert "good morning" in step_env(env, "good day").text
+
+
+def test_a_dictionary_is_built_once_for_all_games(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[object] = []
+
+    class EnglishDictionary:
+        def __init__(self, keep_proper_nouns: bool = False) -> None:
+            built.append(keep_proper_nouns)
+            self.words = {"Ann"} if keep_proper_nouns else {"an"}
+
+    fake = ModuleType(textarena_words._MODULE)
+    vars(fake)["EnglishDictionary"] = EnglishDictionary
+    monkeypatch.setitem(sys.modules, textarena_words._MODULE, fake)
+    for _ in range(2):
+        textarena_words.remember_dictionaries()
+        assert EnglishDictionary().words == {"an"}
+        assert EnglishDictionary(keep_proper_nouns=True).words == {"Ann"}
+    assert built == [False, True]
+
+
+def test_a_game_in_which_everybody_is_out_is_over() -> None:
+    """The package itself would look for the next player for ever."""
+    pytest.importorskip("textarena", reason="needs the extra textarena")
+    env = make_env("textarena:PublicGoodsGame-v0", opponent="scripted", opponent_moves=["no number"])
+    reset_env(env, 0)
+    results = []
+    while not results or not results[-1].done:
+        results.append(step_env(env, "no number"))
+        assert len(results) < 60
+    assert results[-1].reward == 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,7 @@ def make_source(name: str, num_tasks: int = 7, tags: tuple[str, ...] = ("a",), f
     return FiniteTasks(tags, [1] * len(tags), first_seed, num_tasks=num_tasks, make_selector=MAKERS[name])
 
 
-def played(task: Task, outcomes: list[bool], reason: StopReason = StopReason.TERMINATED) -> Group:
+def played(task: Task, outcomes: Sequence[bool | None], reason: StopReason = StopReason.TERMINATED) -> Group:
     return Group(
         task=task,
         trajectories=tuple(
@@ -130,3 +131,14 @@ def test_a_foreign_state_is_refused() -> None:
     other = make_source("difficulty", num_tasks=3)
     with pytest.raises(TaskError, match=r"tasks\.num_tasks = 7"):
         make_source("difficulty").restore(other.state())
+
+
+def test_difficulty_says_once_that_nobody_says_what_a_success_is(caplog: pytest.LogCaptureFixture) -> None:
+    source = make_source("difficulty")
+    for _ in range(3):
+        source.feedback([played(task, [None, None]) for task in source.take(2)])
+    assert caplog.text.count("tasks.selector 'difficulty' has nothing to go by") == 1
+    before = source.state()["a"]
+    source.feedback([played(task, [None, True]) for task in source.take(1)])
+    after = source.state()["a"]
+    assert (sum(before["successes"]), sum(after["successes"]), sum(after["failures"])) == (0, 1, 0)

@@ -45,6 +45,8 @@ class Reply(NamedTuple):
     observation: Mapping[str, Any]
     reward: object
     done: bool
+    is_success: bool | None
+    """What the server says of it under `success` in its metadata; None: nothing, as most do."""
 
 
 class ActionRefusedError(EnvError):
@@ -152,7 +154,9 @@ class Session:
                 raise self._failure(kind, data)
             observation, done = data.get("observation"), data.get("done")
             if message.get("type") == "observation" and isinstance(observation, dict) and isinstance(done, bool):
-                return Reply(observation, data.get("reward"), done)
+                metadata = data.get("metadata")
+                said = metadata.get("success") if isinstance(metadata, dict) else None
+                return Reply(observation, data.get("reward"), done, said if isinstance(said, bool) else None)
         raise EnvError(
             f"{self._label}: the server answered '{kind}' with {reprlib.repr(text)}; expected an observation with "
             "'observation', 'reward' and 'done'."

@@ -53,7 +53,7 @@ class OpenEnvParams(Settings):
     rules: str = ""
     """What the world is about, for the instructions; it does not say so itself."""
     success_above: float = 0.0
-    """An episode that ends with more reward than this in all counts as a success."""
+    """An episode that ends with more reward than this in all counts as a success, where the server does not say it."""
     time_limit_s: float = Field(default=60.0, gt=0)
     """Longest wait for a connection and for each answer; then the episode ends as failed."""
 
@@ -110,7 +110,8 @@ class OpenEnvWorld(ForeignWorld):
         self._earned += worth_of(reward)
         if reply.done:
             self._end()
-        success = reply.done and self._earned > self.params.success_above
+        is_paid = reply.done and self._earned > self.params.success_above
+        success = is_paid if reply.is_success is None else reply.is_success
         info = foreign_info(success=success, is_valid=True, is_effective=reply.done or before != self._text)
         return self._text, reward, reply.done, info
 

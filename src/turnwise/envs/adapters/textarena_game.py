@@ -1,8 +1,8 @@
 """Games of the package textarena: `textarena:ID`, such as `textarena:GuessTheNumber-v0`.
 
-In comes the id of a game for one or two players; out comes an environment class. The policy is player 0; in a game for
-two the other player is an `Opponent`, a simple one or a frozen policy; or both are policies, who move it as
-`envs/two_player.py` says. It refuses games for more players. Rewards come at the end, as the game gives them.
+In comes the id of a game; out comes an environment class. The policy is player 0; each of the others is an `Opponent`,
+a simple one or a frozen policy; or both players of a game for two are policies, who move it as `envs/two_player.py`
+says. Rewards come at the end, as the game gives them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from turnwise.envs.adapters.foreign import (
     worth_of,
 )
 from turnwise.envs.adapters.textarena_settings import MODEL_OPPONENTS, TextArenaParams
+from turnwise.envs.adapters.textarena_words import remember_dictionaries
 from turnwise.envs.boundary import describe_env
 from turnwise.errors import ConfigError, EnvError, TaskError, did_you_mean
+from turnwise.floor.seeds import derive_seed
 from turnwise.protocols import Opponent
 
 MakeOpponent: TypeAlias = Callable[[TextArenaParams, str], Opponent]
@@ -34,8 +36,13 @@ MakeOpponent: TypeAlias = Callable[[TextArenaParams, str], Opponent]
 _POLICY = 0
 _PLAYERS = (0, 1)
 _MOVE = re.compile(r"\[[^\[\]\n]{1,40}\]")
+_MAX_PLAYERS = 15
 _MAX_OPPONENT_MOVES = 1_000
 """In one turn of the policy; a game that never hands over is broken."""
+_MAX_DEALS = 100
+"""A deal that the others have ended before the policy's first move is replaced by another."""
+_NEXT_DEAL = 1 << 24
+"""From the seed of a deal to that of its replacement: even, so that train and eval stay apart."""
 
 
 class TextArenaGame(ForeignWorld):
@@ -54,23 +61,30 @@ class TextArenaGame(ForeignWorld):
         game_id = raw if raw in textarena.envs.registration.ENV_REGISTRY else self.game_id
         self._new_game = lambda: self._make(lambda **options: textarena.make(game_id, **options), **self.params.options)
         self._game = self._new_game()
+        remember_dictionaries()
         self._num_players: int | None = None
         self._text = ""
         self._turn: int | None = None
         self._told: dict[int, str] = {}
         """What each player was last told, where both are policies."""
         make_opponent = cast("MakeOpponent", OPPONENTS.get_target(self.params.opponent))
-        self._opponent = make_opponent(self.params, self.label())
+        self._make_opponent = lambda: make_opponent(self.params, self.label())
+        self._opponents = {1: self._make_opponent()}
+        """By player; most games have one. It is made here, so that settings that cannot work are told at once."""
 
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
         layout, luck = self._lay_out(seed, split, dynamics_seed)
-        self._opponent.begin(describe_env(self), layout)
-        is_over, self._text = self._hand_over(is_over=False)
-        # Siblings begin alike, an opening of the other player included; from here on chance is this episode's alone.
+        for _ in range(_MAX_DEALS):
+            if not self._open_game(layout):
+                break
+            layout += _NEXT_DEAL
+            self._deal(layout)
+        else:
+            raise EnvError(f"{self.label()}: {_MAX_DEALS} games in a row were over before the policy's first move.")
+        # Siblings begin alike, an opening of the others included; from here on chance is this episode's alone.
         self._rngs.seed(luck)
-        self._opponent.reseed(luck)
-        if is_over:
-            raise EnvError(f"{self.label()}: the game is over before the first move of the policy.")
+        for player, opponent in self._opponents.items():
+            opponent.reseed(_seed_of(player, luck))
         self._phase = "playing"
         return self._text
 
@@ -100,7 +114,10 @@ class TextArenaGame(ForeignWorld):
         _, luck = self._lay_out(seed, split, dynamics_seed)
         self._rngs.seed(luck)
         if self._num_players != len(_PLAYERS):
-            raise TaskError(f"{self.label()} is a game for one; rollout.workflow 'self_play' needs a game for two.")
+            number = {1: "one"}.get(self._num_players or 0, str(self._num_players))
+            raise TaskError(
+                f"{self.label()} is a game for {number}; rollout.workflow 'self_play' needs a game for two."
+            )
         self._listen()
 
     def whose_turn(self) -> int | None:
@@ -136,13 +153,27 @@ class TextArenaGame(ForeignWorld):
     def _lay_out(self, seed: int | None, split: str, dynamics_seed: int | None) -> tuple[int, int]:
         """A new game; the seed of its layout, and that of chance."""
         seed, luck = self._begin(seed, split, dynamics_seed)
+        layout = seed_for(seed, split)
+        self._deal(layout)
+        return layout, luck
+
+    def _deal(self, layout: int) -> None:
+        self._rngs.seed(layout)
         # Some games keep things from one episode to the next, such as the order of a deck.
         self._game = self._new_game()
-        layout = seed_for(seed, split)
         with self._rngs.inside():
             self._start(layout)
         self._told = dict.fromkeys(_PLAYERS, "")
-        return layout, luck
+
+    def _open_game(self, layout: int) -> bool:
+        """Whoever moves before the policy does so; whether the game is over with that."""
+        for player in range(1, self._num_players or 1):
+            if player not in self._opponents:
+                self._opponents[player] = self._make_opponent()
+        for player, opponent in self._opponents.items():
+            opponent.begin(describe_env(self), _seed_of(player, layout))
+        is_over, self._text = self._hand_over(is_over=False)
+        return is_over
 
     @property
     def instructions(self) -> str:
@@ -151,35 +182,68 @@ class TextArenaGame(ForeignWorld):
     def _start(self, seed: int) -> None:
         """The game itself knows how many players it takes, and says so only by refusing."""
         reason = ""
-        for num_players in (1, 2) if self._num_players is None else (self._num_players,):
+        counts = range(1, _MAX_PLAYERS + 1)
+        for num_players in counts if self._num_players is None else (self._num_players,):
             try:
                 self._game.reset(num_players=num_players, seed=seed)
             except (AssertionError, ValueError) as error:
                 reason = str(error)
                 continue
             self._num_players = num_players
+            _let_types_be_left_out(self._game.state)
+            if isinstance(getattr(self._game.state, "elimination_order", None), list):
+                self._game.state.elimination_order = _Eliminated(self._game.state)
             if num_players == 1 and (other := self.params.opponent) in MODEL_OPPONENTS:
                 raise TaskError(f"{self.label()} is a game for one; env.opponent '{other}' would have no effect.")
             return
-        raise TaskError(f"{self.label()}: expected a game for one or two players; the game says: {reason}")
+        raise TaskError(f"{self.label()}: expected a game for 1 to {_MAX_PLAYERS} players; the game says: {reason}")
 
     def _hand_over(self, *, is_over: bool) -> tuple[bool, str]:
-        """Let the other player move until it is the policy's turn; what the policy is told meanwhile."""
+        """Let the others move until it is the policy's turn; what the policy is told meanwhile."""
         for _ in range(_MAX_OPPONENT_MOVES):
             if is_over:
                 return True, _tell(self._game.state.observations.get(_POLICY, []))
             player, messages = self._game.get_observation()
             if player == _POLICY:
                 return False, _tell(messages)
-            move = self._opponent.choose_move(_tell(messages, player), _offers(messages))
+            move = self._opponents[player].choose_move(_tell(messages, player), _offers(messages))
             is_over = self._move(move[:MAX_REPLY_LENGTH])
-        raise EnvError(f"{self.label()}: the other player moved {_MAX_OPPONENT_MOVES} times in one turn.")
+        raise EnvError(f"{self.label()}: the others moved {_MAX_OPPONENT_MOVES} times in one turn.")
 
     def _move(self, action: str) -> bool:
         """Games look for moves in brackets; a bare word is meant as one. Whether the game is over."""
         with self._rngs.inside():
             is_over, _ = self._game.step(action if "[" in action else f"[{action.strip()}]")
         return bool(is_over)
+
+
+class _Eliminated(list[int]):
+    """Who is out. The package looks for the next player who is not, for ever where everybody is: then it is over."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__(state.elimination_order)
+        self._state = state
+
+    def append(self, player: int) -> None:
+        super().append(player)
+        if len(set(self)) >= self._state.num_players:
+            self._state.done = True
+
+
+def _let_types_be_left_out(state: Any) -> None:
+    """Some games do not say of which type a message is, without which the package refuses it: then it is the game's."""
+    types = require_package("textarena", extra="textarena", asked_by="textarena").ObservationType
+    add = state.add_observation
+
+    def add_observation(message: str, observation_type: Any = types.GAME_MESSAGE, *where: int, **to: int) -> Any:
+        return add(message, observation_type, *where, **to)
+
+    state.add_observation = add_observation
+
+
+def _seed_of(player: int, seed: int) -> int:
+    """Of each opponent's own chances; that of a game for two is the seed itself."""
+    return seed if player == 1 else derive_seed("opponent", player, seed)
 
 
 def _tell(messages: Any, player: int = _POLICY) -> str:

@@ -20,9 +20,18 @@ from types import ModuleType
 from typing import Any
 
 from turnwise.config.packages import require_elsewhere
+from turnwise.envs.adapters.verifiers_tools import fork_tool_programs
 from turnwise.errors import ConfigError, EnvError
 
-PACKAGES = ("verifiers.v1", "verifiers.v1.harnesses.utils.mcp", "verifiers.v1.dialects.chat", "openai", "aiohttp.web")
+PACKAGES = (
+    *("verifiers.v1", "verifiers.v1.runtimes", "verifiers.v1.harnesses.utils.mcp", "verifiers.v1.dialects.chat"),
+    *("openai", "aiohttp.web"),
+)
+LOADED_LATER = (
+    *("verifiers.v1.tasksets", "openai.resources", "anyio._backends._asyncio", "httpcore"),
+    *("mcp.server.mcpserver", "uvicorn.protocols.http.auto", "tenacity"),
+)
+"""What those import when they are first used: loaded before, a process that is forked from here need not."""
 _HARNESS = "turnwise_harness"
 """The name under which the package finds our harness, as if it were an installed one."""
 _CLOSE_S = 10.0
@@ -59,6 +68,8 @@ class VerifiersStage:
         self._episode: asyncio.Task[None] | None = None
         self._reply: asyncio.Future[Mapping[str, Any]] | None = None
         self._env = self._make(name, options)
+        # Behind the taskset's own imports and before any thread: this is where programs of tools are forked from.
+        fork_tool_programs(require_elsewhere("verifiers.v1.runtimes", asked_by=label).SubprocessRuntime)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name=label, daemon=True).start()
         self._closing = asyncio.Event()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import weakref
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, cast
@@ -19,12 +20,15 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from turnwise.config.settings import Settings
 from turnwise.envs.adapters.foreign import SPLITS, ForeignWorld, Option, foreign_info, is_playable, require_rest
-from turnwise.envs.adapters.verifiers_stage import PACKAGES, Asked, Outcome, VerifiersStage
+from turnwise.envs.adapters.verifiers_stage import LOADED_LATER, PACKAGES, Asked, Outcome, VerifiersStage
 from turnwise.envs.base import check_split
 from turnwise.errors import ConfigError, EnvError
 from turnwise.floor.seeds import fingerprint
 
 _CALL_BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_PLAIN_REPLY = "Done."
+_SAMPLES: Mapping[str, object] = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
+"""Arguments for random play, by their type in JSON; any other is a text."""
 _HOW_TO_CALL = 'To call a tool, write only {"name": "NAME", "arguments": {...}}. Any other text is your reply.'
 
 
@@ -48,7 +52,7 @@ class VerifiersWorld(ForeignWorld):
 
     Params: ClassVar[type[Settings]] = VerifiersParams
     is_slow = True
-    packages = PACKAGES
+    packages = (*PACKAGES, *LOADED_LATER)
     environment: ClassVar[str] = ""
 
     params: VerifiersParams
@@ -60,6 +64,8 @@ class VerifiersWorld(ForeignWorld):
         self._num_seen = self._num_calls = 0
         with self._rngs.inside():
             self._stage = VerifiersStage(self.environment, self.params.options, self.label(), self.params.time_limit_s)
+            # Its thread and its servers would outlive a world that is dropped and not closed.
+            weakref.finalize(self, self._stage.close).atexit = False
             tasks = list(itertools.islice(iter(self._stage.tasks), self.params.max_tasks))
         self._tasks: dict[str, list[Any]] = dict(
             zip(SPLITS, _split(tasks, self.params.eval_share, self.label()), strict=True)
@@ -103,6 +109,10 @@ class VerifiersWorld(ForeignWorld):
         if not self._tools:
             return "Do what is asked."
         return "\n".join(["Do what is asked. Tools:", *map(_describe_tool, self._tools), _HOW_TO_CALL])
+
+    def admissible_actions(self) -> Sequence[str] | None:
+        """Where there are tools: a call of each, and a reply that calls none."""
+        return [*map(_sample_call, self._tools), _PLAIN_REPLY] if self._tools else None
 
     def close(self) -> None:
         self._stage.close()
@@ -153,6 +163,18 @@ def _describe_tool(tool: Mapping[str, Any]) -> str:
     fields = function.get("parameters", {}).get("properties", {})
     described = ", ".join(f"{name}: {about.get('type', 'any')}" for name, about in fields.items())
     return f"{function['name']}({described}): {' '.join(function.get('description', '').split())}"
+
+
+def _sample_call(tool: Mapping[str, Any]) -> str:
+    """A call with the arguments that a tool must have."""
+    function = tool["function"]
+    schema = function.get("parameters", {})
+    arguments = {name: _sample(schema.get("properties", {}).get(name, {})) for name in schema.get("required", ())}
+    return json.dumps({"name": function["name"], "arguments": arguments})
+
+
+def _sample(schema: Mapping[str, Any]) -> object:
+    return schema["enum"][0] if schema.get("enum") else _SAMPLES.get(str(schema.get("type")), "a")
 
 
 def _read_calls(action: str) -> list[tuple[str, Mapping[str, Any]]] | None:
