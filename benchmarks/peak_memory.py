@@ -1,7 +1,7 @@
 """Peak memory of two steps with a pretrained model, in each way of holding it, against what `turnwise plan` says.
 
 Each mode is a process of its own, which reports the largest resident set the kernel saw. `python -m
-benchmarks.peak_memory --model PATH` prints the table of docs/results/memory.md.
+benchmarks.peak_memory --model PATH` prints the table of docs/pretrained_models.md.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ MODES = {
     "full, one copy (serial)": [_FULL],
     "full, two copies (pipelined)": [_FULL, "loop.type=pipelined"],
     "full, with a reference": [_FULL, "learn.kl.type=loss"],
+    "full, with a reference in a file": [_FULL, "learn.kl={type: loss, offload: true}"],
     "LoRA, one copy (serial)": [_LORA],
     "LoRA, two copies (pipelined)": [_LORA, "loop.type=pipelined"],
+    "LoRA beside bfloat16 (serial)": [_LORA, "model.dtype=bfloat16"],
 }
 _CHILD = """
 import resource, sys

@@ -304,8 +304,16 @@ def _read_yaml(path: Path) -> DictConfig:
 def _is_text(config: DictConfig, path: Path) -> bool:
     """OmegaConf takes plain text for a key without a value, and YAML takes 'Question: ...' for a setting."""
     if path.suffix in _SETTINGS_SUFFIXES:
-        return len(config) == 1 and not isinstance(yaml.safe_load(path.read_text(encoding="utf-8")), dict)
+        return len(config) == 1 and not _is_mapping(path.read_text(encoding="utf-8"))
     return not config.keys() & OUR_SECTIONS and detect_dialect(config) is None
+
+
+def _is_mapping(text: str) -> bool:
+    """OmegaConf's reader takes some text that YAML's own refuses."""
+    try:
+        return isinstance(yaml.safe_load(text), dict)
+    except yaml.YAMLError:
+        return False
 
 
 def _override_items(overrides: Sequence[str] | Mapping[str, object]) -> list[tuple[str, str, DictConfig]]:
@@ -326,9 +334,13 @@ def _parse_override(text: str) -> DictConfig:
 
 
 def _nest(key: str, value: object) -> DictConfig:
+    nested = value
     for part in reversed(key.split(".")):
-        value = {part: value}
-    return cast(DictConfig, OmegaConf.create(cast(dict[str, Any], value)))
+        nested = {part: nested}
+    try:
+        return cast(DictConfig, OmegaConf.create(cast(dict[str, Any], nested)))
+    except (OmegaConfBaseException, ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"override '{key}': the value cannot be a setting: {_one_line(error)}") from error
 
 
 def _one_line(error: BaseException) -> str:
@@ -336,13 +348,21 @@ def _one_line(error: BaseException) -> str:
 
 
 def _merge(base: DictConfig, new: DictConfig | dict[str, Any], source: str) -> DictConfig:
+    """`base` with what is new in it; only the sections that change are looked at, for there are many small changes."""
     try:
-        kept = without_switched(_as_dict(base), _as_dict(OmegaConf.create(new)))
-        if _says(OmegaConf.create(new), "learn.steps") and isinstance(kept.get("tasks"), dict):
-            kept = {**kept, "tasks": {key: value for key, value in kept["tasks"].items() if key != "epochs"}}
-        return cast(DictConfig, OmegaConf.merge(OmegaConf.create(kept), new))
+        changes = OmegaConf.create(new)
+        given = _as_dict(changes)
+        old = {key: _as_dict(base[key]) for key in given if _is_section(base, key)}
+        base.update({key: kept for key, kept in without_switched(old, given).items() if kept != old[key]})
+        if _says(changes, "learn.steps") and _is_section(base, "tasks"):
+            base.tasks.pop("epochs", None)
+        return cast(DictConfig, OmegaConf.unsafe_merge(base, changes))
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         raise ConfigError(f"{source} does not fit the settings it changes: {_one_line(error)}") from error
+
+
+def _is_section(config: DictConfig, key: str) -> bool:
+    return not OmegaConf.is_interpolation(config, key) and OmegaConf.is_dict(config.get(key))
 
 
 def _merge_foreign(base: DictConfig, new: DictConfig | dict[str, Any], source: str) -> DictConfig:

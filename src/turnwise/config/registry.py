@@ -283,6 +283,7 @@ WORKFLOWS = Registry(
         "summarized_memory": "turnwise.rollout.memory:SummarizedMemoryWorkflow",
         "reflect_and_retry": "turnwise.rollout.reflection:ReflectAndRetryWorkflow",
         "self_play": "turnwise.rollout.self_play:SelfPlayWorkflow",
+        "league": "turnwise.rollout.league:LeagueWorkflow",
         "agent": "turnwise.rollout.agents:AgentWorkflow",
         "openai_program": "turnwise.serve.openai_program:OpenAiProgramWorkflow",
     },

@@ -59,7 +59,8 @@ def write_state(trainer: Trainer, folder: Path) -> None:
         _save(folder / _CRITIC, trainer.critic, team, is_trained=True)
     if isinstance(trainer.reference, PolicyModel):
         frozen = trainer.reference.model
-        _write_model(folder / "reference", frozen, team.gather(frozen.state_dict(), frozen), team)
+        with trainer.reference.at_hand():
+            _write_model(folder / "reference", frozen, team.gather(frozen.state_dict(), frozen), team)
     write_optimizer(trainer.optimizer, folder, team)
     state = {
         "policy_version": trainer.policy_version,
@@ -114,7 +115,8 @@ def _read_models(trainer: Trainer, folder: Path) -> None:
     if trainer.critic is not None:
         _load(folder / _CRITIC, trainer.critic, is_trained=True)
     if isinstance(trainer.reference, PolicyModel):
-        _copy(load_file(folder / "reference" / "model.safetensors"), trainer.reference.model.state_dict())
+        with trainer.reference.at_hand(changing=True):
+            _copy(load_file(folder / "reference" / "model.safetensors"), trainer.reference.model.state_dict())
 
 
 def _parameters(module: nn.Module, *, is_trained: bool) -> dict[str, Tensor]:

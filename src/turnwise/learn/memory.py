@@ -18,6 +18,7 @@ from turnwise.config.sections.learn_parallel import FsdpRanks
 from turnwise.config.sections.model import Lora, ModelSettings, NoLora
 from turnwise.learn.adapters import add_adapter
 from turnwise.learn.policy import ValueHead
+from turnwise.learn.reference import is_offloaded
 from turnwise.learn.tiny_reward import tiny_reward_config
 from turnwise.pretrained import torch_dtype
 
@@ -154,6 +155,8 @@ def _reference_reason(model: ModelSettings, learn: learning.LearnSettings) -> tu
         return False, "learn.kl is none"
     if isinstance(model.lora, Lora):
         return False, "model.lora: it is the actor with its adapters off"
+    if is_offloaded(learn):
+        return False, "learn.kl.offload: it lies in a file"
     return True, f"learn.kl is {learn.kl.type}"
 
 

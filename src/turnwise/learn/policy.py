@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -18,11 +19,9 @@ from transformers import PreTrainedModel
 
 from turnwise.config.sections import learn as learning
 from turnwise.errors import ModelError
-from turnwise.learn.adapters import adapter_off, has_adapter
 from turnwise.learn.families import run_families, shares_prompts
 from turnwise.learn.head import Head
 from turnwise.learn.head import computing_in as _computing_in
-from turnwise.learn.models import cast_parameters
 from turnwise.learn.pack import MicroBatch
 
 
@@ -63,6 +62,10 @@ class PolicyModel:
         self.shares_prompts = shares_prompts(model)
         """Whether rows may be given as families."""
 
+    def at_hand(self, *, changing: bool = False) -> AbstractContextManager[None]:
+        """Within, it can be asked; and given other weights, if `changing`."""
+        return nullcontext()
+
     def states(self, micro: MicroBatch) -> Tensor:
         """[N, hidden] the trunk's states from which the sampled tokens were predicted."""
         return self.entry(self._read_states, micro)
@@ -88,21 +91,6 @@ class PolicyModel:
         with _computing_in(self.dtype, token_ids.device):
             states = trunk(input_ids=token_ids[None], use_cache=False).last_hidden_state[0, :-1]
         return replace(self._head, temperature=1.0).score(states, token_ids[1:])[0]
-
-
-class AdapterOffPolicy:
-    """The reference of an actor with adapters: the actor itself with its adapters switched off, so no second model."""
-
-    def __init__(self, actor: PolicyModel) -> None:
-        self._actor = actor
-
-    @torch.no_grad()
-    def score(self, micro: MicroBatch) -> TokenScores:
-        with adapter_off(self._actor.model):
-            return self._actor.score(micro)
-
-
-Reference = PolicyModel | AdapterOffPolicy
 
 
 def predicting_states(model: PreTrainedModel, micro: MicroBatch, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -188,19 +176,6 @@ def make_critic(
             return TrunkCritic(actor.model).to(actor.model.device)
         case learning.ModelCritic():
             return ModelCritic(actor.model, actor.dtype).to(actor.model.device)
-
-
-def make_reference(
-    settings: learning.NoKl | learning.KlLoss | learning.KlReward, actor: PolicyModel
-) -> Reference | None:
-    if isinstance(settings, learning.NoKl):
-        return None
-    if has_adapter(actor.model):
-        return AdapterOffPolicy(actor)
-    frozen = copy.deepcopy(actor.model).eval().requires_grad_(False)
-    if actor.dtype == torch.bfloat16:
-        cast_parameters(frozen, actor.dtype)
-    return PolicyModel(frozen, actor.temperature)
 
 
 def pass_idly(micro: MicroBatch, scores: TokenScores, critic: nn.Module | None) -> None:

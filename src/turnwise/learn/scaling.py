@@ -1,9 +1,9 @@
 """What a model would take on several GPUs: memory per GPU, bytes per sync, tokens per step.
 
 In: the shape of a model, how many GPUs there are, and how long rows are. Out: parts with their arithmetic. It is
-arithmetic for planning: learners on several GPUs are not there yet. Weights, gradients and optimizer of the learner are
-sharded over all GPUs (FSDP); the engine holds a bfloat16 copy, split over as many GPUs as its size asks for (tensor
-parallel), and as many such engines as there is room for side by side.
+arithmetic for planning, measured on no GPU. Weights, gradients and optimizer of the learner are sharded over all GPUs
+(FSDP); the engine holds a bfloat16 copy, split over as many GPUs as its size asks for (tensor parallel), and as many
+such engines as there is room for side by side.
 """
 
 from __future__ import annotations

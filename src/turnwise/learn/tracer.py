@@ -31,7 +31,7 @@ class UpdateTracer:
         self._proximal_logprobs = proximal_logprobs
         self._proximal_steps = np.zeros(batch.num_rows, dtype=np.int32)
         unknown = np.where(batch.loss_mask, np.float32(np.nan), np.float32(0))
-        self._first, self._last = np.tile(unknown, (4, 1)), np.tile(unknown, (2, 1))
+        self._first, self._last = np.tile(unknown, (5, 1)), np.tile(unknown, (2, 1))
 
     def begin_epoch(self, epoch: int) -> None:
         self._is_first, self._is_last = epoch == 0, epoch == self._num_epochs - 1
@@ -58,6 +58,11 @@ class UpdateTracer:
         if self._is_first:
             self._first[3, micro.source] = losses.detach().float().cpu().numpy()
 
+    def note_distances(self, micro: MicroBatch, distances: Tensor) -> None:
+        """How far each token is from the reference, as the loss has it."""
+        if self._is_first:
+            self._first[4, micro.source] = distances.detach().float().cpu().numpy()
+
     def end_minibatch(self, rows: NDArray[np.int64]) -> None:
         """An optimizer step was made from these rows."""
         if self._is_first and self._proximal_logprobs is None:
@@ -66,8 +71,8 @@ class UpdateTracer:
 
     def finish(self, team: Team) -> UpdateTrace:
         """What all ranks of a team have met together: each token was met by one of them, or by none."""
-        first, last = np.split(_merge(np.concatenate([self._first, self._last]), team), [4])
-        logprobs, entropies, first_ratios, first_losses = first
+        first, last = np.split(_merge(np.concatenate([self._first, self._last]), team), [5])
+        logprobs, entropies, first_ratios, first_losses, first_distances = first
         return UpdateTrace(
             proximal_logprobs=logprobs if self._proximal_logprobs is None else self._proximal_logprobs,
             proximal_steps=self._proximal_steps,
@@ -76,6 +81,7 @@ class UpdateTracer:
             entropies=entropies,
             is_clipped=last[1] > 0,
             first_losses=first_losses,
+            first_distances=first_distances,
         )
 
 

@@ -31,16 +31,8 @@ from turnwise.learn.meter import Meter, batch_metrics
 from turnwise.learn.models import checkpoint_gradients, checkpointed_layers
 from turnwise.learn.pack import MicroBatch, pack_without_credit, split_rows, token_weights
 from turnwise.learn.parallel.team import Team
-from turnwise.learn.policy import (
-    AdapterOffPolicy,
-    ModelCritic,
-    PolicyModel,
-    Reference,
-    TokenScores,
-    make_critic,
-    make_reference,
-    pass_idly,
-)
+from turnwise.learn.policy import ModelCritic, PolicyModel, TokenScores, make_critic, pass_idly
+from turnwise.learn.reference import AdapterOffPolicy, Reference, freeze, make_reference
 from turnwise.learn.schedule import make_optimizer, set_learning_rate
 from turnwise.learn.silence import is_silent_at_zero, rows_that_teach
 from turnwise.learn.soundness import refuse_unsound
@@ -96,7 +88,7 @@ class Trainer:
         # Without dropout: the policy that is trained must be the one that sampled.
         self.actor = PolicyModel(model.eval(), temperature, torch_dtype(model_settings.dtype))
         self.critic = make_critic(settings.critic, self.actor)
-        self.reference = make_reference(settings.kl, self.actor)
+        self.reference = make_reference(settings, self.actor)
         self.is_base_folded = False
         """Whether the frozen weights beside the adapters are no longer those of `model.path`."""
         self._pass_size = pass_size_of(model.config, model_settings, settings, self.team.device)
@@ -225,9 +217,7 @@ class Trainer:
             # The moments it has kept belong to the adapters that were folded away.
             self.optimizer = self._make_optimizer()
         elif self.reference is not None:
-            with torch.no_grad():
-                for frozen, own in zip(self.reference.model.parameters(), self.model.parameters(), strict=True):
-                    frozen.copy_(own)
+            freeze(self.reference, self.model)
 
     # --- before an update ----------------------------------------------------------------------------------------
 
@@ -240,8 +230,9 @@ class Trainer:
 
     def _logprobs(self, model: Reference, batch: Batch) -> FloatArray:
         logprobs = np.zeros(len(batch.token_ids), dtype=np.float32)
-        for micro in self._micro_batches(batch, np.arange(batch.num_rows)):
-            logprobs[micro.source] = model.score(micro).logprobs.cpu().numpy()
+        with model.at_hand():
+            for micro in self._micro_batches(batch, np.arange(batch.num_rows)):
+                logprobs[micro.source] = model.score(micro).logprobs.cpu().numpy()
         return self.team.sum_array(logprobs)
 
     def _price_distance(self, batch: Batch, reference_logprobs: FloatArray) -> FloatArray | None:
@@ -343,6 +334,7 @@ class Trainer:
         }
         if isinstance(self.settings.kl, learning.KlLoss):
             shown["reference_kl"] = estimate_kl(scores.logprobs, micro.reference_logprobs, self.settings.kl.estimator)
+            tracer.note_distances(micro, shown["reference_kl"])
             total = total + self.settings.kl.coef * shown["reference_kl"]
         if self.critic is not None:
             shown["value_loss"] = self._value_loss(micro, scores)

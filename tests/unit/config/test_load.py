@@ -219,12 +219,21 @@ def test_a_base_that_does_not_exist_is_refused(write: Any) -> None:
         ("learn:\n\tsteps: 3", "is not valid YAML"),
         ("a: 1\na: 2\n", "is not valid YAML"),
         ("- a\n- b\n", "must hold settings as 'key: value'"),
+        ("t\t", "broken.yaml"),
+        ("</answer: >#", "broken.yaml"),
         ("", "env.type is missing"),
         ("env: {size: 4}", "env.type is missing. Choose an environment: alfworld, bandit, countdown, dataset"),
     ],
 )
 def test_broken_files_are_refused(write: Any, text: str, words: str) -> None:
     assert words in problem(write("broken.yaml", text))
+
+
+def test_a_value_from_python_that_cannot_be_a_setting_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="override 'env': the value cannot be a setting: Conflicting integer and string"
+    ):
+        load_settings(LAKE, {"env": {"0": None, 0: None}})
 
 
 def test_a_file_of_bytes_is_refused(tmp_path: Path) -> None:

@@ -95,6 +95,7 @@ def test_sums_are_over_what_is_loaded_and_what_is_not() -> None:
         ("reference", {}, False, "learn.kl is none"),
         ("reference", {"kl": KL}, True, "learn.kl is loss"),
         ("reference", {"kl": KL, "model_settings": LORA}, False, "model.lora: it is the actor with its adapters off"),
+        ("reference", {"kl": KL | {"offload": True}}, False, "learn.kl.offload: it lies in a file"),
         ("critic", {}, False, "learn.critic is none"),
         ("critic", {"critic": {"type": "value_head"}}, False, "learn.critic is value_head, on the actor's trunk"),
         ("critic", {"critic": {"type": "model"}}, True, "learn.critic is model"),

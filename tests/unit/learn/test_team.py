@@ -68,7 +68,7 @@ def test_what_all_ranks_know_is_counted_once_and_shares_are_summed() -> None:
 def test_a_token_that_no_rank_has_met_stays_unknown() -> None:
     batch = make_batch(num_rows=2)
     sampled = np.flatnonzero(batch.loss_mask)
-    partner = np.zeros((2, 6, len(batch.token_ids)), dtype=np.float32)
+    partner = np.zeros((2, 7, len(batch.token_ids)), dtype=np.float32)
     partner[0, :, sampled[0]], partner[1, :, sampled[0]] = -1.5, 1
     trace = UpdateTracer(batch, num_epochs=1).finish(SecondOfTwo(array=partner))
     assert trace.proximal_logprobs[sampled[0]] == -1.5

@@ -5,6 +5,7 @@ In: the file, and what its single keys became. Out: the settings on which severa
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -247,9 +248,11 @@ def _rows(file: ForeignFile, env: str) -> dict[str, object]:
 
 def _split_file(path: str, split: str) -> str:
     """A data set of theirs is a folder with one file for each split."""
-    for suffix in (".jsonl", ".json", ".parquet"):
-        if (file := Path(path) / f"{split}{suffix}").is_file():
-            return str(file)
+    # A name that no file can have is told by whoever reads it.
+    with suppress(OSError, ValueError):
+        for suffix in (".jsonl", ".json", ".parquet"):
+            if (file := Path(path) / f"{split}{suffix}").is_file():
+                return str(file)
     return path
 
 

@@ -54,6 +54,11 @@ class KlLoss(Settings):
     """Weight of the penalty."""
     estimator: KlEstimator = "k3"
     """How the distance is estimated from the sampled tokens (Schulman's k1, k2, k3, or the absolute difference)."""
+    offload: bool = False
+    """Keep the frozen policy in a file while nobody asks it: less memory in an update, and it is read once a step."""
+
+    def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
+        return _idle_offload(self, run)
 
 
 class KlReward(Settings):
@@ -67,9 +72,20 @@ class KlReward(Settings):
     """Mean distance per token that an adaptive price holds the policy at; null keeps the price."""
     horizon: PositiveInt = 10_000
     """Episodes over which an adaptive price may change by a fifth."""
+    offload: bool = False
+    """Keep the frozen policy in a file while nobody asks it: less memory in an update, and it is read once a step."""
 
     def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
-        return self.idle("horizon", why=f"without {path}.target") if self.target is None else {}
+        horizon = self.idle("horizon", why=f"without {path}.target") if self.target is None else {}
+        return horizon | _idle_offload(self, run)
+
+
+def _idle_offload(kl: KlLoss | KlReward, run: WholeSettings) -> dict[str, str]:
+    if run.model.lora.type == "lora":
+        return kl.idle("offload", why="with model.lora: the frozen policy is the actor with its adapters off")
+    if run.learn.parallel.type == "fsdp":
+        return kl.idle("offload", why="with learn.parallel.type 'fsdp', whose ranks hold pieces (see cpu_offload)")
+    return {}
 
 
 class NoCorrection(Settings):

@@ -27,6 +27,7 @@ from turnwise import errors
 from turnwise.config.sections.learn import LearnSettings
 from turnwise.config.sections.learn_parallel import OneProcess
 from turnwise.errors import LearnError, TurnwiseError
+from turnwise.floor.waits import waiting
 from turnwise.learn.parallel.devices import rank_devices, threads_per_rank
 from turnwise.learn.parallel.hosts import Note, RankPlace
 from turnwise.learn.parallel.process import serve
@@ -95,7 +96,8 @@ class RankProcesses:
             process.start()
             theirs.close()
             self._ranks.append(_Started(place.rank, process, ours, log))
-        self._collect("start", None)
+        with waiting("the learner", "its ranks to start", self._timeout_s):
+            self._collect("start", None)
 
     def call(self, method: str, *arguments: Any, on_note: Note | None = None) -> Any:
         words = ForkingPickler.dumps((method, arguments))
@@ -108,7 +110,8 @@ class RankProcesses:
                 except OSError:
                     raise self._fail(self._died(started, method)) from None
             try:
-                return self._collect(method, on_note)
+                with waiting("the learner", f"its ranks to answer '{method}'", self._timeout_s):
+                    return self._collect(method, on_note)
             except TurnwiseError:
                 raise
             except BaseException:
@@ -131,13 +134,13 @@ class RankProcesses:
     def _collect(self, method: str, on_note: Note | None) -> Any:
         """What the first rank answers; raises when one fails, dies, or says nothing for too long."""
         deadline_s = time.monotonic() + self._timeout_s
-        waiting = {started.rank: started for started in self._ranks}
+        silent = {started.rank: started for started in self._ranks}
         failures: list[_Failure] = []
         result: Any = None
-        while waiting:
-            ready = self._wait(list(waiting.values()), deadline_s)
+        while silent:
+            ready = self._wait(list(silent.values()), deadline_s)
             if not ready:
-                raise self._fail(failures[0].error if failures else self._silent(list(waiting.values()), method))
+                raise self._fail(failures[0].error if failures else self._silent(list(silent.values()), method))
             for started in ready:
                 try:
                     kind, told = started.pipe.recv()
@@ -147,7 +150,7 @@ class RankProcesses:
                     if on_note is not None:
                         on_note(*told)
                     continue
-                del waiting[started.rank]
+                del silent[started.rank]
                 if kind == "error":
                     failures.append(self._read_failure(started, method, *told))
                     deadline_s = min(deadline_s, time.monotonic() + _GRACE_S)
@@ -217,5 +220,6 @@ def _end_all(ranks: Sequence[_Started], meeting: Path) -> None:
         started.process.join(max(deadline_s - time.monotonic(), 0.0))
         if started.process.is_alive():
             started.process.kill()
-            started.process.join()
+            # What the system does not let go of for some reason holds up nobody else.
+            started.process.join(_GRACE_S)
     shutil.rmtree(meeting, ignore_errors=True)

@@ -198,6 +198,13 @@ def test_step_wise_training_of_households(tmp_path: Path) -> None:
     assert found["tasks.epochs"] == 20
 
 
+@pytest.mark.parametrize("path", ["9" * 400, "a\0b"])
+def test_a_name_that_no_file_can_have_is_left_to_whoever_reads_it(path: str) -> None:
+    raw = yaml.safe_load(yaml.safe_dump(EXAMPLES["step_wise_alfworld"]))
+    raw["buffer"]["explorer_input"]["taskset"]["path"] = path
+    assert settings_of(raw)["env.games"] == path
+
+
 @pytest.mark.parametrize(
     ("algorithm", "credit", "loss", "critic"),
     [
