@@ -41,6 +41,7 @@ class LakeAgent(tw.BaseAgent):
                 truncated=False,
                 is_valid=False,
                 is_effective=False,
+                is_success=False,
             )
         return step_env(self.env, said[0])
 

@@ -6,10 +6,12 @@ import asyncio
 import selectors
 import time
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
-import pytest
+if TYPE_CHECKING:
+    # Not in the environment of the agent frameworks, whose programs import this module too.
+    import pytest
 
 T = TypeVar("T")
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from turnwise.command_words import build_parser
 from turnwise.errors import ClusterError, LearnError, SyncError, TurnwiseError
 from turnwise.floor.async_calls import Terminated
+from turnwise.floor.files import tell_trouble
 from turnwise.floor.outsiders import tell_error
 from turnwise.floor.thread_waits import wait_briefly
 from turnwise.floor.users_code import find_users_line
@@ -26,10 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.command == "completion":
         return _print_completion(parser, options.shell)
     wait_briefly()
-    # Imported after parsing: help and mistakes in the words answer at once, without loading torch.
-    from turnwise.app import commands  # noqa: PLC0415
-
     try:
+        # Imported after parsing: help and mistakes in the words answer at once, without loading torch.
+        from turnwise.app import commands  # noqa: PLC0415
+
         return commands.run(options, parse_overrides(rest))
     except (LearnError, SyncError, ClusterError) as error:
         _tell(f"the run failed: {error}")
@@ -43,6 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         # A traceback is for mistakes of ours; whoever wrote the line that failed is told which one it is.
         line = find_users_line(error)
+        if line is None and (trouble := tell_trouble(error)) is not None:
+            _tell(trouble)
+            return 2
         if line is None:
             raise
         _tell(f"your code failed: {line}\n  {tell_error(error)}")

@@ -345,6 +345,7 @@ def _add_look_after(commands: argparse._SubParsersAction) -> None:  # type: igno
     )
     view.add_argument("runs", nargs="*", metavar="RUN", help="run directories, or folders of them (default: runs)")
     view.add_argument("--port", type=int, default=0, metavar="N", help="where to listen (default: a free port)")
+    view.add_argument("--at", metavar="PLACE", help="a place on the page, such as compare names them: #/…")
     report = _add(commands, "report", "write one HTML file that shows a run, to be sent to a colleague")
     report.add_argument("run", metavar="RUN", help="a run directory")
     report.add_argument("--out", metavar="FILE", help="where to write it (default: report.html in the run)")

@@ -28,6 +28,7 @@ ARGS: dict[str, dict[str, Any]] = {
     "react": {"tools": ["tests.contracts.programs:add"]},
     "plan_and_act": {"replan_every": 2},
     "best_of_n": {"n": 2},
+    "league": {"past_selves": 2},
     "summarized_memory": {"compact_above_tokens": 200},
     "agent": {"agent_cls": "turnwise.rollout.agents:EnvironmentAgent"},
     "openai_program": {"program": "tests.contracts.programs:converse"},
@@ -149,7 +150,7 @@ def test_an_engine_that_fails_costs_its_own_episode_and_leaves_what_was_sampled(
         if str(trajectory.id) == "3/words/train/1/0" and engine.num_refused:
             assert trajectory.stop_reason is StopReason.ENGINE_ERROR
             assert "the engine refused" in trajectory.failure
-            assert (len(trajectory.turns), trajectory.is_success) == (fails_at, False)
+            assert (len(trajectory.turns), bool(trajectory.is_success)) == (fails_at, False)
         else:
             assert not trajectory.stop_reason.is_error
     assert engine.num_refused or fails_at

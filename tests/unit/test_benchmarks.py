@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks import learning_record, pipelined
+from benchmarks import learning_record, pipelined, replay
 
 from turnwise.loop.serial import train_serial
 
@@ -37,3 +37,14 @@ def test_the_learning_record_is_measured_with_and_without_it() -> None:
     assert 0 < result["bytes_per_token"] < result["bytes_per_sampled_token"]  # type: ignore[operator]
     assert 0 < result["tracing_and_writing_share"] < 1  # type: ignore[operator]
     assert result["at_the_bound"]["tokens_written"] == 200_000  # type: ignore[index]
+
+
+@pytest.mark.slow
+def test_steps_of_a_recipe_are_replayed_and_one_that_differs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    tallies = replay.run(steps=1, recipes=["gigpo"])
+    assert (tallies["gigpo"].tried, tallies["gigpo"].identical, tallies["gigpo"].unrecorded) == (1, 1, set())
+    assert "| all | | 1 | 1 |" in replay.show(tallies)
+    found = replay.Replayed(step=2, from_step=0, parts={"loss": True, "weights": False})
+    monkeypatch.setattr(replay, "replay", lambda *_: found)
+    assert replay.main(["--steps", "1", "--recipes", "gigpo"]) == 1
+    assert "`gigpo`, step 2, from step 0: weights" in replay.show(replay.run(steps=1, recipes=["gigpo"]))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
+import pty
 import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from threading import Timer
 
 import pytest
 import yaml
@@ -283,6 +288,57 @@ def test_a_failed_run_is_not_a_users_mistake(
     assert err == "turnwise: the run failed: the gradient norm is nan\n"
 
 
+@pytest.mark.parametrize(
+    ("number", "file", "message"),
+    [
+        (errno.ENOSPC, None, "Cannot read or write a file: no space left on device."),
+        (errno.EFBIG, "runs/x/step.bin", "Cannot read or write runs/x/step.bin: file too large."),
+        (errno.EACCES, "runs/x/roles", "Cannot read or write runs/x/roles: permission denied."),
+        (errno.EROFS, "runs/x", "Cannot read or write runs/x: read-only file system."),
+    ],
+)
+def test_a_disk_that_fails_wherever_it_is_met_gets_one_clear_message(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, number: int, file: str | None, message: str
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(number, os.strerror(number), file)
+
+    monkeypatch.setattr("turnwise.app.commands.run", fail)
+    monkeypatch.setattr("turnwise.cli.find_users_line", lambda _: None)
+    assert message in refused(capsys, "train", "frozenlake")
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_from_the_start_gets_one_clear_message(tmp_path: Path) -> None:
+    # As tempfile says it, where a library looks for a place of its own while it is loaded.
+    program = (
+        "import sys, tempfile\n"
+        "def nowhere(): raise FileNotFoundError(2, \"No usable temporary directory found in ['/tmp']\")\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'torch': nowhere()\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from turnwise.cli import main\n"
+        "sys.exit(main(['train', 'frozenlake', '--run-dir', sys.argv[1]]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "run"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+    assert "no usable temporary directory" in done.stderr
+    assert "its disk has space" in " ".join(done.stderr.split())
+
+
+def test_an_error_that_is_ours_is_not_blamed_on_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise ConnectionResetError(errno.ECONNRESET, "gone")
+
+    monkeypatch.setattr("turnwise.app.commands.run", fail)
+    monkeypatch.setattr("turnwise.cli.find_users_line", lambda _: None)
+    with pytest.raises(ConnectionResetError):
+        main(["train", "frozenlake"])
+
+
 def test_an_interrupted_run_says_how_to_go_on(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -545,6 +601,44 @@ def test_bash_completes_commands_options_and_names(tmp_path: Path, capsys: pytes
     assert "frozenlake" in complete(script, "turnwise", "train", "frozen")
     assert complete(script, "turnwise", "eval", "--su") == ["--suite"]
     assert complete(script, "turnwise", "play", "soko") == ["sokoban"]
+
+
+ZSH_SETUP = """\
+PROMPT=; fpath=({folder} $fpath); autoload -Uz compinit; compinit -u -D; bindkey '^I' complete-word
+mark() {{ print -r -- $'\\1' }}; compprefuncs=(mark); comppostfuncs=(mark exit)
+compadd() {{ if [[ " ${{@[1,(i)(-|--)]}} " == *" "-(O|A|D)" "* ]]; then builtin compadd "$@"; return; fi
+local -a hits; builtin compadd -A hits "$@"; (( $#hits )) && print -rl -- $hits }}
+"""
+"""What would be offered is printed between two marks, and the shell ends."""
+
+
+def complete_by_zsh(folder: Path, line: str) -> set[str]:
+    """What a real zsh offers at the end of a line: it completes only before a terminal, so it is given one."""
+    ours, theirs = pty.openpty()
+    files = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    with subprocess.Popen(["zsh", "-f", "-i"], cwd=folder, **files) as shell:  # type: ignore[call-overload]
+        os.close(theirs)
+        os.write(ours, f"{ZSH_SETUP.format(folder=folder)}{line}\t".encode())
+        deadline = Timer(600, shell.kill)
+        deadline.start()
+        said = b""
+        # The end of the shell closes the terminal, which Linux tells by an error.
+        with suppress(OSError):
+            while chunk := os.read(ours, 4096):
+                said += chunk
+        os.close(ours)
+        deadline.cancel()
+    return set(said.split(b"\x01")[1].decode().split())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh: apt install zsh")
+def test_zsh_completes_commands_options_and_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "_turnwise").write_text(call(capsys, "completion", "zsh")[1])
+    assert complete_by_zsh(tmp_path, "turnwise com") == {"compare", "completion"}
+    assert "frozenlake" in complete_by_zsh(tmp_path, "turnwise train frozen")
+    assert complete_by_zsh(tmp_path, "turnwise eval --su") == {"--suite"}
+    assert "sokoban" in complete_by_zsh(tmp_path, "turnwise play soko")
 
 
 def test_zsh_has_every_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,6 +72,25 @@ def test_every_module_that_a_page_names_exists() -> None:
     assert {page.name: missing for page, text in written if (missing := missing_modules(page, text))} == {}
 
 
+def missing_tests(text: str) -> list[str]:
+    """Tests that a page names, as `FILE::NAME` or, in the same line, as `::NAME`, and that are not in their file."""
+    missing = []
+    for line in text.splitlines():
+        file = ""
+        for found in re.finditer(r"`((?:[\w-]+/)*[\w-]+\.py)?::(\w+)`", line):
+            file = found[1] or file
+            if f"def {found[2]}(" not in (ROOT / file).read_text(encoding="utf-8"):
+                missing.append(f"{file}::{found[2]}")
+    return missing
+
+
+def test_every_test_that_a_page_names_exists() -> None:
+    assert {page.name: missing for page, text in pages() if (missing := missing_tests(text))} == {}
+    assert missing_tests("`tests/unit/test_docs.py::missing_tests`, `::no_such_test`") == [
+        "tests/unit/test_docs.py::no_such_test"
+    ]
+
+
 def test_every_link_of_a_page_leads_somewhere() -> None:
     broken = [
         f"{page.name}: {link}"
@@ -176,19 +195,6 @@ def test_the_callback_of_the_page_listens(beside: Path, monkeypatch: pytest.Monk
     words = [*SMALL_LAKE, "eval.episodes=0", "report.callbacks=[my_callbacks:LongEpisodes]"]
     run = turnwise.train("frozenlake", words, run_dir=beside / "run")
     assert all("mine/long_episodes" in row for row in run.metrics() if row["step"] > 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("page", sorted((DOCS / "tutorials").glob("*.md")), ids=lambda page: page.stem)
-def test_the_code_of_a_tutorial_runs_from_top_to_bottom(
-    page: Path, beside: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    without_plots(monkeypatch)
-    blocks = [text for kind, text in FENCED.findall(page.read_text(encoding="utf-8")) if kind == "python"]
-    assert blocks
-    names: dict[str, object] = {}
-    for block in blocks:
-        exec(block, names)
 
 
 # --- the site ---------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from turnwise.loop.parts import LearnParts
 from turnwise.protocols import Buffer, Learner
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.watch import CollapseWatch, Finding
+from turnwise.rollout.chosen import find_workflow
 
 _PROGRESS, _BUFFER, _DIGESTS = "progress.json", "buffer.bin", "digests.json"
 
@@ -49,13 +50,15 @@ class Checkpointer:
         self._parts = parts
         self._can_be_lost = settings.cluster.type != "none"
         self._needs_way_back = settings.watch.stop == "collapse"
+        self._is_met = find_workflow(settings).meets_rivals and settings.report.checkpoint_every > 0
+        """Whether its policies are met in games, the first one included."""
         self._is_own_pace = self._needs_way_back and settings.report.checkpoint_every == 0
         self._every = settings.watch.window if self._is_own_pace else settings.report.checkpoint_every
 
     def is_due(self, step: int) -> bool:
         """Whether this step must be on disk; the very start too, where there must always be a way back."""
         if step == 0:
-            return self._needs_way_back or self._can_be_lost
+            return self._needs_way_back or self._can_be_lost or self._is_met
         return self._is_due_by_steps(step) or 0 < self._max_age_s <= self._clock() - self._saved_at_s
 
     def _is_due_by_steps(self, step: int) -> bool:

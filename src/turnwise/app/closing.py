@@ -17,6 +17,7 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.loop.evaluate import Evaluation
 from turnwise.report.console import print_outcome, print_trajectory
 from turnwise.report.eval_results import TaskResult, results_of, write_eval
+from turnwise.report.intervals import list_ends
 from turnwise.report.manifest import HIDDEN, Manifest
 from turnwise.report.plots import plot_learning_curve, plot_training_health
 from turnwise.report.run_dir import RunDirectory, step_name
@@ -87,14 +88,14 @@ def told(finding: Finding) -> dict[str, str | int]:
     return {"step": finding.step, "kind": finding.kind, "message": finding.message}
 
 
-def told_by_env(result: Evaluation) -> dict[str, dict[str, float | list[float]]]:
+def told_by_env(result: Evaluation) -> dict[str, dict[str, float | list[float] | None]]:
     """The outcome of each environment, with the numbers that it reports itself."""
     return {
         tag: {
             **outcome.told,
             "episodes": outcome.episodes,
             "success": outcome.success,
-            "success_interval": list(outcome.success_interval),
+            "success_interval": list_ends(outcome.success_interval),
             "return": outcome.mean_return,
         }
         for tag, outcome in result.by_tag().items()
@@ -135,6 +136,8 @@ def _without(words: Sequence[str], *names: str) -> list[str]:
 
 
 def _most_telling(trajectories: Sequence[Trajectory]) -> Trajectory:
-    """A success in as many turns as there are, or the first trajectory."""
+    """A success in as many turns as there are; where nobody says what one is, what earned most; or the first."""
+    if all(trajectory.is_success is None for trajectory in trajectories):
+        return max(trajectories, key=lambda t: t.episode_return)
     successes = [t for t in trajectories if t.is_success]
     return max(successes or trajectories[:1], key=lambda t: len(t.turns))

@@ -94,6 +94,8 @@ class ClusterTraining:
                 if num_returns > _MAX_RETURNS:
                     raise
                 checkpoint = newest
+                if self._crew is not None:
+                    self._crew.forget_weights()
                 print_notice(self._console, f"{lost}; the run goes on from {newest.name if newest else 'the start'}")
                 if newest is None:
                     RunDirectory.reopen(self._directory.path, step=-1)

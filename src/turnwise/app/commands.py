@@ -23,7 +23,6 @@ from turnwise.app.tables import show_rows
 from turnwise.config.load import load_recipe, load_settings, parse_params, translate_file
 from turnwise.config.recipes import find_named, refuse_endless_name
 from turnwise.config.registry import ENVS
-from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.trust import only_looking
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError
@@ -168,14 +167,15 @@ def _convert(options: argparse.Namespace, overrides: list[str], console: Console
 
 
 def _plan(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    recipe, overrides = _recipe_and_overrides(options, overrides)
     with only_looking(trusts=options.trust) as unseen:
-        loaded = load_recipe(*_recipe_and_overrides(options, overrides))
+        loaded = load_recipe(recipe, overrides)
         refuse_what_cannot_run(loaded.settings)
     if unseen:
         named = " and ".join(f"'{name}'" for name in unseen)
         raise ConfigError(f"a plan of this file would run {named}, which it names. Read it, then give --trust.")
     if options.model is not None or options.gpus is not None:
-        return _plan_on_gpus(options, loaded.settings, console)
+        return _plan_on_gpus(options, recipe, overrides, console)
     from turnwise.app.plan import describe_plan, make_plan
     from turnwise.app.preview import describe_preview, make_preview
     from turnwise.report.progress import phase
@@ -194,9 +194,11 @@ def _plan(options: argparse.Namespace, overrides: list[str], console: Console) -
     return 0
 
 
-def _plan_on_gpus(options: argparse.Namespace, settings: TurnwiseSettings, console: Console) -> int:
+def _plan_on_gpus(options: argparse.Namespace, recipe: str, overrides: list[str], console: Console) -> int:
     from turnwise.app.plan_gpus import describe_on_gpus, plan_on_gpus, to_rows
 
+    # Such a model was trained before: the recipe's section for those counts, unless another model is named.
+    settings = load_recipe(recipe, [f"model.path={options.model}", *overrides]).settings
     plans = plan_on_gpus(settings, options.model or "", options.gpus)
     if options.json:
         console.print_json(json.dumps(to_rows(plans)))

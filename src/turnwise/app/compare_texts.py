@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from turnwise.floor.successes import UNKNOWN
 
 if TYPE_CHECKING:
     from turnwise.app.comparing import Comparison
@@ -27,7 +31,9 @@ def show_comparisons(console: Console, comparisons: Sequence[Comparison]) -> Non
             for task in comparison.differing[:_SHOWN_TASKS]:
                 table.add_row(Text(task.task), f"{task.first:.2f}", f"{task.second:.2f}")
             console.print(table)
-        for line in _after(comparison):
+        if (rest := len(comparison.differing) - _SHOWN_TASKS) > 0:
+            console.print(f"and {rest} tasks more; --json and --markdown have them all", highlight=False)
+        for line in _places(comparison):
             console.print(Text(line), soft_wrap=True)
         console.print()
 
@@ -36,20 +42,21 @@ def to_markdown(comparisons: Sequence[Comparison]) -> str:
     lines = ["# Comparison", ""]
     for comparison in comparisons:
         lines += [f"## {comparison.second} against {comparison.first}", ""]
-        lines += [f"- {line}" for line in _lines(comparison)[1:]]
-        lines += ["", "| task | first | second |", "|---|---|---|"]
-        shown = comparison.differing[:_SHOWN_TASKS]
-        lines += [f"| {task.task} | {task.first:.2f} | {task.second:.2f} |" for task in shown]
-        lines += ["", *_after(comparison), ""]
-    return "\n".join(lines)
+        lines += [f"- {line}" for line in "\n".join(_lines(comparison)[1:]).replace("\n   ", ";").splitlines()]
+        if comparison.differing:
+            lines += ["", "| task | first | second | on the page |", "|---|---|---|---|"]
+        lines += [
+            f"| {task.task} | {task.first:.2f} | {task.second:.2f} | {_cell(task.link)} |"
+            for task in comparison.differing
+        ]
+        lines += ["", *(f"- {line}" for line in _places(comparison)), ""]
+    return "\n".join(re.sub(r"(?<=\S) {2,}", " ", line) for line in lines)
 
 
 def _lines(c: Comparison) -> list[str]:
-    low, high = c.interval
     found = [
         f"{c.second} against {c.first}, {c.tasks} tasks" + (f", {c.unpaired} unpaired left out" if c.unpaired else ""),
-        f"success     {c.success[0]:.3f} -> {c.success[1]:.3f}",
-        f"difference  {c.difference:+.3f} ({low:+.3f} to {high:+.3f}), 95 % interval",
+        *_success_lines(c),
         f"p-value     {c.p_value:.3g} over tasks: {_verdict(c.p_value)}",
     ]
     if c.p_value_over_seeds is not None:
@@ -61,15 +68,32 @@ def _lines(c: Comparison) -> list[str]:
         found.append("            about these two policies; other seeds of the same recipes may differ otherwise")
     low, high = c.return_interval
     found.append(f"return      {c.return_difference:+.3f} ({low:+.3f} to {high:+.3f})")
-    found.append(f"tasks       {c.num_better} better, {c.num_worse} worse, {c.tasks - len(c.differing)} the same")
+    num_compared = c.tasks - c.unknown if c.measure == "success" else c.tasks
+    found.append(f"tasks       {c.num_better} better, {c.num_worse} worse, {num_compared - len(c.differing)} the same")
     return found
+
+
+def _success_lines(c: Comparison) -> list[str]:
+    if c.success is None or c.difference is None or c.interval is None:
+        return [f"success     {UNKNOWN}: a side does not say it (is_success); what follows is about the return"]
+    low, high = c.interval
+    told = f", over the {c.tasks - c.unknown} tasks of which both sides say it" if c.unknown else ""
+    return [
+        f"success     {c.success[0]:.3f} -> {c.success[1]:.3f}{told}",
+        f"difference  {c.difference:+.3f} ({low:+.3f} to {high:+.3f}), 95 % interval",
+    ]
 
 
 def _verdict(p_value: float) -> str:
     return "a difference" if p_value < _SURE else "no difference can be told"
 
 
-def _after(c: Comparison) -> list[str]:
-    rest = len(c.differing) - _SHOWN_TASKS
-    more = [f"and {rest} tasks more; --json has them all"] if rest > 0 else []
-    return [*more, *(f"episodes    {file}" for file in c.episodes)]
+def _places(c: Comparison) -> list[str]:
+    """Where the episodes can be looked at."""
+    links = [task.link for task in c.differing if task.link][:1]
+    look = [f"side by side  turnwise view {shlex.join(c.runs)} --at {shlex.quote(link)}" for link in links]
+    return [*(f"episodes    {file}" for file in c.episodes), *look]
+
+
+def _cell(link: str) -> str:
+    return f"`{link}`" if link else ""

@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import TypeAlias
 
 from rich.console import Console
 from rich.text import Text
 
+from turnwise.app.compare_links import PlaceOfEval, find_pages, link_to
 from turnwise.app.compare_texts import show_comparisons, to_markdown
 from turnwise.errors import ConfigError, RunError
 from turnwise.floor.files import write_whole
 from turnwise.report.estimates import paired_interval, relabel_p_value, sign_flip_p_value
 from turnwise.report.eval_results import RESULT, SavedEval, TaskResult, find_evals, read_eval
 from turnwise.report.run_dir import RunDirectory
+
+_Results: TypeAlias = Mapping[str, TaskResult]
+"""One evaluation, by task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +43,10 @@ class TaskDifference:
 
     task: str
     first: float
-    """The share of plays that succeeded, over all seeds."""
+    """The share of plays that succeeded, over all seeds; where nobody says what a success is, their mean return."""
     second: float
+    link: str = ""
+    """Where `turnwise view` shows both plays side by side; nothing where a side is of no run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +60,14 @@ class Comparison:
     """Tasks that one side alone has played; they count nowhere."""
     seeds: tuple[int, int]
     """Evaluations of each side."""
-    success: tuple[float, float]
-    difference: float
-    """Of success: second - first."""
-    interval: tuple[float, float]
+    measure: str
+    """What the p-values and the tasks below are about: `success`, or `return` where nobody says what one is."""
+    unknown: int
+    """Tasks of which a side does not say whether they were solved; they count for the return alone."""
+    success: tuple[float, float] | None
+    difference: float | None
+    """Of success: second - first; None where it is unknown."""
+    interval: tuple[float, float] | None
     p_value: float
     """Over tasks: exact, two-sided; about these very policies."""
     p_value_over_seeds: float | None
@@ -67,6 +78,8 @@ class Comparison:
     """Largest differences first."""
     episodes: tuple[str, ...]
     """Files with the episodes, of both sides, where they were kept."""
+    runs: tuple[str, ...] = ()
+    """Those that the links are about, in the order in which `turnwise view` must be given them."""
 
     @property
     def num_better(self) -> int:
@@ -135,43 +148,85 @@ def compare(first: Side, second: Side) -> Comparison:
             f"'{first.label}' and '{second.label}' have no task in common: the first played {next(iter(played[0]))}, "
             f"the second {next(iter(played[-1]))}. Evaluate both in one setting (--recipe, --split)."
         )
-    ours, theirs = played[: len(first.evals)], played[len(first.evals) :]
-    shares = [[[results[name].share for name in names] for results in side] for side in (ours, theirs)]
-    returns = [[[results[name].mean_return for name in names] for results in side] for side in (ours, theirs)]
-    exact = {name: (_mean_share(ours, name), _mean_share(theirs, name)) for name in names}
-    success = _mean(shares[0]), _mean(shares[1])
+    sides = played[: len(first.evals)], played[len(first.evals) :]
+    known = [name for name in names if all(results[name].num_known for results in played)]
+    of_success = _paired(sides, known, _exact_share) if known else None
+    of_return = _paired(sides, names, _exact_return)
+    judged = of_success or of_return
+    pages = find_pages(first.evals[0], second.evals[0])
     return Comparison(
         first=first.label,
         second=second.label,
         tasks=len(names),
         unpaired=len(set().union(*played)) - len(names),
-        seeds=(len(ours), len(theirs)),
-        success=success,
-        difference=success[1] - success[0],
-        interval=paired_interval(*shares),
-        p_value=sign_flip_p_value([two - one for one, two in exact.values()]),
-        p_value_over_seeds=relabel_p_value(*([sum(row) / len(row) for row in side] for side in shares)),
-        return_difference=_mean(returns[1]) - _mean(returns[0]),
-        return_interval=paired_interval(*returns),
-        differing=_differing(exact),
+        seeds=(len(first.evals), len(second.evals)),
+        measure="success" if of_success else "return",
+        unknown=len(names) - len(known),
+        success=of_success.means if of_success else None,
+        difference=of_success.difference if of_success else None,
+        interval=of_success.interval if of_success else None,
+        p_value=sign_flip_p_value([two - one for one, two in judged.exact.values()]),
+        p_value_over_seeds=relabel_p_value(*([sum(row) / len(row) for row in side] for side in judged.rows)),
+        return_difference=of_return.difference,
+        return_interval=of_return.interval,
+        differing=_differing(judged.exact, pages),
+        runs=() if pages is None else tuple(dict.fromkeys(str(page.run) for page in pages)),
         episodes=tuple(str(saved.trajectories) for saved in everything if saved.trajectories),
     )
 
 
-def _differing(exact: Mapping[str, tuple[Fraction, Fraction]]) -> tuple[TaskDifference, ...]:
+@dataclass(frozen=True, slots=True)
+class _Paired:
+    """One measure on the same tasks of both sides."""
+
+    rows: tuple[list[list[float]], list[list[float]]]
+    """Of each side one row per seed, over tasks."""
+    exact: Mapping[str, tuple[Fraction, Fraction]]
+    """By task, the mean over seeds of both sides: rounding must not make two equal differences different."""
+
+    @property
+    def means(self) -> tuple[float, float]:
+        one, two = (sum(sum(row) / len(row) for row in side) / len(side) for side in self.rows)
+        return one, two
+
+    @property
+    def difference(self) -> float:
+        return self.means[1] - self.means[0]
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return paired_interval(*self.rows)
+
+
+def _paired(
+    sides: tuple[Sequence[_Results], Sequence[_Results]], names: Sequence[str], read: Callable[[TaskResult], Fraction]
+) -> _Paired:
+    one, two = ([[read(results[name]) for name in names] for results in side] for side in sides)
+    means = ([sum(column, Fraction(0)) / len(side) for column in zip(*side, strict=True)] for side in (one, two))
+    return _Paired(
+        rows=([[*map(float, row)] for row in one], [[*map(float, row)] for row in two]),
+        exact=dict(zip(names, zip(*means, strict=True), strict=True)),
+    )
+
+
+def _exact_share(result: TaskResult) -> Fraction:
+    return Fraction(result.num_successes, result.num_known)
+
+
+def _exact_return(result: TaskResult) -> Fraction:
+    """To nine digits: sums of floats that should be equal differ in the last ones."""
+    return Fraction(f"{result.mean_return:.9g}")
+
+
+def _differing(
+    exact: Mapping[str, tuple[Fraction, Fraction]], pages: tuple[PlaceOfEval, PlaceOfEval] | None
+) -> tuple[TaskDifference, ...]:
     found = [(name, one, two) for name, (one, two) in exact.items() if one != two]
     found.sort(key=lambda row: -abs(row[2] - row[1]))
-    return tuple(TaskDifference(task=name, first=float(one), second=float(two)) for name, one, two in found)
-
-
-def _mean_share(side: Sequence[Mapping[str, TaskResult]], name: str) -> Fraction:
-    """Exact: rounding must not make two equal differences different."""
-    shares = [Fraction(results[name].num_successes, len(results[name].plays)) for results in side]
-    return sum(shares, Fraction(0)) / len(shares)
-
-
-def _mean(rows: Sequence[Sequence[float]]) -> float:
-    return sum(sum(row) / len(row) for row in rows) / len(rows)
+    return tuple(
+        TaskDifference(task=name, first=float(one), second=float(two), link=link_to(pages, name))
+        for name, one, two in found
+    )
 
 
 def _refuse_other_worlds(evals: Sequence[SavedEval]) -> None:

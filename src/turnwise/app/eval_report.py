@@ -12,8 +12,8 @@ from pathlib import Path
 
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.report.estimates import ks_up_to, mean_interval, pass_at_k
-from turnwise.report.eval_results import TaskResult
-from turnwise.report.intervals import share_interval
+from turnwise.report.eval_results import TaskResult, success_interval
+from turnwise.report.intervals import list_ends
 from turnwise.rollout.worlds import worlds_of
 
 
@@ -37,30 +37,34 @@ class Figures:
 
     tasks: int
     episodes: int
-    success: float
-    """The mean over tasks of the share of their plays that succeed: average@k for k plays each."""
-    success_interval: tuple[float, float]
+    unknown: int
+    """Episodes that do not say whether they succeeded; the shares are over the others."""
+    success: float | None
+    """The mean over tasks of the share of their plays that succeed: average@k for k plays each. None: nobody says."""
+    success_interval: tuple[float, float] | None
     mean_return: float
     return_interval: tuple[float, float]
     pass_at: Mapping[int, float]
-    """pass@k by k, unbiased."""
+    """pass@k by k, unbiased; empty where nobody says what a success is."""
     pass_at_intervals: Mapping[int, tuple[float, float]]
 
     @classmethod
     def of(cls, tasks: Sequence[TaskResult]) -> Figures:
         """Intervals are over tasks; of tasks that were played once, success has Wilson's."""
-        plays = min(len(task.plays) for task in tasks)
-        shares, returns = [task.share for task in tasks], [task.mean_return for task in tasks]
-        success, is_once = sum(shares) / len(tasks), all(len(task.plays) == 1 for task in tasks)
-        passes = {k: [pass_at_k(len(t.plays), t.num_successes, k) for t in tasks] for k in ks_up_to(plays)}
+        known = [task for task in tasks if task.num_known]
+        shares = [task.share for task in known if task.share is not None]
+        returns = [task.mean_return for task in tasks]
+        ks = ks_up_to(min(task.num_known for task in known)) if known else ()
+        passes = {k: [pass_at_k(t.num_known, t.num_successes, k) for t in known] for k in ks}
         return cls(
             tasks=len(tasks),
             episodes=sum(len(task.plays) for task in tasks),
-            success=success,
-            success_interval=share_interval(success, len(tasks)) if is_once else mean_interval(shares, is_share=True),
+            unknown=sum(len(task.plays) - task.num_known for task in tasks),
+            success=sum(shares) / len(shares) if shares else None,
+            success_interval=success_interval(tasks),
             mean_return=sum(returns) / len(tasks),
             return_interval=mean_interval(returns, is_share=False),
-            pass_at={k: sum(values) / len(tasks) for k, values in passes.items()},
+            pass_at={k: sum(values) / len(known) for k, values in passes.items()},
             pass_at_intervals={k: mean_interval(values, is_share=True) for k, values in passes.items()},
         )
 
@@ -68,8 +72,9 @@ class Figures:
         return {
             "tasks": self.tasks,
             "episodes": self.episodes,
+            "unknown": self.unknown,
             "success": self.success,
-            "success_interval": list(self.success_interval),
+            "success_interval": list_ends(self.success_interval),
             "return": self.mean_return,
             "return_interval": list(self.return_interval),
             "pass_at": {str(k): value for k, value in self.pass_at.items()},
@@ -91,7 +96,7 @@ class Cost:
     @classmethod
     def of(cls, tasks: Sequence[TaskResult]) -> Cost:
         plays = [play for task in tasks for play in task.plays]
-        sampled, successes = sum(p.sampled_tokens for p in plays), sum(p.is_success for p in plays)
+        sampled, successes = sum(p.sampled_tokens for p in plays), sum(task.num_successes for task in tasks)
         return cls(
             sampled=sampled,
             read=sum(play.read_tokens for play in plays),
@@ -134,7 +139,7 @@ class EvalReport:
     """Where it was written; None before."""
 
     @property
-    def success(self) -> float:
+    def success(self) -> float | None:
         return self.figures.success
 
     @property

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from turnwise.app.eval_report import EvalReport, Figures, SampleReply
+from turnwise.floor.successes import UNKNOWN
 
 _SHOWN_CHARACTERS = 600
 """Of a prompt or a reply; JSON and the saved trajectories have them whole."""
@@ -20,8 +21,7 @@ _SHOWN_CHARACTERS = 600
 
 def show_report(console: Console, report: EvalReport) -> None:
     """One target in one setting, in full."""
-    lines = [_title(report), f"success  {_interval(report.figures.success, report.figures.success_interval)}"]
-    lines[-1] += ", 95 % interval"
+    lines = [_title(report), f"success  {_success(report.figures)}{_reach(report.figures)}"]
     if report.samples > 1:
         lines += _pass_lines(report.figures)
     lines.append(f"return   {_interval(report.figures.mean_return, report.figures.return_interval, digits=3)}")
@@ -74,7 +74,7 @@ def _suite_cells(report: EvalReport) -> list[str]:
         report.target,
         report.env,
         f"{report.episodes}",
-        _interval(report.figures.success, report.figures.success_interval),
+        _success(report.figures),
         f"{report.mean_return:.3f}",
         "" if report.invalid is None else f"{report.invalid:.0%}",
         "" if report.cost is None else f"{report.cost.sampled_per_episode:.0f}",
@@ -95,8 +95,7 @@ def _section(report: EvalReport) -> list[str]:
     for title, parts in _breakdowns(report):
         lines += [f"| {title} | episodes | success (95 %) | return |", "|---|---|---|---|"]
         for name, own in parts.items():
-            shown = _interval(own.success, own.success_interval)
-            lines.append(f"| {_cell(name)} | {own.episodes} | {shown} | {own.mean_return:.3f} |")
+            lines.append(f"| {_cell(name)} | {own.episodes} | {_success(own)} | {own.mean_return:.3f} |")
         lines.append("")
     for number, sample in enumerate(report.replies, start=1):
         lines += [f"Reply {number} ({_sample_words(sample)}):", "", *_fenced(sample.reply), ""]
@@ -114,7 +113,7 @@ def _show_breakdown(console: Console, title: str, parts: Mapping[str, Figures]) 
     for name in (title, "episodes", "success", "return"):
         table.add_column(name)
     for name, own in parts.items():
-        cells = (name, str(own.episodes), _interval(own.success, own.success_interval), f"{own.mean_return:.3f}")
+        cells = (name, str(own.episodes), _success(own), f"{own.mean_return:.3f}")
         table.add_row(*map(Text, cells))
     console.print(table)
 
@@ -140,6 +139,20 @@ def _cost_words(report: EvalReport) -> str:
     assert cost is not None, "asked only where a model played"
     words = f"{cost.sampled} sampled ({cost.sampled_per_episode:.1f} an episode), {cost.read} read"
     return words if cost.sampled_per_success is None else f"{words}, {cost.sampled_per_success:.1f} sampled a success"
+
+
+def _success(figures: Figures) -> str:
+    if figures.success is None or figures.success_interval is None:
+        return UNKNOWN
+    return _interval(figures.success, figures.success_interval)
+
+
+def _reach(figures: Figures) -> str:
+    """How far the share can be relied on."""
+    if figures.success is None:
+        return ": the workflow does not say it (is_success), so the return tells how well it plays"
+    told = f", over the {figures.episodes - figures.unknown} episodes that say it" if figures.unknown else ""
+    return f", 95 % interval{told}"
 
 
 def _interval(value: float, ends: tuple[float, float], *, digits: int = 2) -> str:

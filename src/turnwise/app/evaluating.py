@@ -109,7 +109,7 @@ def report_policy(target: str, split: str, result: Evaluation, parts: PlayParts)
         cost=Cost.of(report.tasks),
         invalid=sum(not turn.is_valid for turn in turns) / len(turns) if turns else None,
         replies=tuple(_samples(result.trajectories, parts)),
-        reasons=() if result.success else tuple(_reasons(result.trajectories, parts)),
+        reasons=tuple(_reasons(result.trajectories, parts)) if result.success == 0 else (),
     )
 
 

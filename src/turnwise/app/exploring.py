@@ -24,7 +24,7 @@ from turnwise.loop.separate import Shared, explore_alone
 from turnwise.loop.warm_start import warm_start
 from turnwise.protocols import PolicyMark
 from turnwise.report.console import ProgressDisplay, phase, print_notice
-from turnwise.report.intervals import show_share
+from turnwise.report.intervals import list_ends, show_share
 from turnwise.report.metrics import JsonlSink, Sinks, Stopwatch, group_metrics
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.trajectories import TrajectoryWriter
@@ -111,7 +111,7 @@ async def evaluate_alone(
         "env": result.env,
         "episodes": result.episodes,
         "success": result.success,
-        "success_interval": list(result.success_interval),
+        "success_interval": list_ends(result.success_interval),
         "return": result.mean_return,
         "envs": told_by_env(result),
     }

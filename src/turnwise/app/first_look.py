@@ -15,6 +15,7 @@ from turnwise.app.doctor.probe import replies_of
 from turnwise.app.misfits import Misfit, quoted, tell_misfits
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.context import ContextSettings
+from turnwise.floor.successes import show_success
 from turnwise.loop.explore import Explored
 from turnwise.protocols import ChatTemplate
 from turnwise.report.metrics import group_metrics
@@ -151,13 +152,13 @@ def _same_siblings(groups: Sequence[Group], settings: TurnwiseSettings) -> Itera
 
 
 def _same_return(metrics: Metrics, settings: TurnwiseSettings) -> Misfit:
-    success, mean = metrics.get("rollout/success", 0.0), metrics.get("rollout/return", 0.0)
+    success, mean = metrics.get("rollout/success"), metrics.get("rollout/return", 0.0)
     who = "all siblings of every group" if settings.rollout.group_size > 1 else "all episodes"
-    way = "harder" if success > _OFTEN else "easier"
+    way = "easier or harder" if success is None else "harder" if success > _OFTEN else "easier"
     return Misfit(
         kind="same_return",
-        message=f"{who} earn the same (success {success:.0%}, mean return {mean:.3g}). Try {way} tasks (env), a larger "
-        f"rollout.group_size ({settings.rollout.group_size} now), or a higher rollout.temperature "
+        message=f"{who} earn the same (success {show_success(success)}, mean return {mean:.3g}). Try {way} tasks "
+        f"(env), a larger rollout.group_size ({settings.rollout.group_size} now), or a higher rollout.temperature "
         f"({settings.rollout.temperature:g} now).",
     )
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from rich.console import Console
 
+from turnwise.app.policy_voice import PolicyVoice
 from turnwise.errors import RunError
 from turnwise.floor.files import write_whole
 from turnwise.report.learning_record.tokens import RecordedToken
@@ -56,10 +57,14 @@ def view(options: argparse.Namespace, console: Console) -> int:
     """The page, until it is interrupted."""
     if not options.runs and not Path("runs").is_dir():
         raise RunError("no RUN given, and there is no folder 'runs' here: expected the directory of a run.")
-    server = ViewServer(Shelf([Path(run) for run in options.runs or ["runs"]]), port=options.port)
-    console.print(f"the page is at {server.address}", markup=False, highlight=False, soft_wrap=True)
+    at = options.at or ""
+    if at and not at.startswith("#/"):
+        raise RunError(f"--at: '{at}' given; expected a place on the page, such as '#/episodes?run=NAME'.")
+    voice = PolicyVoice()
+    server = ViewServer(Shelf([Path(run) for run in options.runs or ["runs"]], voice=voice), port=options.port)
+    console.print(f"the page is at {server.address}{at}", markup=False, highlight=False, soft_wrap=True)
     console.print("it shows what is on disk, also while a run goes on; Ctrl-C ends it", style="dim")
-    with suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt), closing(voice):
         server.run()
     return 0
 

@@ -81,14 +81,19 @@ def _results(directory: RunDirectory, summary: Summary | None, step: int) -> lis
     if summary is None:
         return [("success", "not known: the run is not finished")]
     rows = {int(row["step"]): row for row in directory.read_metrics()}
-    success = rows.get(step, {}).get("eval/success")
+    success, mean_return = (rows.get(step, {}).get(f"eval/{name}") for name in ("success", "return"))
     if step == summary.steps:
-        success = summary.success_after
-    told = [
-        ("success", "not evaluated at this step" if success is None else show_share(success, summary.eval_episodes))
-    ]
+        success, mean_return = summary.success_after, summary.return_after
+    if success is None and mean_return is None:
+        told = [("success", "not evaluated at this step")]
+    else:
+        told = [("success", show_share(success, summary.eval_episodes))]
+    if success is None and mean_return is not None:
+        told.append(("return", f"{mean_return:.3f}"))
     if summary.success_before is not None:
         told.append(("success before training", show_share(summary.success_before, summary.eval_episodes)))
+    elif summary.return_before is not None:
+        told.append(("return before training", f"{summary.return_before:.3f}"))
     told += [(f"success of {name}", f"{share:.2f}") for name, share in summary.baselines.items()]
     return [*told, ("held-out episodes", str(summary.eval_episodes))]
 

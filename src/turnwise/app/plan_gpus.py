@@ -12,9 +12,9 @@ from turnwise.learn.scaling import SHAPES, GpuPlan, describe_gpus, plan_gpus
 COUNTS = (1, 8, 64)
 """GPUs, where nobody says how many."""
 CAVEAT = (
-    "This is arithmetic: learners on several GPUs are not there yet. The learner's weights, gradients and optimizer "
-    "are counted as sharded over all GPUs in float32, a frozen base and the engine's copy in bfloat16, and one row at "
-    "a time in a forward pass."
+    "This is arithmetic, measured on no GPU. The learner's weights, gradients and optimizer are counted as sharded "
+    "over all GPUs in float32 (learn.parallel.type=fsdp), a frozen base and the engine's copy in bfloat16, and one row "
+    "at a time in a forward pass."
 )
 
 

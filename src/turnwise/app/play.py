@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from turnwise.app.models import describe_set_up
-from turnwise.app.policies import Found, explained, find_policy, open_policy, settings_file_of
+from turnwise.app.policies import Found, explained, find_policy, open_policy
 from turnwise.config.load import env_params, parse_params
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.make import make_env
@@ -18,6 +18,7 @@ from turnwise.floor.async_calls import run_async
 from turnwise.floor.seeds import derive_seed
 from turnwise.loop.evaluate import evaluate_once
 from turnwise.report.console import phase, print_notice, print_trajectory
+from turnwise.report.run_dir import settings_file_of
 from turnwise.rollout.rules import Rule, oracle_rule, play_rule, random_rule
 from turnwise.types import Task
 

@@ -8,6 +8,7 @@ from types import MappingProxyType, TracebackType
 from rich.console import Console
 
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.floor.successes import tell_successes
 from turnwise.loop.evaluate import Evaluation
 from turnwise.loop.parts import PlayParts
 from turnwise.loop.serial import LoopStep
@@ -141,10 +142,16 @@ def engine_metrics(parts: object) -> dict[str, float]:
 def evaluation_metrics(result: Evaluation) -> dict[str, float]:
     """The whole, each environment where there are several, who gave the rewards, and what environments say."""
     by_tag = result.by_tag()
-    metrics = {"eval/success": result.success, "eval/return": result.mean_return}
+    metrics = {"eval/return": result.mean_return, **_told("eval/success", result.success)}
+    if unknown := tell_successes(result.trajectories).count(None):
+        metrics["eval/success_unknown"] = unknown / result.episodes
     metrics |= {f"eval/reward/{source}": amount for source, amount in reward_sources(result.trajectories).items()}
     for tag, outcome in by_tag.items():
         if len(by_tag) > 1:
-            metrics |= {f"eval/success/{tag}": outcome.success, f"eval/return/{tag}": outcome.mean_return}
+            metrics |= {f"eval/return/{tag}": outcome.mean_return, **_told(f"eval/success/{tag}", outcome.success)}
         metrics |= {f"eval/env/{tag}/{name}": value for name, value in outcome.told.items()}
     return metrics
+
+
+def _told(name: str, value: float | None) -> dict[str, float]:
+    return {} if value is None else {name: value}

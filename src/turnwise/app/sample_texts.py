@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
+from turnwise.config.registry import ENVS
 from turnwise.context.answer import render_answer
 from turnwise.context.window import write_preamble
+from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import describe_env, reset_env
 from turnwise.rollout.rules import oracle_rule, play_rule
 from turnwise.rollout.worlds import World
 from turnwise.types import Task
 
 _NUM_EPISODES = 400
+_NUM_SLOW_EPISODES = 16
+"""Where a reset may take a second; the words that were not met stay in single bytes."""
 _PREAMBLE_WEIGHT = 50
 """The instructions stand in every first prompt; counted once, their words would stay in single bytes."""
 
@@ -22,8 +27,17 @@ _MAX_CHARACTERS = 20_000
 def draw_sample_texts(world: World) -> list[str]:
     """Observations and rendered answers of training tasks; the same for the same world."""
     env = world.make("train")
+    try:
+        return _draw(world, env)
+    finally:
+        env.close()
+
+
+def _draw(world: World, env: BaseEnv) -> list[str]:
+    # By what the class says: the same world in a process of its own has the same tokenizer.
+    is_slow = cast("type[BaseEnv]", ENVS.get_target(world.env.type)).is_slow
     texts: list[str] = []
-    for seed in range(_NUM_EPISODES):
+    for seed in range(_NUM_SLOW_EPISODES if is_slow else _NUM_EPISODES):
         task = Task(tag=world.tag, seed=seed)
         observation = reset_env(env, seed=seed, split=task.split)
         if env.action_names is None and env.has_oracle:

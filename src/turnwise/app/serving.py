@@ -25,7 +25,7 @@ from rich.console import Console
 from turnwise.app.checkpointer import read_progress
 from turnwise.app.length import settle_length
 from turnwise.app.models import resolve_model
-from turnwise.app.policies import find_policy, names_a_model, settings_file_of
+from turnwise.app.policies import find_policy, names_a_model
 from turnwise.app.refusals import refuse_what_cannot_run
 from turnwise.app.run import Run
 from turnwise.config.checks import is_shared
@@ -35,13 +35,14 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError
 from turnwise.experience.build import build_experiences
 from turnwise.floor.files import read_text, write_whole
+from turnwise.floor.waits import show_waits
 from turnwise.loop.build import load_words, open_buffer, open_engine
 from turnwise.loop.separate import Shared, as_groups
 from turnwise.protocols import Buffer, ChatTemplate, Engine, Mailbox
 from turnwise.report.console import phase
 from turnwise.report.journal import TrajectoryJournal
 from turnwise.report.manifest import collect_manifest
-from turnwise.report.run_dir import RunDirectory, new_run_path
+from turnwise.report.run_dir import RunDirectory, new_run_path, settings_file_of
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.serve.endpoint import ChatEndpoint
 from turnwise.serve.http import LOOPBACK
@@ -184,7 +185,8 @@ async def open_endpoint(
     following = asyncio.create_task(_follow(served.engine, shared.mailbox, on_policy))
     try:
         await endpoint.start(port, host)
-        yield endpoint
+        with show_waits(served.directory.waits):
+            yield endpoint
     finally:
         following.cancel()
         await endpoint.close()

@@ -36,7 +36,7 @@ from turnwise.loop.serial import LoopStep
 from turnwise.loop.stages import STAGES, Stages
 from turnwise.report.callbacks import Callback, open_callbacks
 from turnwise.report.console import phase, print_notice
-from turnwise.report.intervals import share_interval
+from turnwise.report.intervals import list_ends, share_interval
 from turnwise.report.metrics import Stopwatch, reward_sources
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.summary import Summary
@@ -118,9 +118,9 @@ class Training:
     def _recorded_start(self) -> Evaluation | None:
         """How good a resumed run's policy was before its first update; None where that is not on record."""
         rows = self._directory.read_metrics() if self._checkpoint is not None else []
-        if not rows or not {"eval/success", "eval/return"} <= rows[0].keys() or rows[0]["step"] != 0:
+        if not rows or "eval/return" not in rows[0] or rows[0]["step"] != 0:
             return None
-        success, mean_return = rows[0]["eval/success"], rows[0]["eval/return"]
+        success, mean_return = rows[0].get("eval/success"), rows[0]["eval/return"]
         return Evaluation(env=self._settings.env.type, success=success, mean_return=mean_return, trajectories=())
 
     async def _evaluate(self, start: Start) -> Evaluation | None:
@@ -168,8 +168,8 @@ class Training:
             findings=[told(finding) for finding in self._directory.read_findings()],
             stopped=self._stopped,
             # Both play the same tasks; a resumed run has only the number of the first evaluation on record.
-            success_before_interval=list(_interval_before(before, len(tasks))) if before else None,
-            success_after_interval=list(after.success_interval) if after else None,
+            success_before_interval=_interval_before(before, len(tasks)) if before else None,
+            success_after_interval=list_ends(after.success_interval) if after else None,
             baseline_intervals={name: list(ends) for name, ends in baseline_intervals(yardsticks, tasks).items()},
         )
 
@@ -256,5 +256,7 @@ class Training:
         )
 
 
-def _interval_before(before: Evaluation, num_tasks: int) -> tuple[float, float]:
-    return before.success_interval if before.trajectories else share_interval(before.success, num_tasks)
+def _interval_before(before: Evaluation, num_tasks: int) -> list[float] | None:
+    if before.trajectories or before.success is None:
+        return list_ends(before.success_interval)
+    return list(share_interval(before.success, num_tasks))

@@ -258,6 +258,7 @@ def cut_at_stop(completion: Completion, stop: Sequence[str], decode: Callable[[I
         completion,
         token_ids=ids[:low],
         behavior_logprobs=completion.behavior_logprobs[:low],
+        alternatives=None if completion.alternatives is None else completion.alternatives.first(low),
         finish_reason=FinishReason.STOP,
     )
 

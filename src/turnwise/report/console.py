@@ -16,6 +16,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from turnwise.floor.successes import UNKNOWN, show_success
 from turnwise.report.progress import Advance, ProgressDisplay, format_count, format_duration, phase
 from turnwise.report.summary import Summary
 from turnwise.types import Trajectory, Turn
@@ -23,6 +24,11 @@ from turnwise.types import Trajectory, Turn
 __all__ = ["Advance", "ProgressDisplay", "phase", "print_notice", "print_outcome", "print_trajectory", "printable"]
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_OUTCOMES = {
+    True: ("success", "bold green"),
+    False: ("no success", "bold red"),
+    None: (f"success {UNKNOWN}", "bold yellow"),
+}
 _SIDE_BY_SIDE_COLUMNS = 100
 """From this width on, observation and response stand beside each other."""
 
@@ -75,8 +81,7 @@ def _stacked(observation: Text, response: Text) -> RenderableType:
 
 
 def _ending(trajectory: Trajectory) -> Text:
-    outcome, style = ("success", "bold green") if trajectory.is_success else ("no success", "bold red")
-    line = Text(outcome, style=style)
+    line = Text(*_OUTCOMES[trajectory.is_success])
     line.append(f"  return {trajectory.episode_return:g}", style="default not bold")
     line.append(f"  {len(trajectory.turns)} turns  ended: {trajectory.stop_reason}", style="default not bold dim")
     if trajectory.failure:
@@ -127,23 +132,15 @@ def print_outcome(
 
 
 def _result(summary: Summary, *, arrow: str) -> RenderableType:
-    if summary.success_after is None:
-        headline = Text("trained, not evaluated", style="bold")
-    else:
-        before = "" if summary.success_before is None else f"{summary.success_before:.1%} {arrow} "
-        style = "bold green" if summary.success_after > (summary.success_before or 0.0) else "bold red"
-        headline = Text("success  ").append(f"{before}{summary.success_after:.1%}", style=style)
-        if summary.success_after_interval:
-            low, high = summary.success_after_interval
-            headline.append(f" ({low:.1%} to {high:.1%})", style="dim")
-        headline.append(f"\non {summary.eval_episodes} held-out episodes", style="dim")
     facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(style="dim")
-    if summary.return_after is not None:
-        before = "" if summary.return_before is None else f"{summary.return_before:.2f} {arrow} "
-        facts.add_row("return", f"{before}{summary.return_after:.2f}")
+    if summary.success_after is not None and summary.return_after is not None:
+        facts.add_row("return", _change(summary.return_before, summary.return_after, arrow, ".2f"))
+    elif summary.return_after is not None:
+        facts.add_row("success", f"{UNKNOWN}: nobody says it")
     for tag, outcome in summary.envs.items() if len(summary.envs) > 1 else ():
-        facts.add_row(tag, f"success {outcome['success']:.1%}, return {outcome['return']:.2f}")
+        share = outcome["success"] if isinstance(outcome["success"], int | float) else None
+        facts.add_row(tag, f"success {show_success(share, '.1%')}, return {outcome['return']:.2f}")
     facts.add_row("steps", str(summary.steps))
     if summary.stopped is not None:
         facts.add_row("stopped", f"{summary.stopped['kind']} at step {summary.stopped['step']}")
@@ -153,7 +150,27 @@ def _result(summary: Summary, *, arrow: str) -> RenderableType:
     facts.add_row(
         "tokens", f"{format_count(summary.tokens_sampled)} sampled, {format_count(summary.tokens_trained)} trained"
     )
-    return Group(headline, Text(), facts)
+    return Group(_headline(summary, arrow), Text(), facts)
+
+
+def _headline(summary: Summary, arrow: str) -> Text:
+    """Success, or the return where nobody says what a success is."""
+    if summary.success_after is not None:
+        name, before, after, form = "success", summary.success_before, summary.success_after, ".1%"
+    elif summary.return_after is not None:
+        name, before, after, form = "return", summary.return_before, summary.return_after, ".3f"
+    else:
+        return Text("trained, not evaluated", style="bold")
+    style = "bold green" if after > (before or 0.0) else "bold red"
+    headline = Text(f"{name}  ").append(_change(before, after, arrow, form), style=style)
+    if summary.success_after_interval:
+        low, high = summary.success_after_interval
+        headline.append(f" ({low:.1%} to {high:.1%})", style="dim")
+    return headline.append(f"\non {summary.eval_episodes} held-out episodes", style="dim")
+
+
+def _change(before: float | None, after: float, arrow: str, form: str) -> str:
+    return format(after, form) if before is None else f"{before:{form}} {arrow} {after:{form}}"
 
 
 def _baseline_table(summary: Summary) -> RenderableType:
@@ -166,6 +183,8 @@ def _baseline_table(summary: Summary) -> RenderableType:
     table.add_column("success", justify="right")
     for value, name, style in sorted(rows):
         table.add_row(Text(name), f"{value:.1%}", style=style)
+    if summary.success_after is None and summary.return_after is not None:
+        table.add_row(Text("this run"), UNKNOWN, style="bold yellow")
     return table
 
 

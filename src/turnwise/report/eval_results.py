@@ -15,6 +15,9 @@ from typing import Any
 
 from turnwise.errors import RunError
 from turnwise.floor.files import encode_object, read_object, write_whole
+from turnwise.floor.successes import share_of, tell_successes
+from turnwise.report.estimates import mean_interval
+from turnwise.report.intervals import share_interval
 from turnwise.types import Task, Trajectory
 
 RESULT = "eval.json"
@@ -27,7 +30,8 @@ TRAJECTORIES = "step-000000.jsonl"
 class Play:
     """How one play of a task came out."""
 
-    is_success: bool
+    is_success: bool | None
+    """None: nobody said."""
     episode_return: float
     turns: int
     sampled_tokens: int
@@ -36,10 +40,10 @@ class Play:
     stop_reason: str
 
     @classmethod
-    def of(cls, trajectory: Trajectory) -> Play:
+    def of(cls, trajectory: Trajectory, is_success: bool | None) -> Play:
         sampled = sum(segment.num_action_tokens for segment in trajectory.segments)
         return cls(
-            is_success=bool(trajectory.is_success),
+            is_success=is_success,
             episode_return=trajectory.episode_return,
             turns=len(trajectory.turns),
             sampled_tokens=sampled,
@@ -58,12 +62,18 @@ class TaskResult:
     """As the environment calls it in `info["difficulty"]`; None where it says nothing."""
 
     @property
-    def num_successes(self) -> int:
-        return sum(play.is_success for play in self.plays)
+    def num_known(self) -> int:
+        """Plays that say whether they succeeded."""
+        return sum(play.is_success is not None for play in self.plays)
 
     @property
-    def share(self) -> float:
-        return self.num_successes / len(self.plays)
+    def num_successes(self) -> int:
+        return sum(bool(play.is_success) for play in self.plays)
+
+    @property
+    def share(self) -> float | None:
+        """Of the plays that say it; None where none does."""
+        return share_of(play.is_success for play in self.plays)
 
     @property
     def mean_return(self) -> float:
@@ -80,18 +90,32 @@ class TaskResult:
 
 def results_of(trajectories: Sequence[Trajectory]) -> tuple[TaskResult, ...]:
     """By task, in the order in which tasks were first played."""
-    by_task: dict[Task, list[Trajectory]] = {}
-    for trajectory in trajectories:
-        by_task.setdefault(trajectory.task, []).append(trajectory)
+    by_task: dict[Task, list[tuple[Trajectory, bool | None]]] = {}
+    for trajectory, is_success in zip(trajectories, tell_successes(trajectories), strict=True):
+        by_task.setdefault(trajectory.task, []).append((trajectory, is_success))
     return tuple(
-        TaskResult(task=task, plays=tuple(map(Play.of, plays)), difficulty=_difficulty(plays))
+        TaskResult(
+            task=task,
+            plays=tuple(Play.of(trajectory, is_success) for trajectory, is_success in plays),
+            difficulty=_difficulty([trajectory for trajectory, _ in plays]),
+        )
         for task, plays in by_task.items()
     )
 
 
-def _difficulty(plays: Sequence[Trajectory]) -> str | None:
+def success_interval(tasks: Sequence[TaskResult]) -> tuple[float, float] | None:
+    """At 95 %, over the tasks of which it is known: where each was played once, Wilson's; None: of none it is."""
+    shares = [task.share for task in tasks if task.share is not None]
+    if not shares:
+        return None
+    if all(len(task.plays) == 1 for task in tasks):
+        return share_interval(sum(shares) / len(shares), len(shares))
+    return mean_interval(shares, is_share=True)
+
+
+def _difficulty(played: Sequence[Trajectory]) -> str | None:
     """What the environment says of the task; siblings play the same one, and some may have failed before a word."""
-    said = (turn.info.get("difficulty") for trajectory in plays for turn in trajectory.turns)
+    said = (turn.info.get("difficulty") for trajectory in played for turn in trajectory.turns)
     return next((str(word) for word in said if isinstance(word, str | int | float)), None)
 
 

@@ -25,7 +25,7 @@ _WATCHED = (
 
 _HIGH_SUCCESS = 0.8
 _SOME_SUCCESS = 0.01
-"""Below this the return says more than the success."""
+"""Below this, and where nobody says what a success is, the return says more."""
 _STANDING_SHARE = 0.8
 """Of the way to the best outcome: what still stands."""
 
@@ -69,13 +69,18 @@ class Series:
             self.noise += (max(self._recent) - min(self._recent) - self.noise) / self._num_levels
 
     @property
+    def is_measured(self) -> bool:
+        """Whether any step had it."""
+        return bool(self._first)
+
+    @property
     def start(self) -> float | None:
         """Median of the first window, once that is over."""
         return median(self._first) if len(self._first) == self._window else None
 
     @property
     def start_level(self) -> float:
-        return fmean(self._first)
+        return fmean(self._first) if self.is_measured else 0.0
 
 
 class Standing(Enum):
@@ -119,7 +124,7 @@ class History:
     def outcome(self) -> tuple[str, Series, float]:
         """What the run is for: its name, its numbers, and what counts as nothing."""
         success, returned = self[SUCCESS], self[RETURN]
-        if success.best >= _SOME_SUCCESS or returned.level is None:
+        if success.best >= _SOME_SUCCESS or (success.is_measured and returned.level is None):
             return "success", success, 0.0
         return "return", returned, returned.start_level
 
@@ -143,5 +148,5 @@ class History:
     def describe_outcome(self) -> str:
         name, series, _ = self.outcome
         if series.level is None:
-            return "no smoothed success yet"
+            return f"no smoothed {name} yet"
         return f"{name} {series.level:.3g}, at its best {series.best:.3g}"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 
+from turnwise.floor.successes import UNKNOWN
+
 _Z = 1.959964
 """Of the normal distribution: 95 % lie within this many standard deviations."""
 
@@ -24,7 +26,14 @@ def share_interval(share: float, episodes: int) -> tuple[float, float]:
     return min(max(low, 0.0), share), max(min(high, 1.0), share)
 
 
-def show_share(share: float, episodes: int) -> str:
-    """`0.58 (0.48 to 0.67)`."""
+def list_ends(ends: tuple[float, float] | None) -> list[float] | None:
+    """As JSON has them; none where there is no share."""
+    return None if ends is None else list(ends)
+
+
+def show_share(share: float | None, episodes: int) -> str:
+    """`0.58 (0.48 to 0.67)`, or that nobody knows."""
+    if share is None:
+        return UNKNOWN
     low, high = share_interval(share, episodes)
     return f"{share:.2f} ({low:.2f} to {high:.2f})"

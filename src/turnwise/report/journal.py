@@ -61,8 +61,8 @@ class TrajectoryJournal:
         append_line(self._path, f"{_checksum(line.encode())} {line}")
 
     def _decode(self, line: bytes) -> Trajectory | None:
-        checksum, _, content = line.partition(b" ")
-        if checksum.decode("ascii", "replace") != _checksum(content):
+        content = _sound(line)
+        if content is None:
             log.warning("%s: an episode is damaged and is left out", self._path)
             return None
         return decode_trajectory(json.loads(content))
@@ -70,6 +70,22 @@ class TrajectoryJournal:
     def remove(self) -> None:
         """Its rollout is stored elsewhere."""
         self._path.unlink(missing_ok=True)
+
+
+def find_damaged_episodes(file: Path) -> list[str]:
+    """What of a journal is not as it was written; a last line that was cut off is how a kill leaves it."""
+    lines = file.read_bytes().split(b"\n")[:-1]
+    return [
+        f"line {number} is damaged: its checksum is another one"
+        for number, line in enumerate(lines, start=1)
+        if _sound(line) is None and (line != _WHOLE or number < len(lines))
+    ]
+
+
+def _sound(line: bytes) -> bytes | None:
+    """What a line holds; None where it is not as it was written."""
+    checksum, _, content = line.partition(b" ")
+    return content if checksum.decode("ascii", "replace") == _checksum(content) else None
 
 
 def _checksum(line: bytes) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 
 from turnwise.errors import RunError
 from turnwise.floor.files import reason
+from turnwise.floor.successes import share_of, tell_successes
 from turnwise.protocols import Sink
 from turnwise.report.summary import TIME_SECTIONS
 from turnwise.types import Group, Metrics, Trajectory, Turn
@@ -93,12 +94,12 @@ class Sinks:
 
 
 def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """What the rollouts of one step were like. A trajectory that ended in an error counts, as a failure."""
+    """What the rollouts of one step were like. A trajectory that ended in an error counts, as no success."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     if not trajectories:
         return {}
     return {
-        "rollout/success": _mean([t.is_success for t in trajectories]),
+        **_success_metrics([group.trajectories for group in groups]),
         "rollout/return": _mean([t.episode_return for t in trajectories]),
         "rollout/rewarded": _mean([any(turn.reward or turn.shaping for turn in t.turns) for t in trajectories]),
         "rollout/num_turns": _mean([len(t.turns) for t in trajectories]),
@@ -110,6 +111,24 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
         **_shaping_metrics(trajectories),
         **_tag_metrics(trajectories),
     }
+
+
+def _success_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
+    """Over the episodes that say whether they reached their goal; beside it, the share of those that do not."""
+    said = tell_successes([t for siblings in groups for t in siblings])
+    one_by_one = iter(said)
+    by_group = [[next(one_by_one) for _ in siblings] for siblings in groups]
+    found = {
+        "rollout/success": share_of(said),
+        "rollout/pass_at_k": share_of(_holds_success(siblings) for siblings in by_group),
+        "rollout/success_unknown": said.count(None) / len(said) or None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _holds_success(siblings: Sequence[bool | None]) -> bool | None:
+    known = [one for one in siblings if one is not None]
+    return any(known) if known else None
 
 
 def _shaping_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -135,7 +154,6 @@ def _within_group_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, f
     returns = [[t.episode_return for t in siblings] for siblings in groups]
     return {
         "rollout/in_group_std": _mean([float(np.std(values)) for values in returns]),
-        "rollout/pass_at_k": _mean([any(t.is_success for t in siblings) for siblings in groups]),
         **_dead_group_metrics(groups),
     }
 
@@ -181,7 +199,8 @@ def _tag_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     by_tag = split_by_tag(trajectories)
     apart: dict[str, float] = {}
     for tag, plays in by_tag.items() if len(by_tag) > 1 else ():
-        apart[f"rollout/success/{tag}"] = _mean([t.is_success for t in plays])
+        if (share := share_of(tell_successes(plays))) is not None:
+            apart[f"rollout/success/{tag}"] = share
         apart[f"rollout/return/{tag}"] = _mean([t.episode_return for t in plays])
     told = {f"env/{tag}/{name}": value for tag, plays in by_tag.items() for name, value in told_numbers(plays).items()}
     return apart | told

@@ -50,16 +50,21 @@ _HEALTH_PANELS = {
 
 
 def plot_learning_curve(metrics: Sequence[Metrics], summary: Summary | None, path: Path) -> None:
-    """Success over steps against the baselines, and below it the few numbers that explain its shape."""
-    small = {name: title for name, title in _SMALL_PANELS.items() if len(_series(metrics, name).steps)}
+    """Success over steps against the baselines, and below it the few numbers that explain its shape.
+
+    Where nobody says what a success is, the return.
+    """
+    outcome = _outcome_of(metrics)
+    titles = {name: title for name, title in _SMALL_PANELS.items() if name != f"rollout/{outcome}"}
+    small = {name: title for name, title in titles.items() if len(_series(metrics, name).steps)}
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(10, 5.72), dpi=DPI)
         # The main panel leaves room at the right for the names of its lines; the small ones use the full width.
         main = figure.add_gridspec(1, 1, left=0.065, right=0.84, top=0.86, bottom=0.36 if small else 0.085)
         axes = figure.add_subplot(main[0])
-        _draw_success(axes, metrics)
-        _draw_references(axes, summary)
-        _write_heading(figure, metrics, summary)
+        _draw_outcome(axes, metrics, outcome)
+        _draw_references(axes, summary, outcome)
+        _write_heading(figure, metrics, summary, outcome)
         below = figure.add_gridspec(1, max(1, len(small)), left=0.065, right=0.975, top=0.235, bottom=0.06, wspace=0.2)
         for column, (name, title) in enumerate(small.items()):
             _draw_panel(figure.add_subplot(below[column]), _series(metrics, name), title)
@@ -128,8 +133,15 @@ def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
 # --- the main panel -------------------------------------------------------------------------------------------------
 
 
-def _draw_success(axes: Axes, metrics: Sequence[Metrics]) -> None:
-    training, held_out = _series(metrics, "rollout/success"), _series(metrics, "eval/success")
+def _outcome_of(metrics: Sequence[Metrics]) -> str:
+    """What the run is about: success, or the return where that is all there is."""
+    measured = {name for row in metrics for name in row}
+    is_known, is_paid = (measured & {f"rollout/{name}", f"eval/{name}"} for name in ("success", "return"))
+    return "return" if is_paid and not is_known else "success"
+
+
+def _draw_outcome(axes: Axes, metrics: Sequence[Metrics], outcome: str) -> None:
+    training, held_out = _series(metrics, f"rollout/{outcome}"), _series(metrics, f"eval/{outcome}")
     if not len(training.steps) and not len(held_out.steps):
         _say_empty(axes)
     if len(training.steps):
@@ -139,9 +151,10 @@ def _draw_success(axes: Axes, metrics: Sequence[Metrics]) -> None:
         axes.plot(held_out.steps, held_out.values, color=ORANGE, linewidth=1, alpha=0.5, zorder=4)
         style = {"s": 44, "color": ORANGE, "edgecolor": "white", "linewidth": 1.2, "zorder": 5}
         axes.scatter(held_out.steps, held_out.values, label="held-out episodes", **style)
-    axes.set_ylim(-0.02, 1.02)
-    axes.set_yticks(np.linspace(0, 1, 6))
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    if outcome == "success":
+        axes.set_ylim(-0.02, 1.02)
+        axes.set_yticks(np.linspace(0, 1, 6))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     _fit_steps(axes, np.concatenate([training.steps, held_out.steps]))
     axes.set_xlabel("step", labelpad=2)
     if axes.get_legend_handles_labels()[0]:
@@ -149,9 +162,9 @@ def _draw_success(axes: Axes, metrics: Sequence[Metrics]) -> None:
         axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, labelcolor=INK, handlelength=1.6)
 
 
-def _draw_references(axes: Axes, summary: Summary | None) -> None:
-    """Dashed lines with their names at the right edge, pushed apart where they would overlap."""
-    if summary is None:
+def _draw_references(axes: Axes, summary: Summary | None, outcome: str) -> None:
+    """Dashed lines with their names at the right edge, pushed apart where they would overlap; all are successes."""
+    if summary is None or outcome != "success":
         return
     labels = [(value, _label(name, value), _colour(name), "normal") for name, value in _baselines(summary).items()]
     for value, _, colour, _ in labels:
@@ -197,15 +210,20 @@ def _push_apart(heights: Sequence[float], *, gap: float, low: float, high: float
     return [min(max(mean, low), highest) + index * gap for index, mean in enumerate(lowered)]
 
 
-def _write_heading(figure: Figure, metrics: Sequence[Metrics], summary: Summary | None) -> None:
-    title = "Success" if summary is None else f"{summary.recipe}: success on {summary.env}"
+def _write_heading(figure: Figure, metrics: Sequence[Metrics], summary: Summary | None, outcome: str) -> None:
+    title = outcome.capitalize() if summary is None else f"{summary.recipe}: {outcome} on {summary.env}"
     figure.text(0.065, 0.945, title, fontsize=14, weight="bold")
     if summary is None:
         figure.text(0.065, 0.91, f"{len(metrics)} steps so far", fontsize=9.5, color=FAINT)
         return
     parts = [f"{summary.steps} steps", f"seed {summary.seed}", f"{summary.wall_s / 60:.1f} min"]
-    if summary.success_before is not None and summary.success_after is not None:
-        change = f"{summary.success_before:.0%} → {summary.success_after:.0%}"
+    before, after, form = (
+        (summary.success_before, summary.success_after, ".0%")
+        if outcome == "success"
+        else (summary.return_before, summary.return_after, ".3g")
+    )
+    if before is not None and after is not None:
+        change = f"{before:{form}} → {after:{form}}"
         parts.insert(0, f"{change} on {summary.eval_episodes} held-out episodes")
     figure.text(0.065, 0.91, "  ·  ".join(parts), fontsize=9.5, color=FAINT)
 

@@ -20,6 +20,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from turnwise.floor.successes import show_success
 from turnwise.report.summary import TIME_SECTIONS
 from turnwise.types import Metrics
 
@@ -141,8 +142,9 @@ class ProgressDisplay:
 
     def _facts(self) -> list[tuple[str, str]]:
         facts: list[tuple[str, str]] = []
-        if self._successes:
-            facts.append(("success", f"{sum(self._successes) / len(self._successes):.0%}"))
+        if self._successes or "rollout/return" in self._metrics:
+            mean = sum(self._successes) / len(self._successes) if self._successes else None
+            facts.append(("success", show_success(mean)))
         if "rollout/return" in self._metrics:
             facts.append(("return", f"{self._metrics['rollout/return']:.2f}"))
         if "rollout/tokens_per_s" in self._metrics:

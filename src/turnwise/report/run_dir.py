@@ -47,6 +47,15 @@ def step_name(step: int) -> str:
     return f"step-{step:06d}"
 
 
+def settings_file_of(path: Path) -> Path | None:
+    """The settings of the run that a path leads to, or into; None where it is of none."""
+    if (path / "config.yaml").is_file():
+        return path / "config.yaml"
+    # RUN/checkpoints/step-000040/policy
+    config = path.absolute().joinpath("..", "..", "..", "config.yaml").resolve()
+    return config if path.is_dir() and path.absolute().name == "policy" and config.is_file() else None
+
+
 class RunDirectory:
     """One run on disk. Make it with `create`, look at it with `open`, go on with `reopen`."""
 
@@ -102,6 +111,7 @@ class RunDirectory:
             remove_folder(run.tensorboard)
         run.checkpoints.mkdir(exist_ok=True)
         remove_leftovers(run.checkpoints)
+        append_line(run.resumes, json.dumps({"step": step, "at": f"{datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z}"}))
         return run
 
     @property
@@ -119,6 +129,11 @@ class RunDirectory:
     @property
     def findings(self) -> Path:
         return self.path / "findings.jsonl"
+
+    @property
+    def resumes(self) -> Path:
+        """When it went on, and after which step; made with the first time."""
+        return self.path / "resumes.jsonl"
 
     @property
     def waits(self) -> Path:

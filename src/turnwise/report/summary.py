@@ -29,7 +29,8 @@ class Summary:
     wall_s: float
     setup_s: float
     success_before: float | None
-    """On held-out episodes, before the first update; None where nothing was evaluated."""
+    """On held-out episodes, before the first update; None where nothing was evaluated, or where nobody says what a
+    success is: then there is a return."""
     success_after: float | None
     return_before: float | None
     return_after: float | None
@@ -50,12 +51,12 @@ class Summary:
 
     failures: Mapping[str, int] = field(default_factory=dict)
     """Training episodes that failed, by cause."""
-    envs: Mapping[str, Mapping[str, float | Sequence[float]]] = field(default_factory=dict)
+    envs: Mapping[str, Mapping[str, float | Sequence[float] | None]] = field(default_factory=dict)
     """The last evaluation in each environment: `episodes`, `success`, its interval, `return`, and its own numbers."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Who gave how much to an episode of the last evaluation: `env`, and `judge` where one was asked."""
     success_before_interval: Sequence[float] | None = None
-    """Low and high end of the 95 % interval; None where nothing was evaluated."""
+    """Low and high end of the 95 % interval; None where there is no share."""
     success_after_interval: Sequence[float] | None = None
     baseline_intervals: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """The same for each of `baselines`."""

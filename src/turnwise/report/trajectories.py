@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -41,9 +42,22 @@ class TrajectoryWriter:
         path = self._directory / f"{step_name(step)}.jsonl"
         lines = _lines(path) if path.exists() else []
         room = max(0, self._max_per_step - len(lines))
-        lines += [json.dumps(encode_trajectory(trajectory), allow_nan=False) for trajectory in trajectories[:room]]
+        lines += [_with_checksum(encode_trajectory(trajectory)) for trajectory in trajectories[:room]]
         write_whole(path, "".join(f"{line}\n" for line in lines))
         return path
+
+
+def read_sound_trajectories(path: Path) -> list[Trajectory]:
+    """The same as `read_trajectories`, where every line is as it was written; otherwise an error names the first that
+    is not. Lines from before there were checksums are believed.
+    """
+    trajectories = read_trajectories(path)
+    for number, line in enumerate(_lines(path), start=1):
+        record = json.loads(line)
+        written = record.pop("checksum", None)
+        if written is not None and written != _checksum(json.dumps(record)):
+            raise RunError(f"{path}, line {number} is damaged: its checksum is another one.")
+    return trajectories
 
 
 def read_trajectories(path: Path) -> list[Trajectory]:
@@ -51,11 +65,20 @@ def read_trajectories(path: Path) -> list[Trajectory]:
     for number, line in enumerate(_lines(path), start=1):
         try:
             trajectories.append(decode_trajectory(json.loads(line)))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunError(
                 f"{path}, line {number}: expected a trajectory ({type(error).__name__}: {error})."
             ) from error
     return trajectories
+
+
+def _with_checksum(record: dict[str, object]) -> str:
+    """As the last field, so that a line is JSON as before."""
+    return json.dumps({**record, "checksum": _checksum(json.dumps(record, allow_nan=False))})
+
+
+def _checksum(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"
 
 
 def _lines(path: Path) -> list[str]:
@@ -69,7 +92,7 @@ def encode_trajectory(trajectory: Trajectory) -> dict[str, object]:
         "id": str(trajectory.id),
         "task": {"tag": task.tag, "seed": task.seed, "split": task.split},
         "stop_reason": str(trajectory.stop_reason),
-        "is_success": bool(trajectory.is_success),
+        "is_success": None if trajectory.is_success is None else bool(trajectory.is_success),
         "final_observation": trajectory.final_observation,
         "failure": trajectory.failure,
         "turns": [_encode_turn(turn) for turn in trajectory.turns],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from turnwise.app.checkpointer import load_checkpoint, save_checkpoint
 from turnwise.app.progress import Progress
 from turnwise.config.sections.model import TinySettings
 from turnwise.errors import RunError
+from turnwise.floor.files import tell_trouble
 from turnwise.learn.checkpoint import resumed_model
 from turnwise.learn.policy import PolicyModel
 from turnwise.learn.tiny_model import tiny_model_folder
@@ -151,6 +155,29 @@ def test_a_save_that_fails_names_the_checkpoint_and_leaves_the_old_one(
             save_checkpoint(tmp_path / name, trained(1), tokenizer, PROGRESS)
     assert [folder.name for folder in tmp_path.iterdir()] == ["step-000002"]
     assert load_checkpoint(tmp_path / "step-000002", trained(0)) == PROGRESS
+
+
+def test_a_disk_that_gets_full_under_torch_is_told_as_such(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch says how far it came, and not why."""
+    plain = torch.save
+
+    class AlmostFull(io.BytesIO):
+        def write(self, data: Any) -> int:
+            if len(data) > 256:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(data)
+
+    def save(state: object, _: object) -> None:
+        plain(state, AlmostFull())
+
+    monkeypatch.setattr(torch, "save", save)
+    with pytest.raises(RunError, match=r"Cannot write .*step-000002: no space left on device\."):
+        save_checkpoint(tmp_path / "step-000002", trained(1), tokenizer, PROGRESS)
+    with pytest.raises(RuntimeError, match="unexpected pos") as raised:
+        torch.save({"a": torch.zeros(999)}, "")
+    assert "no space left on device" in (tell_trouble(raised.value) or "")
 
 
 @pytest.mark.parametrize(

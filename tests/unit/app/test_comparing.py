@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import shlex
+import shutil
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import pytest
+from rich.console import Console
 
 from turnwise.app.comparing import compare, read_side
 from turnwise.app.evaluating import evaluate_rule
+from turnwise.app.looking import view
 from turnwise.app.run import Run
 from turnwise.cli import main
+from turnwise.command_words import build_parser
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, RunError
 from turnwise.report.eval_results import find_evals, read_eval
+from turnwise.view.answers import ANSWERS
+from turnwise.view.shelf import Shelf
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +111,63 @@ def test_the_command_prints_words_json_and_markdown(
     text = capsys.readouterr().out
     assert "p-value" in text
     assert "frozen_lake/eval/" in text
-    assert "| task | first | second |" in (tmp_path / "page.md").read_text()
+    page = (tmp_path / "page.md").read_text()
+    assert "| task | first | second |" in page
+    assert "\n-  " not in page
     assert main([*words, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert len(rows) == 2
     assert rows[0]["better"] == len(rows[0]["differing"])
+    assert sum(len(row["differing"]) for row in rows) == page.count("\n| frozen_lake/eval/") > 20
+
+
+@pytest.fixture
+def two_runs(evals: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """Runs of one name in two folders, each with a saved evaluation."""
+    runs = tmp_path / "one" / "lake", tmp_path / "other" / "lake"
+    for run, rule in zip(runs, ("random", "oracle"), strict=True):
+        shutil.copytree(evals / rule, run / "evals" / f"{rule} & co")
+        (run / "config.yaml").write_text("env: {type: frozen_lake}")
+    return runs
+
+
+def test_tasks_that_differ_are_linked_to_the_page_that_shows_both_plays(two_runs: tuple[Path, Path]) -> None:
+    found = compare(*(read_side(str(run)) for run in two_runs))
+    assert found.runs == tuple(map(str, two_runs))
+    shelf = Shelf([Path(run) for run in found.runs])
+    for task in found.differing:
+        assert task.link.startswith("#/task?")
+        words = dict(parse_qsl(task.link.partition("?")[2]))
+        told = [
+            ANSWERS["evaluated"](shelf, {"run": words[side], "eval": words[f"{side}_eval"], "task": words["task"]})
+            for side in ("first", "second")
+        ]
+        assert [side["eval"] for side in told] == ["random & co", "oracle & co"]
+        assert all(play["task"]["seed"] == int(task.task.split("/")[-1]) for side in told for play in side["plays"])
+        assert [side["plays"][0]["is_success"] for side in told] == [bool(task.first), bool(task.second)]
+
+
+def test_the_words_end_with_the_command_that_opens_the_page_there(
+    two_runs: tuple[Path, Path], evals: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", *map(str, two_runs)]) == 0
+    said = capsys.readouterr().out
+    line = next(line for line in said.splitlines() if line.startswith("side by side"))
+    command = shlex.split(line.removeprefix("side by side"))
+    assert command[:2] == ["turnwise", "view"]
+    options = build_parser().parse_args(command[1:])
+    assert options.runs == list(map(str, two_runs))
+    assert options.at.startswith("#/task?task=frozen_lake%2Feval%2F")
+    # Without runs there is no page.
+    assert main(["compare", str(evals / "random"), str(evals / "oracle")]) == 0
+    assert "side by side" not in capsys.readouterr().out
+
+
+def test_what_a_page_cannot_show_of_an_evaluation_is_said(two_runs: tuple[Path, Path]) -> None:
+    shelf, about = Shelf([two_runs[0]]), {"run": "lake", "task": "frozen_lake/eval/1"}
+    with pytest.raises(RunError, match=r"no evaluation '\.\./\.\./other'"):
+        ANSWERS["evaluated"](shelf, {**about, "eval": "../../other"})
+    with pytest.raises(RunError, match="were not kept"):
+        ANSWERS["evaluated"](shelf, {**about, "task": "frozen_lake/eval/99999999"})
+    with pytest.raises(RunError, match=r"expected a place on the page"):
+        view(argparse.Namespace(runs=[str(two_runs[0])], port=0, at="http://evil.example"), Console())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import threading
 from collections.abc import Iterator
@@ -146,12 +147,13 @@ def test_an_endpoint_plays_an_environment_without_a_recipe(capsys: pytest.Captur
 
 
 def test_a_server_that_fails_in_the_middle_costs_episodes_and_not_the_evaluation() -> None:
-    lock, chats = threading.Lock(), []
+    # Eight episodes ask at least eight times, and one that was refused asks no more: whatever the order in which they
+    # come, the refused calls are of three episodes.
+    lock, calls = threading.Lock(), itertools.count(1)
 
-    def answer(chat: dict[str, Any]) -> Answer:
+    def answer(_: dict[str, Any]) -> Answer:
         with lock:
-            chats.append(chat)
-            return said(RIGHT) if len(chats) % 4 else refusal(500, "tripped")
+            return refusal(500, "tripped") if next(calls) in (3, 4, 5) else said(RIGHT)
 
     with serving(FakeEndpoint(answer)) as endpoint:
         report = evaluate_policy(
@@ -159,7 +161,7 @@ def test_a_server_that_fails_in_the_middle_costs_episodes_and_not_the_evaluation
         ).report
     assert report.episodes == 8
     assert report.stop_reasons is not None
-    assert 0 < report.stop_reasons["engine_error"] < 8
+    assert report.stop_reasons["engine_error"] == 3
 
 
 # --- never learnt from -----------------------------------------------------------------------------------------------
@@ -219,6 +221,15 @@ def test_a_teacher_that_never_succeeds_or_always_fails_ends_the_run_with_the_rea
         pytest.raises(LearnError, match=r"12 failed\. warm_start\.url: .* answers 500"),
     ):
         teach(lessons(endpoint.url, "warm_start.max_retries=0"))
+
+
+def test_episodes_that_do_not_say_whether_they_succeeded_are_not_taken_for_successes() -> None:
+    silent = "rollout.workflow=tests.unit.app.test_unknown_success:Wordy"
+    with (
+        serving(FakeEndpoint(lambda _: said(RIGHT))) as endpoint,
+        pytest.raises(LearnError, match=r"12 did not say whether they succeeded .*set warm_start\.keep=all"),
+    ):
+        teach(lessons(endpoint.url, silent))
 
 
 def test_a_run_starts_from_an_endpoint_and_writes_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from turnwise.app.env_serving import ServedEnv, serve_env
-from turnwise.envs.boundary import reset_env, step_env
+from turnwise.envs.boundary import describe_env, reset_env, step_env
 from turnwise.envs.check import check_env
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError, EnvError
@@ -78,6 +78,22 @@ def test_our_client_plays_what_is_played_here(lake: str) -> None:
             done = ours.done
         assert ours.is_success
     away.close()
+
+
+def test_success_is_the_word_of_the_world_that_is_served() -> None:
+    """The wrong arm of a bandit pays as well."""
+    with serving("bandit") as url:
+        away, home = make_env(f"openenv:{url}"), make_env("bandit")
+        found = set()
+        for seed in range(12):
+            reset_env(away, seed)
+            reset_env(home, 2 * seed)
+            arm = describe_env(home).action_names[seed % 2]
+            ours, theirs = step_env(away, arm), step_env(home, arm)
+            assert (ours.reward, ours.is_success) == (theirs.reward, theirs.is_success)
+            found.add((ours.reward > 0, ours.is_success))
+        away.close()
+    assert (True, False) in found
 
 
 @pytest.mark.slow

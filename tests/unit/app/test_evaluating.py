@@ -224,3 +224,13 @@ def test_an_evaluation_changes_nothing_in_a_training_run(tmp_path: Path, monkeyp
         names = [name for name in one if name.startswith(("learn/", "rollout/")) and not name.endswith("_per_s")]
         assert [one[name] for name in names] == [two[name] for name in names]
     assert watched.summary.eval_episodes == 10
+
+
+def test_a_run_that_is_not_there_is_no_model_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs" / "lake-1").mkdir(parents=True)
+    (tmp_path / "runs" / "lake-1" / "config.yaml").write_text("env: {type: frozen_lake}")
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", "runs/lake-2"]) == 2
+    assert "there is no run 'runs/lake-2'. Did you mean 'lake-1'?" in capsys.readouterr().err

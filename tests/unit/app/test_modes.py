@@ -23,7 +23,7 @@ from turnwise.experience.files import write_experiences
 from turnwise.experience.store import ExperienceStore
 from turnwise.report.journal import TrajectoryJournal
 from turnwise.report.run_dir import RunDirectory
-from turnwise.sync.presence import RolePlace
+from turnwise.sync.presence import RolePlace, RoleRecord
 from turnwise.types import Trajectory
 
 pytestmark = pytest.mark.slow
@@ -211,6 +211,29 @@ def test_no_finished_episode_is_lost_or_played_twice(
     found = stored(path)
     assert len({name.split("#")[0] for name in found}) == 2 * GROUPS
     assert tokens_of(finished).items() <= found.items()
+    assert list((path / "unfinished").iterdir()) == []
+
+
+def test_a_rollout_that_was_played_is_finished_though_its_trainer_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, write = tmp_path / "run", RolePlace.write
+    one_step = ("learn.steps=1", f"buffer.train_batch_size={GROUPS}", "buffer.unit=groups", "sync.timeout_s=20")
+
+    def break_down_in_the_end(place: RolePlace, record: RoleRecord) -> None:
+        if record.step == 1:
+            raise RuntimeError("broken down")
+        write(place, record)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RolePlace, "write", break_down_in_the_end)
+        with pytest.raises(RuntimeError, match="broken down"):
+            run(path, "explore", *one_step)
+    run(path, "train", *one_step)
+    appended = count_appends(monkeypatch)
+    run(path, "explore", *one_step)
+    assert appended == []
+    assert (RolePlace(path / "roles", "explorer").read().step, count_groups(path)) == (1, GROUPS)
     assert list((path / "unfinished").iterdir()) == []
 
 

@@ -114,6 +114,14 @@ def test_a_larger_model_is_counted_on_gpus(capsys: pytest.CaptureFixture[str]) -
     assert all(plan["bytes_per_gpu"] == sum(part["num_bytes"] for part in plan["parts"]) for plan in plans)
 
 
+def test_a_larger_model_is_counted_by_the_section_for_pretrained_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "frozenlake", "--model", "qwen2.5-7b", "--gpus", "8"]
+    assert main(words) == 0
+    assert "64 episodes x 768 tokens" in capsys.readouterr().out
+    assert main([*words, "context.max_tokens=512"]) == 0
+    assert "64 episodes x 512 tokens" in capsys.readouterr().out
+
+
 def test_words() -> None:
     text = describe_plan(make_plan(load_settings(RECIPE, ["warm_start.type=oracle", "context.window_turns=2"])))
     assert "10 steps of 12 episodes (120 in all)" in text

@@ -51,6 +51,13 @@ def text_of(console: Console) -> str:
 # --- progress -------------------------------------------------------------------------------------------------------
 
 
+def test_success_that_no_step_measures_is_unknown_beside_the_return() -> None:
+    console = plain_console()
+    with ProgressDisplay(1, "agent", console=console) as display:
+        display.update(1, {"rollout/return": 0.03, "rollout/success_unknown": 1.0}, {})
+    assert text_of(console) == "agent  step 1/1  success unknown  return 0.03\n"
+
+
 def test_without_a_terminal_a_line_is_printed_every_few_seconds_and_at_the_end(clock: FakeClock) -> None:
     console = plain_console()
     with ProgressDisplay(10, "frozenlake", console=console, interval_s=5) as display:
@@ -168,6 +175,12 @@ def test_a_failed_trajectory_says_why(make_trajectory) -> None:
     assert "no success  return 0  0 turns  ended: env_error\nEnvError: [lost]" in text_of(console)
 
 
+def test_the_ending_of_an_episode_that_does_not_say_it(make_trajectory) -> None:
+    console = plain_console()
+    print_trajectory(console, make_trajectory(is_success=None))
+    assert "success unknown  return 1  2 turns" in text_of(console)
+
+
 def test_a_notice_is_shown_as_it_is() -> None:
     console = plain_console()
     print_notice(console, "set [rollout.groups] higher")
@@ -210,6 +223,24 @@ def test_the_outcome_of_a_stopped_run_says_so(make_summary) -> None:
         assert f"frozenlake {expected}" in text
         assert ("low_entropy at step 40" in text) == (stopped is not None)
         assert "1, in findings.jsonl" in text
+
+
+def test_where_nobody_says_what_a_success_is_the_outcome_speaks_of_the_return(make_summary) -> None:
+    console = plain_console()
+    silent = dict.fromkeys(("success_before", "success_after"))
+    told = {"return": 0.5, "episodes": 3, "success": None, "success_interval": None}
+    summary = make_summary(**silent, envs={"one": told, "other": {**told, "success": 0.5}})
+    print_outcome(console, summary, run_dir=Path("r"), plot_path=None, next_commands=[])
+    text = text_of(console)
+    for expected in (
+        "return  0.020 → 0.710",
+        "on 200 held-out episodes",
+        "success  unknown: nobody says it",
+    ):
+        assert expected in text
+    assert [line.split()[-2] for line in text.splitlines() if "this run" in line] == ["unknown"]
+    assert "success unknown, return 0.50" in text
+    assert "success 50.0%, return 0.50" in text
 
 
 def test_an_outcome_without_evaluation_claims_nothing(make_summary) -> None:

@@ -283,16 +283,18 @@ def test_a_torn_tail_is_passed_over_and_cut_off_by_the_next_writer(path: Path) -
         assert path.read_bytes().startswith(whole + MAGIC)
 
 
-@pytest.mark.parametrize("state", ["missing", "behind", "torn", "ahead", "foreign"])
+@pytest.mark.parametrize("state", ["missing", "behind", "torn", "ahead", "foreign", "flipped"])
 def test_the_index_is_never_believed(path: Path, state: str) -> None:
     write(path, 1, 2, 3)
     index = path.with_suffix(".index")
     right = index.read_bytes()
     wrong = {
-        "behind": right[:-24],
+        "behind": right[:-32],
         "torn": right[:-5],
-        "ahead": right + struct.pack("<qQQ", 4, path.stat().st_size, path.stat().st_size + 100),
-        "foreign": struct.pack("<qQQ", 1, 0, 77) * 3,
+        "ahead": right + struct.pack("<qQQQ", 4, path.stat().st_size, path.stat().st_size + 100, 0),
+        "foreign": struct.pack("<qQQQ", 1, 0, 77, 0) * 3,
+        # The second entry says that it is of step 6.
+        "flipped": right[:32] + bytes([right[32] ^ 4]) + right[33:],
     }
     if state == "missing":
         index.unlink()
@@ -301,7 +303,7 @@ def test_the_index_is_never_believed(path: Path, state: str) -> None:
     assert_reads(path, 1, 2, 3)
     write(path, 4)
     assert_reads(path, 1, 2, 3, 4)
-    assert len(index.read_bytes()) == 4 * 24
+    assert len(index.read_bytes()) == 4 * 32
 
 
 def test_the_index_opens_a_step_without_looking_at_the_others(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,6 +342,18 @@ def test_a_damaged_header_hides_its_own_block_alone(path: Path, has_index: bool)
     write(path, 4)
     for step in (1, 3, 4):
         assert_same_arrays(LearningRecord(path).read(step).batch, make_learnt(step).batch)
+
+
+def test_bytes_that_are_no_block_are_found(path: Path) -> None:
+    write(path, 1, 2, 3)
+    whole, places = path.read_bytes(), file_module._find_blocks(path)
+    assert LearningRecord(path).find_gaps(with_end=True) == []
+    for place, is_end in zip(places, (False, False, True), strict=True):
+        path.write_bytes(whole[: place.start + 1] + b"?" + whole[place.start + 2 :])
+        gaps = [(place.start, place.end)]
+        assert LearningRecord(path).find_gaps(with_end=True) == gaps
+        # Behind the last block: perhaps a process was killed while it wrote.
+        assert LearningRecord(path).find_gaps(with_end=False) == ([] if is_end else gaps)
 
 
 def test_magic_bytes_across_two_chunks_are_found(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

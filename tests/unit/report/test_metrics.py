@@ -202,6 +202,29 @@ def test_success_is_split_by_tag_only_where_there_are_several(make_trajectory) -
     assert not any(name.startswith("rollout/success/") for name in group_metrics([lake]))
 
 
+def test_success_that_nobody_says_is_no_metric_whatever_was_earned(make_trajectory) -> None:
+    task = Task(tag="frozen_lake", seed=1)
+    silent = [make_trajectory(n, rewards=(0.01, 0.02), is_success=None) for n in range(2)]
+    broken = make_trajectory(2, is_success=None, stop_reason=StopReason.WORKFLOW_ERROR)
+    found = group_metrics([Group(task=task, trajectories=(*silent, broken))])
+    assert found["rollout/success_unknown"] == 1.0
+    assert not {"rollout/success", "rollout/pass_at_k"} & found.keys()
+    other = Group(task=Task(tag="bandit", seed=1), trajectories=(make_trajectory(tag="bandit", is_success=None),))
+    split = group_metrics([Group(task=task, trajectories=(make_trajectory(),)), other])
+    assert {name for name in split if name.startswith("rollout/success/")} == {"rollout/success/frozen_lake"}
+
+
+def test_a_share_of_successes_is_over_the_episodes_that_say_it(make_trajectory) -> None:
+    task = Task(tag="frozen_lake", seed=1)
+    win, loss, silent = (make_trajectory(n, is_success=said) for n, said in enumerate((True, False, None)))
+    broken = make_trajectory(3, is_success=None, stop_reason=StopReason.WORKFLOW_ERROR)
+    groups = [Group(task=task, trajectories=plays) for plays in ((win, silent), (silent, silent), (loss, broken))]
+    found = group_metrics(groups)
+    assert found["rollout/success"] == pytest.approx(1 / 3)  # the failure counts, as it does in an environment
+    assert found["rollout/success_unknown"] == pytest.approx(1 / 2)
+    assert found["rollout/pass_at_k"] == pytest.approx(1 / 2)  # of the two groups of which anything is known
+
+
 def test_no_groups_and_no_turns_give_no_nan(make_trajectory) -> None:
     assert group_metrics([]) == {}
     empty = Group(task=Task(tag="bandit", seed=1), trajectories=())

@@ -53,6 +53,27 @@ def test_the_summary_is_drawn(tmp_path: Path, make_summary) -> None:
     assert (tmp_path / "without.png").read_bytes() != (tmp_path / "with.png").read_bytes()
 
 
+def test_where_nobody_says_what_a_success_is_the_return_is_drawn(
+    tmp_path: Path, make_summary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[list[str], list[float]]] = []
+
+    def look(figure, _path) -> None:
+        drawn.append(([text.get_text() for text in figure.texts], list(figure.axes[0].get_ylim())))
+
+    monkeypatch.setattr(plots, "save_figure", look)
+    rows = [{"step": step, "rollout/return": 5.0 * step, "env/words/success": 1.0} for step in range(1, 9)]
+    summary = make_summary(success_before=None, success_after=None)
+    plot_learning_curve(rows, summary, tmp_path / "curve.png")
+    (title, under), (_, top) = drawn[0]
+    assert title == "frozenlake: return on frozen_lake"
+    assert under.startswith("0.02 → 0.71 on 200 held-out episodes")
+    assert top > 40
+    plot_learning_curve([row | {"rollout/success": 0.5} for row in rows], summary, tmp_path / "curve.png")
+    assert drawn[1][0][0] == "frozenlake: success on frozen_lake"
+    assert drawn[1][1][1] < 2
+
+
 def test_training_health_grows_with_what_was_recorded(tmp_path: Path) -> None:
     sizes = []
     for rows in ([], make_rows(1), make_rows(12), [row | {"learn/approx_kl": 0.1} for row in make_rows(12)]):

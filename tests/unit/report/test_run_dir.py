@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,10 @@ def test_reopen_forgets_later_steps_and_the_torn_line(run: RunDirectory) -> None
     assert [row["step"] for row in reopened.read_metrics()] == [1, 2]
     assert [file.name for file in reopened.trajectories.iterdir()] == ["step-000002.jsonl"]
     assert reopened.step_checkpoint(4).is_dir()
+    RunDirectory.reopen(run.path, step=-1)
+    resumes = [json.loads(line) for line in run.resumes.read_text().splitlines()]
+    assert [row["step"] for row in resumes] == [2, -1]
+    assert all(datetime.fromisoformat(row["at"]).tzinfo for row in resumes)
 
 
 def finding(step: int) -> Finding:

@@ -34,7 +34,7 @@ def test_round_trip(tmp_path: Path, make_trajectory, make_turn) -> None:
     )
     given = [
         make_trajectory(0, final_observation="_\n√"),
-        make_trajectory(1, turns=(odd,), rewards=(-0.3,)),
+        make_trajectory(1, turns=(odd,), rewards=(-0.3,), is_success=None),
         make_trajectory(2, stop_reason=StopReason.ENGINE_ERROR, failure="EngineError: gone", turns=(), segments=()),
     ]
     path = TrajectoryWriter(tmp_path / "trajectories").write(12, given)
@@ -82,6 +82,7 @@ def test_info_that_json_does_not_have_becomes_plain(tmp_path: Path, make_traject
     [
         lambda record: record.pop("turns"),
         lambda record: record.update(id="nonsense"),
+        lambda record: record.update(id=record["task"]),
         lambda record: record.update(segments=record["segments"][8:]),
     ],
 )

@@ -215,6 +215,20 @@ def test_rare_success_that_comes_and_goes_is_not_lost() -> None:
     assert look(outcomes("rollout/success", chances, **{"rollout/return": 0.0}), WatchSettings()) == []
 
 
+def test_where_nobody_says_what_a_success_is_the_return_counts() -> None:
+    def unsaid(returns: Iterable[float]) -> Rows:
+        return [{n: v for n, v in row.items() if n != "rollout/success"} for row in outcomes("rollout/return", returns)]
+
+    rise, fall = list(np.linspace(0, 5, 20)), [0.5] * 12
+    (lost,) = look(unsaid(rise + fall))
+    assert (lost.kind, lost.is_collapse) == ("success_lost", True)
+    assert "the smoothed return has fallen" in lost.message
+    dead = [row | DEAD for row in unsaid([0.0] * 9)]
+    assert "no smoothed return yet" in look(dead)[0].message
+    # High is no word for a return: nobody knows what would be.
+    assert "solved" not in {f.kind for f in look(unsaid(rise) + [row | DEAD for row in unsaid([5.0] * 20)])}
+
+
 @pytest.mark.parametrize("offset", [0.0, -50.0, 50.0])
 def test_in_a_world_without_success_the_return_counts_from_where_it_began(offset: float) -> None:
     def returns(*parts: np.ndarray) -> Rows:

@@ -79,6 +79,11 @@ def free_bytes() -> int | None:
 
     if torch.cuda.is_available():
         return int(torch.cuda.mem_get_info()[0])
+    return free_host_bytes()
+
+
+def free_host_bytes() -> int | None:
+    """Memory of the machine itself; None where the system does not tell."""
     table = Path("/proc/meminfo")
     if not table.is_file():
         return None

@@ -15,6 +15,7 @@ import numpy as np
 
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.warm_start import OracleWarmStart
+from turnwise.floor.successes import share_of, tell_successes
 from turnwise.loop.build import Stage, build_judging, first_train_seed, load_words, open_engine
 from turnwise.protocols import ChatTemplate
 from turnwise.report.metrics import group_metrics
@@ -35,7 +36,8 @@ class Probe:
     failed: int
     failure: str
     """The first one's."""
-    success: float
+    success: float | None
+    """None: nobody says what one is."""
     turns: int
     valid_turns: int
     mean_return: float
@@ -130,7 +132,7 @@ def count_episodes(groups: Sequence[Group], template: ChatTemplate, max_response
         episodes=len(played),
         failed=len(failures),
         failure=next(iter(failures), ""),
-        success=sum(t.is_success for t in played) / len(played),
+        success=share_of(tell_successes(played)),
         turns=len(turns),
         valid_turns=sum(turn.is_valid and turn.penalty >= 0 for turn in turns),
         mean_return=statistics.fmean(returns),

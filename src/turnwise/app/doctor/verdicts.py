@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from turnwise.app.doctor.findings import Finding, Status, fine, problem, warning
 from turnwise.app.doctor.probe import Probe
+from turnwise.floor.successes import show_success
 from turnwise.rollout.worlds import World
 
 _MOST, _FEW = 0.5, 0.1
@@ -56,7 +57,7 @@ def judge_oracle(world: World, probe: Probe) -> list[Finding]:
     findings = [_context("env", world, probe), _turns("env", world, probe)]
     if wrong := [finding for finding in findings if finding.status is not Status.OK]:
         return [replace(finding, check=check, message=f"by the oracle: {finding.message}") for finding in wrong]
-    words = f"the oracle succeeds in {probe.success:.0%}, in {probe.turns / probe.episodes:.1f} turns"
+    words = f"the oracle succeeds in {show_success(probe.success)}, in {probe.turns / probe.episodes:.1f} turns"
     return [fine(check, f"{words} and at most {probe.longest_episode_tokens} tokens")]
 
 
@@ -90,8 +91,8 @@ def _format(path: str, world: World, probe: Probe) -> Finding:
 def _rewards(path: str, probe: Probe) -> Finding:
     check = f"rewards of {path}"
     words = (
-        f"mean return {probe.mean_return:.2f}, spread {probe.return_std:.2f}, success {probe.success:.0%}; siblings "
-        f"earn the same in {probe.dead_groups} of {probe.groups} groups"
+        f"mean return {probe.mean_return:.2f}, spread {probe.return_std:.2f}, success {show_success(probe.success)}; "
+        f"siblings earn the same in {probe.dead_groups} of {probe.groups} groups"
     )
     if probe.return_std == 0:
         what = "nothing" if probe.mean_return == 0 else "the same"
