@@ -23,6 +23,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from turnwise.report.summary import TIME_SECTIONS
+
 WAYS: Mapping[str, Mapping[str, str]] = {
     "chosen by turnwise": {},
     "the library's own": {"GOMP_SPINCOUNT": "300000", "KMP_BLOCKTIME": "200"},
@@ -65,7 +67,7 @@ def _train(steps: int, environ: Mapping[str, str]) -> float:
         words = [sys.executable, "-m", "turnwise", "train", "frozenlake", "--run-dir", str(path), *_OVERRIDES]
         subprocess.run([*words, f"learn.steps={steps}"], env={**bare, **environ}, check=True, stdout=subprocess.DEVNULL)
         rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    return sum(row[name] for row in rows if row["step"] > 1 for name in row if name.startswith("time/"))
+    return sum(row[f"time/{section}_s"] for row in rows if row["step"] > 1 for section in TIME_SECTIONS)
 
 
 @contextmanager

@@ -10,13 +10,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.report.learnt_batches import make_learnt
+from turnwise.app import finished_runs
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.config.trust import only_looking
 from turnwise.errors import TurnwiseError
+from turnwise.experience.build import build_experiences
+from turnwise.experience.inspection import inspect_store
+from turnwise.experience.store import ExperienceStore
+from turnwise.protocols import PolicyMark
 from turnwise.report.journal import TrajectoryJournal
 from turnwise.report.learning_record.file import LearningRecord, LearningRecorder
 from turnwise.report.manifest import Manifest, collect_manifest
@@ -25,7 +31,8 @@ from turnwise.report.run_dir import RunDirectory
 from turnwise.report.summary import Summary
 from turnwise.report.trajectories import TrajectoryWriter, read_trajectories
 from turnwise.report.watch import Finding
-from turnwise.types import Segment, StopReason, Task, Trajectory, TrajectoryId, Turn
+from turnwise.sync.checkpoint import CheckpointMailbox
+from turnwise.types import Group, Segment, StopReason, Task, Trajectory, TrajectoryId, Turn
 
 from .damage import damaged
 
@@ -77,7 +84,15 @@ READERS: dict[str, Callable[[RunDirectory], object]] = {
     "learning_record.bin": read_tokens,
     "learning_record.index": read_tokens,
     "unfinished/step-000001.jsonl": lambda run: TrajectoryJournal(run.unfinished, 1).read(),
+    "experience.db": lambda run: list(inspect_store(run.experience)),
+    "weights/newest.json": lambda run: mailbox_of(run).fetch(),
+    "weights/step-000001.safetensors": lambda run: mailbox_of(run).fetch(),
+    "weights/request.json": lambda run: mailbox_of(run).requested(),
 }
+
+
+def mailbox_of(run: RunDirectory) -> CheckpointMailbox:
+    return CheckpointMailbox(run.path / "weights", lambda: None)
 
 
 @cache
@@ -93,6 +108,11 @@ def write_run(path: Path) -> RunDirectory:
     for step in (1, 2):
         recorder.write(step, make_learnt(step))
     TrajectoryJournal(run.unfinished, 1).append(PLAYED)
+    store = ExperienceStore(run.experience)
+    store.add(build_experiences([Group(task=PLAYED.task, trajectories=(PLAYED,))]))
+    store.close()
+    mailbox_of(run).post(PolicyMark(1, 1), {"weight": torch.ones(3)})
+    mailbox_of(run).request(1)
     return run
 
 
@@ -119,3 +139,40 @@ def test_damaged_files_are_told(sound: RunDirectory, name: str, data: st.DataObj
     if name.startswith("learning_record"):
         # Reading may mend it.
         shutil.rmtree(copy)
+
+
+NOT_AUDITED = ("config.yaml", "manifest.json", "findings.jsonl", "weights/request.json")
+AUDITED = [name for name in READERS if name not in NOT_AUDITED]
+_settings = cache(lambda: load_settings("frozenlake"))
+
+
+def copy_what_is_read_with(name: str, run: RunDirectory, copy: Path) -> None:
+    """A run of that file and of those that are read with it: ten thousand times over, the sound rest takes long."""
+
+    def first_word(file: str) -> str:
+        return file.split("/")[0].split(".")[0]
+
+    kept = {first_word(name), "summary", *(["learning_record"] if name == "summary.json" else [])}
+    for file in READERS:
+        if first_word(file) in kept:
+            (copy / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(run.path / file, copy / file)
+
+
+@pytest.mark.parametrize("name", AUDITED)
+def test_what_is_read_with_a_file_is_enough_to_audit_it(sound: RunDirectory, name: str, tmp_path: Path) -> None:
+    copy_what_is_read_with(name, sound, tmp_path)
+    found = [kind for kind, _ in finished_runs._look(RunDirectory(tmp_path), _settings())]
+    assert name == "metrics.jsonl" or set(found) > {"metrics"}
+
+
+@pytest.mark.parametrize("name", AUDITED)
+@given(data=st.data())
+def test_the_audit_of_a_damaged_run_tells_or_passes(sound: RunDirectory, name: str, data: st.DataObject) -> None:
+    copy = sound.path.parent / f"audited-{name.replace('/', '-')}"
+    if not copy.exists():
+        copy_what_is_read_with(name, sound, copy)
+    (copy / name).write_bytes(data.draw(damaged((sound.path / name).read_bytes())))
+    with suppress(TurnwiseError):
+        # Settings take long to load, and are read by another test.
+        assert list(finished_runs._look(RunDirectory(copy), _settings()))

@@ -50,7 +50,7 @@ def test_an_address_where_nobody_is_names_the_setting(tmp_path: Path) -> None:
 
 def test_a_cluster_without_room_says_what_was_asked(nodes: Any, watch: Callable[..., Any]) -> None:
     nodes.add_node(num_cpus=1)
-    run = watch("cluster.explorer_cpus=4", "cluster.start_timeout_s=5")
+    run = watch("cluster.explorer_cpus=4", "cluster.start_timeout_s=30")
     run.wait_to_fail()
     assert "cluster.explorer_cpus" in str(run.failure)
     assert "0 of 1 CPU" in str(run.failure)
