@@ -37,8 +37,9 @@ coverage: install ## the same, and which lines no test runs; takes longer
 test-fast: install ## run the tests that take no time: for all day long
 	$(BIN)/pytest $(PARALLEL) -m 'not slow' --hypothesis-profile=fast
 
-chaos: install ## kill runs 200 times at random moments and see that nothing is lost; takes an hour or more
+chaos: install ## kill runs 200 times, fill disks, stop clocks and see that nothing is lost; takes hours
 	$(BIN)/python -m tests.chaos.kills --kills 200 --out docs/results/chaos.md
+	$(BIN)/python -m tests.chaos.kills --kinds troubles --kills 60 --out docs/results/chaos.md
 
 test-vllm: install .venv-vllm/.installed ## set up vLLM for the CPU in .venv-vllm and run the tests that need it
 	TURNWISE_VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/pytest -m vllm --durations=8
@@ -59,7 +60,7 @@ test-ray: install ## install the extra ray and run the tests that need it
 	$(BIN)/pytest -m ray --durations=8
 
 test-agents: install .venv-agents/.installed ## set up the agent frameworks in .venv-agents and run the tests that need them
-	TURNWISE_AGENTS_PYTHON=$(CURDIR)/.venv-agents/bin/python $(BIN)/pytest tests/unit/serve/test_agent_frameworks.py --durations=8
+	TURNWISE_AGENTS_PYTHON=$(CURDIR)/.venv-agents/bin/python $(BIN)/pytest $(PARALLEL) tests/unit/serve/test_agent_frameworks.py --durations=8
 
 .venv-agents/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-agents
