@@ -19,7 +19,7 @@ from turnwise.floor.waits import show_waits
 from turnwise.loop.build import build_explore, build_learn, build_play
 from turnwise.loop.evaluate import Evaluation, evaluate_once
 from turnwise.loop.explore import Explored
-from turnwise.loop.parts import ExploreParts
+from turnwise.loop.parts import ExploreParts, close_part
 from turnwise.loop.separate import Shared, explore_alone
 from turnwise.loop.warm_start import warm_start
 from turnwise.protocols import PolicyMark
@@ -47,11 +47,13 @@ class Exploring:
         try:
             with show_waits(self._directory.waits):
                 await self._explore(parts, shared, await self._start(parts, shared, model))
+            num_waiting = len(parts.buffer)
         finally:
             await parts.engine.close()
+            close_part(parts.buffer)
         print_notice(
             self._console,
-            f"explored {shared.explorer.read().step} rollouts; {len(parts.buffer)} experiences wait to be learnt from: "
+            f"explored {shared.explorer.read().step} rollouts; {num_waiting} experiences wait to be learnt from: "
             f"turnwise train --config {self._directory.config} run.mode=train --run-dir {self._directory.path}",
         )
 
@@ -67,7 +69,7 @@ class Exploring:
                 pupil = build_learn(self._settings, model, run_path=self._directory.path)
                 await warm_start(pupil, self._settings.warm_start, advance)
             await parts.channel.publish(pupil.learner.weights(), 0)
-            pupil.close_learner()
+            pupil.close()
         return PolicyMark(0, 0)
 
     async def _explore(self, parts: ExploreParts, shared: Shared, start: PolicyMark) -> None:

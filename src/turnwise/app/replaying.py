@@ -124,7 +124,7 @@ class _Replay:
             other = await self._otherwise(parts, model, overrides) if overrides else {}
         finally:
             await parts.engine.close()
-            parts.close_learner()
+            parts.close()
         return Replayed(step=step, from_step=start, parts=same, other=other)
 
     async def _begin(self, parts: TrainParts, checkpoint: Path | None) -> None:

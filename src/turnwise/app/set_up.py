@@ -59,7 +59,7 @@ class Start:
         try:
             await (self.parts.engine.close() if isinstance(self.parts, TrainParts) else self.evaluator.close())
         finally:
-            self.parts.close_learner()
+            self.parts.close()
 
 
 class Evaluator:

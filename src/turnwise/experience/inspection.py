@@ -53,7 +53,11 @@ def inspect_store(path: Path) -> Iterator[StoredGroup]:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S)
+    # Without a log beside it nobody has the file open. To take part in the log of one that is at work SQLite would make
+    # files of its own and leave them there, and could not even read where the folder takes none.
+    is_at_work = path.with_name(f"{path.name}-wal").exists()
+    way = "mode=ro" if is_at_work else "immutable=1"
+    return sqlite3.connect(f"file:{quote(str(path.resolve()))}?{way}", uri=True, timeout=_BUSY_TIMEOUT_S)
 
 
 def _find_faults(db: sqlite3.Connection) -> Iterator[str]:

@@ -35,6 +35,13 @@ if TYPE_CHECKING:
     from turnwise.loop.explore import Explored
 
 
+def close_part(part: Learner | Buffer) -> None:
+    """A part with processes or files of its own ends them in its `close`; not every part has one."""
+    close = getattr(part, "close", None)
+    if close is not None:
+        close()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Words:
     """The settings of a run, and how its model speaks."""
@@ -98,11 +105,12 @@ class LearnParts(Words):
         """What the newest sync showed."""
         return {} if self.probe is None else self.probe.metrics()
 
-    def close_learner(self) -> None:
-        """Nothing more is learnt: a learner that has processes of its own ends them in its `close`."""
-        close = getattr(self.learner, "close", None)
-        if close is not None:
-            close()
+    def close(self) -> None:
+        """Nothing more is learnt."""
+        try:
+            close_part(self.learner)
+        finally:
+            close_part(self.buffer)
 
 
 @dataclass(frozen=True, kw_only=True)
