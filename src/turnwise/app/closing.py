@@ -16,7 +16,7 @@ from turnwise.config.recipes import list_recipes
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.loop.evaluate import Evaluation
 from turnwise.report.console import print_outcome, print_trajectory
-from turnwise.report.eval_results import TaskResult, results_of, write_eval
+from turnwise.report.eval_results import results_of, write_eval
 from turnwise.report.intervals import list_ends
 from turnwise.report.manifest import HIDDEN, Manifest
 from turnwise.report.plots import plot_learning_curve, plot_training_health
@@ -42,7 +42,7 @@ def close_run(
     plot_training_health(metrics, directory.plots / "training_health.png", directory.read_findings())
     if trajectories:
         TrajectoryWriter(directory.trajectories / "eval").write(summary.steps, trajectories[:16])
-        _write_last_eval(settings, directory, summary, results_of(trajectories))
+        _write_last_eval(settings, directory, summary, trajectories)
         print_trajectory(console, _most_telling(trajectories))
     turnwise, run = command("turnwise"), directory.path
     print_outcome(
@@ -61,9 +61,10 @@ def close_run(
 
 
 def _write_last_eval(
-    settings: TurnwiseSettings, directory: RunDirectory, summary: Summary, tasks: Sequence[TaskResult]
+    settings: TurnwiseSettings, directory: RunDirectory, summary: Summary, trajectories: Sequence[Trajectory]
 ) -> None:
-    """How every held-out task came out, for `turnwise compare`."""
+    """How every held-out task came out and was played, for `turnwise compare` and where its links lead."""
+    tasks, folder = results_of(trajectories), directory.evals / step_name(summary.steps)
     told = {
         "target": str(directory.path),
         "recipe": summary.recipe,
@@ -73,7 +74,8 @@ def _write_last_eval(
         "worlds": worlds_told(settings),
         **Figures.of(tasks).to_dict(),
     }
-    write_eval(directory.evals / step_name(summary.steps), told, tasks)
+    TrajectoryWriter(folder, max_per_step=len(trajectories)).write(0, trajectories)
+    write_eval(folder, told, tasks)
 
 
 def command(name: str) -> str:

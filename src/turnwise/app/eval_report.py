@@ -12,7 +12,7 @@ from pathlib import Path
 
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.report.estimates import ks_up_to, mean_interval, pass_at_k
-from turnwise.report.eval_results import TaskResult, success_interval
+from turnwise.report.eval_results import TaskResult, mean_success, success_interval
 from turnwise.report.intervals import list_ends
 from turnwise.rollout.worlds import worlds_of
 
@@ -52,7 +52,6 @@ class Figures:
     def of(cls, tasks: Sequence[TaskResult]) -> Figures:
         """Intervals are over tasks; of tasks that were played once, success has Wilson's."""
         known = [task for task in tasks if task.num_known]
-        shares = [task.share for task in known if task.share is not None]
         returns = [task.mean_return for task in tasks]
         ks = ks_up_to(min(task.num_known for task in known)) if known else ()
         passes = {k: [pass_at_k(t.num_known, t.num_successes, k) for t in known] for k in ks}
@@ -60,7 +59,7 @@ class Figures:
             tasks=len(tasks),
             episodes=sum(len(task.plays) for task in tasks),
             unknown=sum(len(task.plays) - task.num_known for task in tasks),
-            success=sum(shares) / len(shares) if shares else None,
+            success=mean_success(tasks),
             success_interval=success_interval(tasks),
             mean_return=sum(returns) / len(tasks),
             return_interval=mean_interval(returns, is_share=False),

@@ -118,6 +118,6 @@ async def evaluate_alone(
         "envs": told_by_env(result),
     }
     write_whole(directory.path / "evaluation.json", encode_object(told))
-    shown = show_share(result.success, result.episodes)
+    shown = show_share(result.success, result.success_interval)
     print_notice(console, f"success {shown}, return {result.mean_return:.2f} ({told['policy']})")
     return result

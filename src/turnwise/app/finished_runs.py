@@ -1,14 +1,14 @@
 """What a run has written, held against its own checksums, digests and rules.
 
 In: a run directory. Out: how much of each kind was looked at, and breaches. Everything that anybody loads again is
-read here to its last byte: checkpoints, published weights, groups, journals, the learning record, trajectories. Nothing
-is written.
+read here to its last byte: checkpoints, published weights, groups, journals, the learning record, trajectories,
+evaluations. Nothing is written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -24,6 +24,7 @@ from turnwise.errors import TurnwiseError
 from turnwise.experience.build import build_experiences
 from turnwise.experience.inspection import inspect_store
 from turnwise.floor.checksums import find_damage
+from turnwise.report.eval_results import find_evals, read_eval, results_of
 from turnwise.report.journal import find_damaged_episodes
 from turnwise.report.learning_record.file import LearningRecord
 from turnwise.report.run_dir import RunDirectory
@@ -31,7 +32,16 @@ from turnwise.report.trajectories import read_sound_trajectories
 from turnwise.sync.checkpoint import find_damaged_weights
 from turnwise.types import Experience, Group
 
-_KINDS = ("groups", "recorded steps", "trajectories", "checkpoints", "journals", "published weights", "metrics")
+_KINDS = (
+    "groups",
+    "recorded steps",
+    "trajectories",
+    "evaluations",
+    "checkpoints",
+    "journals",
+    "published weights",
+    "metrics",
+)
 
 
 def audit_run(path: Path) -> tuple[dict[str, int], list[Breach]]:
@@ -52,8 +62,10 @@ def _look(directory: RunDirectory, settings: TurnwiseSettings) -> Iterator[tuple
         yield from _check_store(directory.experience, settings)
     if directory.learning_record.exists():
         yield from _check_record(directory, settings)
-    for file in sorted(directory.trajectories.rglob("*.jsonl")):
+    for file in sorted([*directory.trajectories.rglob("*.jsonl"), *directory.evals.rglob("*.jsonl")]):
         yield from _check_trajectories(file)
+    for folder in find_evals(directory.evals):
+        yield "evaluations", _check_eval(folder)
     for file in sorted(directory.unfinished.rglob("*.jsonl")):
         yield "journals", [_damaged(str(file), told) for told in find_damaged_episodes(file)]
     for step in directory.checkpoint_steps():
@@ -117,6 +129,25 @@ def _check_trajectories(file: Path) -> Iterator[tuple[str, list[Breach]]]:
     for trajectory in played:
         rows = build_experiences([Group(task=trajectory.task, trajectories=(trajectory,))])
         yield "trajectories", [*check_digests(rows), *check_seals(rows)] if rows else []
+
+
+def _check_eval(folder: Path) -> list[Breach]:
+    """How the tasks came out, against the plays beside it: `eval.json` has no checksum, and its plays have."""
+    try:
+        saved = read_eval(folder)
+    except TurnwiseError as error:
+        return [_damaged(str(folder), str(error))]
+    if saved.trajectories is None:
+        return []
+    try:
+        played = results_of(read_sound_trajectories(saved.trajectories))
+    except TurnwiseError:
+        # Told of the file that they are in.
+        return []
+    num_differing = sum(told != found for told, found in zip_longest(saved.tasks, played))
+    return (
+        [_damaged(str(folder), f"of {num_differing} tasks the plays beside it say otherwise")] if num_differing else []
+    )
 
 
 def _check_checkpoint(folder: Path) -> list[Breach]:

@@ -10,7 +10,7 @@ from turnwise.app.models import NAMES
 from turnwise.config.registry import ENVS
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.learn.model_files import is_hub_name
-from turnwise.report.intervals import show_share
+from turnwise.report.intervals import recorded_interval, show_share
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.summary import Summary
 from turnwise.rollout.worlds import worlds_of
@@ -49,7 +49,7 @@ def write_card(settings: TurnwiseSettings, directory: RunDirectory, step: int) -
         ("base model", _base(settings) or settings.model.path),
         ("trained", "low-rank adapters, merged" if settings.model.lora.type == "lora" else "all weights"),
         ("step", str(step)),
-        *_results(directory, summary, step),
+        *_results(settings, directory, summary, step),
         ("licence", _licence(settings)),
         ("made with", f"turnwise {__version__}"),
     ]
@@ -76,22 +76,25 @@ def write_card(settings: TurnwiseSettings, directory: RunDirectory, step: int) -
     )
 
 
-def _results(directory: RunDirectory, summary: Summary | None, step: int) -> list[tuple[str, str]]:
+def _results(
+    settings: TurnwiseSettings, directory: RunDirectory, summary: Summary | None, step: int
+) -> list[tuple[str, str]]:
     """Of the step that is exported: its own evaluation, or that of the end of the run."""
     if summary is None:
         return [("success", "not known: the run is not finished")]
-    rows = {int(row["step"]): row for row in directory.read_metrics()}
-    success, mean_return = (rows.get(step, {}).get(f"eval/{name}") for name in ("success", "return"))
+    row = {int(row["step"]): row for row in directory.read_metrics()}.get(step, {})
+    success, mean_return = row.get("eval/success"), row.get("eval/return")
+    ends = recorded_interval(row, summary.eval_episodes // settings.eval.samples)
     if step == summary.steps:
-        success, mean_return = summary.success_after, summary.return_after
+        success, mean_return, ends = summary.success_after, summary.return_after, summary.success_after_interval
     if success is None and mean_return is None:
         told = [("success", "not evaluated at this step")]
     else:
-        told = [("success", show_share(success, summary.eval_episodes))]
+        told = [("success", show_share(success, ends))]
     if success is None and mean_return is not None:
         told.append(("return", f"{mean_return:.3f}"))
     if summary.success_before is not None:
-        told.append(("success before training", show_share(summary.success_before, summary.eval_episodes)))
+        told.append(("success before training", show_share(summary.success_before, summary.success_before_interval)))
     elif summary.return_before is not None:
         told.append(("return before training", f"{summary.return_before:.3f}"))
     told += [(f"success of {name}", f"{share:.2f}") for name, share in summary.baselines.items()]

@@ -14,7 +14,7 @@ from turnwise.errors import ConfigError, did_you_mean
 from turnwise.floor.successes import share_of, tell_successes
 from turnwise.loop.build import build_judging
 from turnwise.loop.parts import PlayParts
-from turnwise.report.eval_results import results_of, success_interval
+from turnwise.report.eval_results import mean_success, results_of, success_interval
 from turnwise.report.intervals import share_interval
 from turnwise.report.metrics import split_by_tag, told_numbers
 from turnwise.rollout.judges import Judging
@@ -29,7 +29,7 @@ class Outcome:
 
     episodes: int
     success: float | None
-    """Of the episodes that say whether they succeeded; None where none does."""
+    """The mean over tasks, of the episodes that say whether they succeeded; None where none does."""
     mean_return: float
     success_interval: tuple[float, float] | None
     told: Metrics
@@ -37,10 +37,11 @@ class Outcome:
 
     @classmethod
     def of(cls, trajectories: Sequence[Trajectory]) -> Outcome:
+        tasks = results_of(trajectories)
         return cls(
             episodes=len(trajectories),
-            success=share_of(tell_successes(trajectories)),
-            success_interval=success_interval(results_of(trajectories)),
+            success=mean_success(tasks),
+            success_interval=success_interval(tasks),
             mean_return=sum(t.episode_return for t in trajectories) / len(trajectories),
             told=told_numbers(trajectories),
         )
@@ -48,12 +49,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Mean outcome over the evaluation tasks of all environments: every episode counts the same."""
+    """Mean outcome over the evaluation tasks of all environments: every task counts the same."""
 
     env: str
     """The main one."""
     success: float | None
-    """Of the episodes that say whether they succeeded; None where none does."""
+    """The mean over tasks, of the episodes that say whether they succeeded; None where none does."""
     mean_return: float
     trajectories: tuple[Trajectory, ...]
 
@@ -61,7 +62,7 @@ class Evaluation:
     def of(cls, settings: TurnwiseSettings, trajectories: Sequence[Trajectory]) -> Evaluation:
         return cls(
             env=settings.env.type,
-            success=share_of(tell_successes(trajectories)),
+            success=mean_success(results_of(trajectories)),
             mean_return=sum(t.episode_return for t in trajectories) / len(trajectories),
             trajectories=tuple(trajectories),
         )

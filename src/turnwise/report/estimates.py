@@ -19,7 +19,9 @@ _NUM_DRAWS = 4000
 _ENDS = (2.5, 97.5)
 """Percentiles of a 95 % interval."""
 _MAX_EXACT_SUM = 2_000_000
-"""Up to this many different sums, the chance of each is computed; beyond it, signs are drawn."""
+"""Up to this many different sums, the chance of each is computed."""
+_MAX_EXACT_TASKS = 20
+"""Up to this many tasks that differ, all their signs are tried where sums are too many."""
 
 
 def pass_at_k(plays: int, successes: int, k: int) -> float:
@@ -62,10 +64,10 @@ def paired_interval(first: Sequence[Sequence[float]], second: Sequence[Sequence[
 
 
 def sign_flip_p_value(differences: Sequence[Fraction]) -> float:
-    """Two-sided and exact: how often a difference at least this large comes about if both sides were the same.
+    """Two-sided: how often a difference at least this large comes about if both sides were the same.
 
     If they were, each task's difference could as well have the other sign. Of differences that are all -1, 0 or 1 this
-    is McNemar's exact test.
+    is McNemar's exact test. Exact where sums, or tasks that differ, are few; otherwise signs are drawn.
     """
     told = [abs(difference) for difference in differences if difference]
     if not told:
@@ -74,7 +76,8 @@ def sign_flip_p_value(differences: Sequence[Fraction]) -> float:
     sizes = [int(difference * unit) for difference in told]
     observed = abs(int(sum(differences, Fraction(0)) * unit))
     if sum(sizes) > _MAX_EXACT_SUM:
-        return _drawn_p_value(sizes, observed)
+        is_few = len(sizes) <= _MAX_EXACT_TASKS
+        return _enumerated_p_value(sizes, observed) if is_few else _drawn_p_value(sizes, observed)
     # chances[i]: of the sum i - sum(sizes) over all signs.
     chances = np.ones(1)
     for size in sizes:
@@ -110,6 +113,14 @@ def _choose(number: int, size: int) -> list[list[int]]:
     if size == 0:
         return [[]]
     return [[*rest, last] for last in range(size - 1, number) for rest in _choose(last, size - 1)]
+
+
+def _enumerated_p_value(sizes: Sequence[int], observed: int) -> float:
+    # Whole numbers of any length: what is equal must count as equal.
+    sums = [0]
+    for size in sizes:
+        sums = [total + signed for total in sums for signed in (size, -size)]
+    return sum(abs(total) >= observed for total in sums) / len(sums)
 
 
 def _drawn_p_value(sizes: Sequence[int], observed: int) -> float:

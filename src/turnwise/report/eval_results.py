@@ -103,14 +103,24 @@ def results_of(trajectories: Sequence[Trajectory]) -> tuple[TaskResult, ...]:
     )
 
 
+def mean_success(tasks: Sequence[TaskResult]) -> float | None:
+    """Over the tasks of which it is known, each counting the same however often it was played; None: of none it is."""
+    shares = _known_shares(tasks)
+    return sum(shares) / len(shares) if shares else None
+
+
 def success_interval(tasks: Sequence[TaskResult]) -> tuple[float, float] | None:
-    """At 95 %, over the tasks of which it is known: where each was played once, Wilson's; None: of none it is."""
-    shares = [task.share for task in tasks if task.share is not None]
+    """Of `mean_success`, at 95 %: where each task was played once, Wilson's."""
+    shares = _known_shares(tasks)
     if not shares:
         return None
     if all(len(task.plays) == 1 for task in tasks):
         return share_interval(sum(shares) / len(shares), len(shares))
     return mean_interval(shares, is_share=True)
+
+
+def _known_shares(tasks: Sequence[TaskResult]) -> list[float]:
+    return [task.share for task in tasks if task.share is not None]
 
 
 def _difficulty(played: Sequence[Trajectory]) -> str | None:

@@ -7,6 +7,8 @@ which episodes were drawn, and not about which seed a run was trained with.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from turnwise.floor.successes import UNKNOWN
 
@@ -26,14 +28,21 @@ def share_interval(share: float, episodes: int) -> tuple[float, float]:
     return min(max(low, 0.0), share), max(min(high, 1.0), share)
 
 
+def recorded_interval(row: Mapping[str, Any], tasks: int) -> tuple[float, float] | None:
+    """Of an evaluation that only a row of the metrics tells of; None where it has no success."""
+    success = row.get("eval/success")
+    if success is None:
+        return None
+    return share_interval(success, round(tasks * (1 - row.get("eval/success_unknown", 0.0))))
+
+
 def list_ends(ends: tuple[float, float] | None) -> list[float] | None:
     """As JSON has them; none where there is no share."""
     return None if ends is None else list(ends)
 
 
-def show_share(share: float | None, episodes: int) -> str:
-    """`0.58 (0.48 to 0.67)`, or that nobody knows."""
+def show_share(share: float | None, ends: Sequence[float] | None) -> str:
+    """`0.58 (0.48 to 0.67)`, without what is in brackets where the interval is not known; or that nobody knows."""
     if share is None:
         return UNKNOWN
-    low, high = share_interval(share, episodes)
-    return f"{share:.2f} ({low:.2f} to {high:.2f})"
+    return f"{share:.2f}" if ends is None else f"{share:.2f} ({ends[0]:.2f} to {ends[1]:.2f})"

@@ -69,6 +69,7 @@ def test_nothing_is_written(run: Run) -> None:
         "learning_record.bin",
         "trajectories/step-000001.jsonl",
         "trajectories/eval/step-000002.jsonl",
+        "evals/step-000002/step-000000.jsonl",
     ],
 )
 def test_one_flipped_bit_is_found_and_its_file_is_named(run: Run, name: str) -> None:
@@ -77,6 +78,14 @@ def test_one_flipped_bit_is_found_and_its_file_is_named(run: Run, name: str) -> 
     assert [breach.check for breach in breaches] == ["file"]
     told = breaches[0].describe()
     assert Path(name).name in told or "learning record" in told or name.split("/")[1] in told
+
+
+def test_an_evaluation_is_held_against_its_plays(run: Run) -> None:
+    with changed(
+        run.path / "evals" / "step-000002" / "eval.json", lambda data: data.replace(b'"turns": 3', b'"turns": 2')
+    ):
+        _, breaches = audit_run(run.path)
+    assert ["the plays beside it say otherwise" in breach.found for breach in breaches] == [True]
 
 
 def test_every_file_of_a_checkpoint_has_a_checksum(run: Run) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError
 from turnwise.loop.build import first_train_seed
-from turnwise.loop.evaluate import measure_baselines, names_a_rule, play_rule_in
+from turnwise.loop.evaluate import Evaluation, measure_baselines, names_a_rule, play_rule_in
 from turnwise.report.intervals import share_interval
 from turnwise.types import Task
 
@@ -43,6 +45,18 @@ def test_plays_of_one_task_are_no_news_of_other_tasks() -> None:
     # As if 600 tasks had been played, it would be this narrow.
     narrow = share_interval(share, 600)
     assert high - low > 1.5 * (narrow[1] - narrow[0])
+
+
+def test_a_success_lies_in_its_interval_where_some_plays_say_nothing() -> None:
+    played = play_rule_in(
+        load_settings("frozenlake", ["eval.samples=4", "eval.temperature=1"]), "oracle", TASKS[:20]
+    ).trajectories
+    says = {task: [True, None, None, None] if n < 10 else [False] * 4 for n, task in enumerate(TASKS[:20])}
+    said = [replace(play, is_success=says[play.task].pop(0)) for play in played]
+    result = Evaluation.of(load_settings("frozenlake"), said)
+    assert result.success == 0.5 == result.by_tag()["frozen_lake"].success
+    low, high = result.success_interval or (1.0, 0.0)
+    assert low < result.success < high
 
 
 def test_rules_in_the_setting_of_a_recipe() -> None:

@@ -78,6 +78,12 @@ def test_the_p_value_is_that_of_all_signs() -> None:
     assert sign_flip_p_value([Fraction(0)] * 5) == 1.0
 
 
+def test_few_tasks_with_sums_of_any_kind_are_exact() -> None:
+    returns = [Fraction(number) for number in (0.123456789, 0.1, 0.7071067811, 0.3333333333, 1e-9)]
+    assert sign_flip_p_value(returns) == 2 / 2**5
+    assert sign_flip_p_value([Fraction(1, 3), Fraction(-(10**9), 10**9 + 7)]) == 1.0
+
+
 def test_too_many_sums_are_drawn_instead() -> None:
     rng = np.random.default_rng(0)
     awkward = [Fraction(int(n), 9973 * 9967) for n in rng.integers(-(10**7), 3 * 10**7, size=40)]

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from turnwise.report.intervals import share_interval, show_share
+from turnwise.report.intervals import recorded_interval, share_interval, show_share
 
 
 @pytest.mark.parametrize(
@@ -41,4 +41,12 @@ def test_the_share_lies_in_its_interval(episodes: int) -> None:
 
 
 def test_as_a_person_reads_it() -> None:
-    assert show_share(0.58, 100) == "0.58 (0.48 to 0.67)"
+    assert show_share(0.58, share_interval(0.58, 100)) == "0.58 (0.48 to 0.67)"
+    assert show_share(0.58, None) == "0.58"
+    assert show_share(None, None) == "unknown"
+
+
+def test_on_record_it_is_over_the_tasks_that_say_it() -> None:
+    assert recorded_interval({"eval/success": 0.5}, 100) == share_interval(0.5, 100)
+    assert recorded_interval({"eval/success": 0.5, "eval/success_unknown": 0.9}, 100) == share_interval(0.5, 10)
+    assert recorded_interval({"eval/return": 0.5}, 100) is None
