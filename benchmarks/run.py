@@ -24,6 +24,7 @@ NAMES = (
     "learning_record",
     "memory",
     "parallel_learners",
+    "peers",
     "pipelined",
     "prefix_merge",
     "ray_cluster",

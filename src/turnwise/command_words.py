@@ -17,7 +17,7 @@ settings can be changed with key.path=value or --key.path value, for example
 """
 _PLAY_WORDS = """
 environment settings: key=value; of a model also context.key=value, for example
-  turnwise play sokoban size=5 --agent smollm2 context.max_response_tokens=64
+  turnwise play sokoban rows=6 columns=6 --agent smollm2 context.max_response_tokens=64
 """
 
 

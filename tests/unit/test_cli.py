@@ -482,6 +482,9 @@ def test_check(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "check", "bandit", "--json")
     assert code == 0
     assert all(row["passed"] == "yes" for row in json.loads(out))
+    # A name of both: what is changed says which one is meant.
+    checked = json.loads(call(capsys, "check", "bandit", "learn.steps=3", "--json")[1])
+    assert (checked["settings"]["recipe"], checked["settings"]["learn"]["steps"]) == ("bandit", 3)
     code, out, _ = call(capsys, "check", "prompts", "--json")
     assert code == 0
     assert [row["passed"] for row in json.loads(out) if row["check"] == "actions"] == ["not made"]

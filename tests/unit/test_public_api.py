@@ -41,6 +41,9 @@ every_file = pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.re
         "PPOTrainer",
         "Experience",
         "WORKFLOWS",
+        "Workflow",
+        "StepWiseRewardWorkflow",
+        "RewardPropagationWorkflow",
     ],
 )
 def test_top_level_names(name: str) -> None:
@@ -122,10 +125,40 @@ def test_an_environment_as_the_public_surface_shows_it() -> None:
     assert {"success", "action_is_valid", "action_is_effective"} <= info.keys()
 
 
-def test_commands_environments_and_recipes() -> None:
-    assert {"train", "eval", "play", "envs", "check", "plan", "lab", "serve", "export-model"} <= set(COMMANDS)
-    assert {"frozen_lake", "bandit"} <= set(ENVS)
-    assert load_settings("frozenlake").env.type == "frozen_lake"
+def test_commands_and_environments() -> None:
+    commands = (
+        "train eval play envs check plan doctor view show status report export replay audit lab serve convert compare "
+        "export-model serve-env"
+    )
+    assert set(commands.split()) <= set(COMMANDS)
+    assert {"frozen_lake", "bandit", "sokoban", "countdown", "metamathqa", "webshop", "alfworld"} <= set(ENVS)
+    assert {"gymnasium", "reasoning_gym", "textarena", "openenv", "verifiers", "gem"} <= set(ENVS.adapters)
+
+
+RECIPES = (
+    "frozenlake bandit sokoban countdown metamathqa webshop alfworld starpo starpo_s grpo rloo bi_level "
+    "multi_step_grpo gigpo single_turn_ppo frozenlake_step_wise sokoban_step_wise alfworld_step_wise "
+    "webshop_step_wise agent_class smollm2_bandit smollm2_countdown multi_turn_ppo_env_reward_config"
+)
+TARGETS = (
+    "train install test check test-fast test-vllm test-ray test-ui docs bench bench-peers test-agents test-envs "
+    "envs-of-others chaos fuzz soak"
+)
+
+
+@pytest.mark.parametrize("recipe", RECIPES.split())
+def test_recipes(recipe: str) -> None:
+    assert load_settings(recipe).recipe == recipe
+
+
+@pytest.mark.parametrize("target", TARGETS.split())
+def test_targets_of_make(target: str) -> None:
+    makefile = SOURCE.parents[1] / "Makefile"
+    if not makefile.exists():
+        pytest.skip("turnwise is installed without its repository")
+    phony = next(line for line in makefile.read_text().splitlines() if line.startswith(".PHONY:"))
+    assert target in phony.split()
+    assert f"\n{target}: " in makefile.read_text()
 
 
 @pytest.mark.parametrize(
@@ -143,10 +176,20 @@ def test_commands_environments_and_recipes() -> None:
         "sync.style",
         "buffer.train_batch_size",
         "report.tokens",
+        "report.trackers",
+        "engine.type",
+        "learn.parallel.type",
+        "learn.parallel.ranks",
+        "cluster.type",
+        "cluster.address",
+        "loop.type",
+        "buffer.type",
+        "sync.method",
+        "reward.shaping",
     ],
 )
 def test_keys_that_outside_users_rely_on(key: str) -> None:
-    settings = load_settings("frozenlake").model_dump()
+    settings = load_settings("frozenlake", ["cluster.type=ray"]).model_dump()
     for part in key.split("."):
         assert part in settings
         settings = settings[part]

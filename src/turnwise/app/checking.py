@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,13 @@ from turnwise.envs.isolation import check_elsewhere
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError, did_you_mean
 
+_SECTIONS = frozenset(TurnwiseSettings.model_fields)
 _PASSED = {True: "yes", False: "NO", None: "not made"}
 """What a check of an environment found, in a word."""
 
 
 def check(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
-    if options.target in ENVS or (":" in options.target and not Path(options.target).exists()):
+    if _names_environment(options.target, overrides):
         if options.python is None:
             report = check_env(lambda: make_env(options.target, **parse_params(overrides)))
         else:
@@ -51,6 +52,13 @@ def check(options: argparse.Namespace, overrides: list[str], console: Console) -
         raise ConfigError(f"there is no recipe, file or environment named '{options.target}'. {meant}")
     with only_looking(trusts=options.trust) as unseen:
         return _check_file(options, overrides, console, unseen)
+
+
+def _names_environment(target: str, overrides: Sequence[str]) -> bool:
+    """A name that a recipe has as well means the recipe where anything beside the environment is changed."""
+    if target in list_recipes() and any(word.partition("=")[0].partition(".")[0] in _SECTIONS for word in overrides):
+        return False
+    return target in ENVS or (":" in target and not Path(target).exists())
 
 
 def _check_file(

@@ -20,12 +20,9 @@ _BASES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 
 _ABOUT = (
     "A language model that was trained over many turns with reinforcement learning. Success is the share of held-out "
-    "episodes, with its 95 % interval over episodes."
+    "episodes, with its 95 % interval over tasks."
 )
-_FORMAT = (
-    "The folder has config.json, safetensors and tokenizer files: the format that transformers and vLLM load. Loading "
-    "it in vLLM was not tried."
-)
+_FORMAT = "The folder has config.json, safetensors and tokenizer files: the format that transformers and vLLM load."
 
 _LOAD = """```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
