@@ -23,7 +23,10 @@ from turnwise.app.policies import find_policy
 from turnwise.app.refusals import refuse_what_cannot_run
 from turnwise.cli import parse_overrides
 from turnwise.command_words import build_parser
-from turnwise.config.load import Loaded, load_settings
+from turnwise.config.load import Loaded, load_settings, parse_params
+from turnwise.config.recipes import list_recipes
+from turnwise.config.registry import ENVS
+from turnwise.envs.make import make_env
 
 from .docs_reader import (
     SMALL_RECIPES,
@@ -35,8 +38,11 @@ from .docs_reader import (
     reader,  # noqa: F401 - fixtures
     trained,  # noqa: F401
 )
-from .test_docs import ROOT
+from .test_docs import FENCED, ROOT, pages
 
+INLINE = re.compile(r"`((?:\.venv/bin/)?turnwise [^`]+)`")
+WHOLE = re.compile(r"^ *(turnwise (?:train|plan|play) [a-z]\w+.*)$", flags=re.MULTILINE)
+PLACEHOLDER = re.compile(r"^\[|…|\b[A-Z]{3,}\b")
 OURS = re.compile(r"(?:\.venv/bin/)?turnwise$")
 PROGRAMS = ("turnwise ", ".venv/", "make ", "python ", "pip ", "git ", "cd ", "sh ", "curl ", "shared=", "tensorboard ")
 FOREIGN = {"git", "cd", "curl", "tensorboard"}
@@ -113,6 +119,33 @@ def test_what_is_shown_beside_commands_is_no_command() -> None:
     assert [
         line for text in shown for line in re.findall(r"^(?:\.venv/bin/)?turnwise .*", text, flags=re.MULTILINE)
     ] == []
+
+
+def whole_commands() -> Iterator[Any]:
+    """Trainings and plays whose recipe or world is the library's own, also inside sentences and in the help."""
+    blocks = {name_of(page, n): text for page, n, kind, text in page_blocks() if kind in ("", "bash", "text")}
+    sentences = {page.stem: "\n".join(INLINE.findall(FENCED.sub("", text))) for page, text in pages()}
+    for name, text in [*blocks.items(), *sentences.items()]:
+        lines = text if is_commands(text) else "\n".join(WHOLE.findall(text))
+        for number, words in enumerate(simple_commands(lines)):
+            is_whole = words[1:2] in (["train"], ["plan"], ["play"]) and words[2:3] and OURS.match(words[0])
+            if is_whole and words[2] in (*list_recipes(), *ENVS) and not any(map(PLACEHOLDER.search, words)):
+                yield pytest.param(words[1:], id=f"{name}-{number}")
+
+
+def test_commands_in_sentences_and_help_are_found() -> None:
+    names = {param.id for param in whole_commands()}
+    assert {name.rsplit("-", 1)[0] for name in names} >= {"train_the_default", "commands-0", "commands-3"}
+
+
+@pytest.mark.parametrize("words", list(whole_commands()))
+def test_what_a_page_changes_fits_the_recipe_as_it_is_shipped(words: Sequence[str]) -> None:
+    options, rest = build_parser().parse_known_args(list(words))
+    if options.command == "play":
+        worlds = [word for word in parse_overrides(rest) if not word.startswith("context.")]
+        make_env(options.env, **parse_params(worlds)).close()
+    else:
+        load_settings(options.recipe, parse_overrides(rest))
 
 
 # --- our own program --------------------------------------------------------------------------------------------------
