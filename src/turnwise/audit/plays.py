@@ -6,12 +6,14 @@ In: samples and what the learner said about their rows. Out: one `Play` for each
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import starmap
+from typing import NamedTuple
 
 import numpy as np
 
-from turnwise.types import Annotations, Sample, TrajectoryId
+from turnwise.types import Annotations, Experience, Sample, TrajectoryId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +21,8 @@ class Play:
     """One trajectory, token by token in playing order."""
 
     group: str
-    rows: list[int]
-    """Of the samples, in order."""
+    places: list[tuple[int, int]]
+    """[tokens] the row of the samples that each comes from, and where in it."""
     turns: list[int]
     """[tokens] the turn of each, counted from 0."""
     rewards: list[float]
@@ -68,34 +70,52 @@ def play_back(samples: Sequence[Sample], annotations: Annotations, rows: Sequenc
     return {name: _lay_out(samples, annotations, numbers) for name, numbers in of_trajectory.items()}
 
 
-def _lay_out(samples: Sequence[Sample], annotations: Annotations, rows: list[int]) -> Play:
-    turns: list[int] = []
-    rewards: list[float] = []
-    states: list[int] = []
-    steps: list[int] = []
-    penalties: list[float] = []
-    values: list[float] = []
-    for row in rows:
-        experience = samples[row].experience
-        mask = experience.segment.loss_mask
-        first = int(experience.turn_indices[0]) - len(rewards) if len(experience.turn_indices) else 0
-        turns += (experience.segment.turn_ids[mask] - first).tolist()
-        rewards += experience.turn_rewards.astype(float).tolist()
-        states += experience.turn_states.tolist()
-        steps += experience.turn_steps.tolist()
-        charged = annotations.token_penalties
-        penalties += (charged[row][mask] if charged is not None else np.zeros(mask.sum())).astype(float).tolist()
-        values += samples[row].values[mask].astype(float).tolist()
+class _Turn(NamedTuple):
+    turn: int
+    """Counted over the trajectory, as in a token: both sort by it first."""
+    reward: float
+    state: int
+    step: int
+
+
+class _Token(NamedTuple):
+    turn: int
+    row: int
+    place: int
+    penalty: float
+    value: float
+
+
+def _lay_out(samples: Sequence[Sample], annotations: Annotations, rows: Sequence[int]) -> Play:
+    # Sorted, and not row by row: turns of two rows may alternate.
+    turns = sorted(turn for row in rows for turn in _turns_of(samples[row].experience))
+    tokens = sorted(token for row in rows for token in _tokens_of(samples, annotations, row))
+    number_of = {turn.turn: number for number, turn in enumerate(turns)}
     last = samples[rows[-1]].experience
     return Play(
         group=last.id.trajectory.group,
-        rows=rows,
-        turns=turns,
-        rewards=rewards,
-        states=states,
-        steps=steps,
-        penalties=penalties,
-        values=values,
+        places=[(token.row, token.place) for token in tokens],
+        turns=[number_of[token.turn] for token in tokens],
+        rewards=[turn.reward for turn in turns],
+        states=[turn.state for turn in turns],
+        steps=[turn.step for turn in turns],
+        penalties=[token.penalty for token in tokens],
+        values=[token.value for token in tokens],
         is_truncated=last.is_truncated,
         greedy_return=last.greedy_return,
     )
+
+
+def _turns_of(experience: Experience) -> Iterator[_Turn]:
+    columns = (experience.turn_indices, experience.turn_rewards, experience.turn_states, experience.turn_steps)
+    return starmap(_Turn, zip(*(column.tolist() for column in columns), strict=True))
+
+
+def _tokens_of(samples: Sequence[Sample], annotations: Annotations, row: int) -> Iterator[_Token]:
+    """The sampled ones."""
+    segment, charged = samples[row].experience.segment, annotations.token_penalties
+    penalties = np.zeros(len(segment)) if charged is None else charged[row]
+    places = np.flatnonzero(segment.loss_mask)
+    numbers = (array[places].tolist() for array in (segment.turn_ids, penalties, samples[row].values))
+    for turn, penalty, value, place in zip(*numbers, places.tolist(), strict=True):
+        yield _Token(turn=turn, row=row, place=place, penalty=penalty, value=value)

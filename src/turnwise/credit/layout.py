@@ -101,6 +101,8 @@ class PlayedTokens:
     """The experience indices in the order of their first turns."""
     places: Ints
     """[tokens] where each token in playing order stands in the rows laid end to end in that order."""
+    turn_places: Ints
+    """[turns] the same of each turn."""
     experiences: Sequence[Experience]
 
     @property
@@ -137,6 +139,14 @@ class PlayedTokens:
             start = end
         return rows
 
+    def scatter_turns(self, per_turn: Floats) -> list[FloatArray]:
+        """One value per turn -> the turns of each row, in the given row order."""
+        laid_out = np.empty(len(per_turn), dtype=np.float32)
+        laid_out[self.turn_places] = per_turn
+        ends = np.cumsum([len(self.experiences[i].turn_indices) for i in self.order])
+        of_row = dict(zip(self.order.tolist(), np.split(laid_out, ends[:-1]), strict=True))
+        return [of_row[i] for i in range(len(self.experiences))]
+
 
 def play_back(experiences: Sequence[Experience], annotations: Annotations) -> PlayedTokens:
     """Put rows back into trajectories, whatever order they come in; turns of two rows may alternate."""
@@ -164,6 +174,7 @@ def play_back(experiences: Sequence[Experience], annotations: Annotations) -> Pl
         greedy_returns=np.array([e.greedy_return for e in last_rows.values()], dtype=np.float64),
         order=order,
         places=places,
+        turn_places=turn_places,
         experiences=experiences,
     )
 

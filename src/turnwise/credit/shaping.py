@@ -32,12 +32,10 @@ def normalise_rewards(
     played = play_back(experiences, Annotations())
     turn_rewards, greedy_returns = _normalise_plays(played, _number_comparable(played, grouping), method)
     greedy_of = dict(zip(played.trajectory_ids, greedy_returns.tolist(), strict=True))
-    row_ends = np.cumsum([len(experiences[i].turn_rewards) for i in played.order])
-    normalised = list(experiences)
-    for i, rewards in zip(played.order, np.split(turn_rewards.astype(np.float32), row_ends[:-1]), strict=True):
-        row = experiences[i]
+    normalised = []
+    for row, rewards in zip(experiences, played.scatter_turns(turn_rewards), strict=True):
         greedy = None if row.greedy_return is None else greedy_of[row.id.trajectory]
-        normalised[i] = replace(row, turn_rewards=rewards, greedy_return=greedy)
+        normalised.append(replace(row, turn_rewards=rewards, greedy_return=greedy))
     return normalised
 
 

@@ -7,6 +7,7 @@ or otherwise. Of large tensors, evenly spaced values stand for all.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 from zlib import crc32
 
@@ -23,9 +24,11 @@ def digest_state(learner: Any) -> dict[str, int]:
     for name in ("model", "critic"):
         if isinstance(module := getattr(learner, name, None), torch.nn.Module):
             digests[name] = digest_tensors(module.state_dict().values())
-    reference = getattr(getattr(learner, "reference", None), "model", None)
-    if isinstance(reference, torch.nn.Module):
-        digests["reference"] = digest_tensors(reference.state_dict().values())
+    reference = getattr(learner, "reference", None)
+    if isinstance(module := getattr(reference, "model", None), torch.nn.Module):
+        # One that lies in a file has no weights but while it is asked.
+        with getattr(reference, "at_hand", nullcontext)():
+            digests["reference"] = digest_tensors(module.state_dict().values())
     optimizer = getattr(learner, "optimizer", None)
     if isinstance(optimizer, torch.optim.Optimizer):
         states = optimizer.state_dict()["state"]

@@ -8,20 +8,20 @@ import pytest
 from tests.unit.audit.played import played_group
 from turnwise.audit.loss_oracle import check_penalties, check_update
 from turnwise.config.load import load_settings
-from turnwise.config.sections.learn import KlLoss, KlReward, LearnSettings
+from turnwise.config.sections.learn import Aggregation, KlLoss, KlReward, LearnSettings
 from turnwise.learn.pack import pack
 from turnwise.types import Annotations, Batch, Sample, StepReport, UpdateTrace
 
 FAR = 0.05
 
 
-def priced_at(coef: float) -> LearnSettings:
+def priced_at(coef: float, aggregation: Aggregation = "token_mean") -> LearnSettings:
     kl = f"learn.kl={{type: loss, coef: {coef}, estimator: k3}}"
-    words = ["learn.critic={type: none}", "credit={type: grpo}", "rollout.group_size=2", "learn.aggregation=token_mean"]
-    return load_settings("frozenlake", [kl, *words]).learn
+    words = ["learn.critic={type: none}", "credit={type: grpo}", "rollout.group_size=2"]
+    return load_settings("frozenlake", [kl, *words, f"learn.aggregation={aggregation}"]).learn
 
 
-def samples_of(away: float) -> list[Sample]:
+def samples_of(away: float, *, advantage: float = 0.5) -> list[Sample]:
     """Of a policy that is so far from its reference, one way or the other."""
     samples = []
     for row in played_group():
@@ -29,7 +29,7 @@ def samples_of(away: float) -> list[Sample]:
         signs = np.where(np.arange(len(mask)) % 2 == 0, 1.0, -0.5)
         zeros = np.zeros(len(mask), dtype=np.float32)
         reference = ((row.segment.behavior_logprobs - away * signs) * mask).astype(np.float32)
-        advantages = np.where(mask, np.float32(0.5), np.float32(0))
+        advantages = np.where(mask, np.float32(advantage), np.float32(0))
         samples.append(
             Sample(experience=row, advantages=advantages, returns=zeros, values=zeros, reference_logprobs=reference)
         )
@@ -43,7 +43,9 @@ def k3(difference: np.ndarray) -> np.ndarray:
 def update(batch: Batch, distances: np.ndarray, settings: LearnSettings) -> StepReport:
     """What a learner tells that has made everything right but, perhaps, its distances."""
     assert isinstance(settings.kl, KlLoss)
-    summands = (-batch.advantages + settings.kl.coef * distances) / batch.loss_mask.sum()
+    # Both rows have four tokens.
+    weight = {"token_mean": 1 / 8, "seq_mean_token_sum": 1 / 2, "seq_mean_token_mean": 1 / 8}[settings.aggregation]
+    summands = (-batch.advantages + settings.kl.coef * distances) * np.float32(weight)
     ones = np.where(batch.loss_mask, np.float32(1), np.float32(0))
     trace = UpdateTrace(
         proximal_logprobs=batch.behavior_logprobs,
@@ -58,14 +60,36 @@ def update(batch: Batch, distances: np.ndarray, settings: LearnSettings) -> Step
     return StepReport(policy_version=1, metrics={}, trace=trace)
 
 
+def rounded_k3(batch: Batch) -> np.ndarray:
+    """As the learner computes it, in float32."""
+    difference = batch.behavior_logprobs - batch.reference_logprobs
+    return np.exp(-difference) - np.float32(1) + difference
+
+
 @pytest.mark.parametrize("away", [0.0, 1e-4, 0.01, FAR, 1.0])
 def test_a_sound_distance_passes(away: float) -> None:
     settings = priced_at(0.001)
     batch = pack(samples_of(away))
-    difference = batch.behavior_logprobs - batch.reference_logprobs
-    # As the learner computes it, in float32.
-    rounded = np.exp(-difference) - np.float32(1) + difference
-    assert check_update(batch, update(batch, rounded, settings), settings, dtype="float32") == []
+    assert check_update(batch, update(batch, rounded_k3(batch), settings), settings, dtype="float32") == []
+
+
+@pytest.mark.parametrize("away", [0.0, 1e-6, 1e-5, 1e-4, 1e-3])
+@pytest.mark.parametrize("coef", [0.1, 1.0])
+@pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_sum", "seq_mean_token_mean"])
+def test_a_sound_distance_passes_where_it_is_all_there_is_of_the_loss(
+    aggregation: Aggregation, coef: float, away: float
+) -> None:
+    settings = priced_at(coef, aggregation)
+    batch = pack(samples_of(away, advantage=0.0))
+    assert check_update(batch, update(batch, rounded_k3(batch), settings), settings, dtype="float32") == []
+
+
+@pytest.mark.parametrize("away", [0.01, FAR])
+def test_another_price_is_found_where_it_is_all_there_is_of_the_loss(away: float) -> None:
+    batch = pack(samples_of(away, advantage=0.0))
+    report = update(batch, rounded_k3(batch), priced_at(0.11))
+    (breach,) = check_update(batch, report, priced_at(0.1), dtype="float32")
+    assert "summand" in breach.expected
 
 
 @pytest.mark.parametrize("away", [0.02, FAR, 1.0])

@@ -34,21 +34,29 @@ class Play:
 
 
 def make_rows(
-    play: Play, *, cuts: Sequence[int] = (), padding: int = 1, rollout: int = 0
+    play: Play,
+    *,
+    cuts: Sequence[int] = (),
+    parts: Sequence[Sequence[int]] | None = None,
+    padding: int = 1,
+    rollout: int = 0,
 ) -> tuple[list[Experience], list[FloatArray]]:
     """The trajectory as experiences that begin at the turns in `cuts` (and at 0), and the values of their tokens.
 
-    `padding` tokens that nobody sampled stand before every turn and after the last.
+    `parts` are the turns of each experience instead, which may alternate. `padding` tokens that nobody sampled stand
+    before every turn and after the last.
     """
     trajectory = TrajectoryId(rollout, play.group, play.sibling)
     states = np.array(range(len(play.rewards)) if play.states is None else play.states, dtype=np.uint64)
+    steps = np.array(play.steps or range(len(play.rewards)), dtype=np.int32)
     rows = []
-    for index, (start, end) in enumerate(pairwise([0, *cuts, len(play.rewards)])):
+    for index, turns in enumerate(parts or [range(*ends) for ends in pairwise([0, *cuts, len(play.rewards)])]):
         turn_ids: list[int] = []
-        for turn in range(start, end):
+        for turn in turns:
             turn_ids += [-1] * padding + [turn] * len(play.values[turn])
         ids = np.array(turn_ids + [-1] * padding, dtype=np.int32)
-        rewards = np.array(play.rewards[start:end], dtype=np.float32)
+        indices = np.array(turns, dtype=np.int32)
+        rewards = np.array(play.rewards, dtype=np.float32)[indices]
         rows.append(
             Experience(
                 id=ExperienceId(trajectory, index),
@@ -58,13 +66,13 @@ def make_rows(
                     behavior_logprobs=np.where(ids >= 0, -0.5, 0.0).astype(np.float32),
                     turn_ids=ids,
                 ),
-                turn_indices=np.arange(start, end, dtype=np.int32),
+                turn_indices=indices,
                 raw_rewards=rewards,
                 turn_rewards=rewards,
-                turn_states=states[start:end],
-                turn_steps=np.array(play.steps or range(len(play.rewards)), dtype=np.int32)[start:end],
+                turn_states=states[indices],
+                turn_steps=steps[indices],
                 policy_version=0,
-                is_last=end == len(play.rewards),
+                is_last=turns[-1] == len(play.rewards) - 1,
                 is_truncated=play.is_truncated,
                 greedy_return=play.greedy_return,
             )

@@ -18,7 +18,7 @@ from turnwise.credit.remax import Remax
 from turnwise.credit.shaping import normalise_rewards
 from turnwise.types import Experience
 
-from .rows import Play, make_batch
+from .rows import Play, make_batch, make_rows
 
 METHODS: tuple[NormaliseMethod, ...] = get_args(NormaliseMethod)
 GROUPINGS: tuple[NormaliseGrouping, ...] = get_args(NormaliseGrouping)
@@ -31,7 +31,12 @@ def make_plays(*scores: float, group: str = "lake/train/1") -> list[Play]:
 
 def rewards_of(rows: Sequence[Experience]) -> list[float]:
     """The rewards of all turns of all rows, trajectories and turns in their own order."""
-    return [float(r) for row in sorted(rows, key=lambda row: row.id) for r in row.turn_rewards]
+    turns = [
+        (row.id.trajectory, turn, reward)
+        for row in rows
+        for turn, reward in zip(row.turn_indices.tolist(), row.turn_rewards.tolist(), strict=True)
+    ]
+    return [reward for *_, reward in sorted(turns)]
 
 
 def normalised(
@@ -97,6 +102,15 @@ def test_turns_are_scaled_and_the_last_one_makes_up_the_sum() -> None:
     expected = [1 * unit, 2 * unit, (3 - 4) * unit, 2 * unit, (0 - 4) * unit]
     np.testing.assert_allclose(normalised(plays, "state", "mean_std"), expected, atol=1e-6)
     np.testing.assert_allclose(normalised(plays, "state", "mean"), [1, 2, -1, 2, -4], atol=1e-6)
+
+
+def test_a_row_keeps_the_rewards_of_its_own_turns_where_turns_of_two_rows_alternate() -> None:
+    rows, _ = make_rows(Play([1.0, 2.0, 3.0, 4.0], [[0.0]] * 4), parts=[(0, 2), (1, 3)])
+    other, _ = make_rows(Play([14.0], [[0.0]], sibling=1))
+    first, second, _ = normalise_rewards(rows + other, grouping="state", method="mean")
+    # Sums 10 and 14: what is missing to -2 goes to the last turn that was played, wherever its row stands.
+    assert first.turn_rewards.tolist() == [1.0, 3.0]
+    assert second.turn_rewards.tolist() == [2.0, -8.0]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -184,6 +198,19 @@ def test_cuts_and_the_order_of_rows_change_no_reward(
     batch: list[Play], grouping: NormaliseGrouping, method: NormaliseMethod, cuts: set[int], data: st.DataObject
 ) -> None:
     rows, _ = make_batch(batch, cuts=sorted(cuts))
+    order = data.draw(st.permutations(range(len(rows))))
+    result = normalise_rewards([rows[i] for i in order], grouping=grouping, method=method)
+    assert [row.id for row in result] == [rows[i].id for i in order]
+    assert rewards_of(result) == normalised(batch, grouping, method)
+
+
+@settings(max_examples=80, deadline=None)
+@given(batches(), groupings, methods, st.lists(st.integers(0, 2), min_size=4, max_size=4), st.data())
+def test_turns_that_alternate_between_rows_change_no_reward(
+    batch: list[Play], grouping: NormaliseGrouping, method: NormaliseMethod, owners: list[int], data: st.DataObject
+) -> None:
+    parts = [[turn for turn in range(4) if owners[turn] == owner] for owner in dict.fromkeys(owners)]
+    rows, _ = make_batch(batch, parts=parts)
     order = data.draw(st.permutations(range(len(rows))))
     result = normalise_rewards([rows[i] for i in order], grouping=grouping, method=method)
     assert [row.id for row in result] == [rows[i].id for i in order]

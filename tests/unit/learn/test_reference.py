@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from turnwise.learn.reference import OffloadedPolicy
+from turnwise.learn.state_digest import digest_state
 from turnwise.learn.trainer import Trainer
 
 from .parts import copy_of, is_equal, make_batch, make_samples, make_trainer
@@ -67,3 +68,14 @@ def test_it_is_refreshed_saved_and_resumed_as_one_in_memory(tmp_path: Path) -> N
         assert not np.allclose(refreshed, said_by_reference(trainer))
         trainer.load_state(tmp_path)
         assert np.array_equal(refreshed, said_by_reference(trainer))
+
+
+def test_its_digest_is_that_of_one_in_memory() -> None:
+    held, offloaded = trainers("loss")
+    before = digest_state(held)["reference"]
+    assert digest_state(offloaded)["reference"] == before
+    assert bytes_of_reference(offloaded) == 0
+    offloaded.step(make_batch())
+    assert digest_state(offloaded)["reference"] == before
+    offloaded.refresh_reference()
+    assert digest_state(offloaded)["reference"] != before

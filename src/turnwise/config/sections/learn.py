@@ -55,7 +55,8 @@ class KlLoss(Settings):
     estimator: KlEstimator = "k3"
     """How the distance is estimated from the sampled tokens (Schulman's k1, k2, k3, or the absolute difference)."""
     offload: bool = False
-    """Keep the frozen policy in a file while nobody asks it: less memory in an update, and it is read once a step."""
+    """Keep the frozen policy in a file while nobody asks it: less memory in an update, and it is read once a step,
+    and once more by the audit (`audit.is_on`)."""
 
     def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
         return _idle_offload(self, run)
@@ -73,7 +74,8 @@ class KlReward(Settings):
     horizon: PositiveInt = 10_000
     """Episodes over which an adaptive price may change by a fifth."""
     offload: bool = False
-    """Keep the frozen policy in a file while nobody asks it: less memory in an update, and it is read once a step."""
+    """Keep the frozen policy in a file while nobody asks it: less memory in an update, and it is read once a step,
+    and once more by the audit (`audit.is_on`)."""
 
     def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
         horizon = self.idle("horizon", why=f"without {path}.target") if self.target is None else {}
