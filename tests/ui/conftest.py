@@ -49,17 +49,26 @@ def serve() -> Iterator[Callable[..., ViewServer]]:
         thread.join(timeout=20)
 
 
+def is_complaint(said: Any, is_refused: bool) -> bool:
+    return said.type in ("error", "warning") and not (is_refused and "status of 404" in said.text)
+
+
 @pytest.fixture
 def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Opens an address; a test fails where the page complained about anything."""
+    """Opens an address; a test fails where the page complained about anything.
+
+    With `is_refused` the server may refuse questions, which the browser notes by itself.
+    """
     complaints: list[str] = []
     contexts: list[Any] = []
 
-    def open_(address: str, *, width: int = 1400, height: int = 900, scheme: str = "light") -> Any:
+    def open_(
+        address: str, *, width: int = 1400, height: int = 900, scheme: str = "light", is_refused: bool = False
+    ) -> Any:
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
         contexts.append(context)
         page = context.new_page()
-        page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("console", lambda said: complaints.append(said.text) if is_complaint(said, is_refused) else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("dialog", lambda dialog: (complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
         page.goto(address)

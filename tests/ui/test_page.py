@@ -269,6 +269,24 @@ def test_siblings_stand_side_by_side_with_what_differs(tmp_path: Path, serve: Se
     assert page.locator(".pairings .half").count() == 4
 
 
+def test_siblings_without_tokens_are_compared_by_their_words(tmp_path: Path, serve: Serve, open_page: Open) -> None:
+    make_run(tmp_path / "run", siblings=3)
+    server = serve(tmp_path)
+    page = open_page(server.address)
+
+    def without_tokens(route: Any) -> None:
+        told = route.fetch().json()
+        told["turns"][1]["response_text"] += told["id"]
+        route.fulfill(json={**told, "tokens": None})
+
+    page.route("**/api/episode?*", without_tokens)
+    page.goto(address(server, f"episode?run=run&step=2&id={NAME}"))
+    page.click("button[data-sibling='2/frozen_lake/train/200/2']")
+    page.wait_for_selector(".pairing.differs")
+    kinds = page.locator(".pairing[data-turn]").evaluate_all("(rows) => rows.map((row) => row.className)")
+    assert kinds == ["pairing same", "pairing differs"]
+
+
 HOSTILE = [
     "<script>document.title = 'owned'; fetch('/api/runs')</script>",
     "<img src=x onerror=\"document.title = 'owned'\"><svg onload=alert(1)>",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.view.made_run import make_run
+from tests.unit.view.made_run import REPLIES, make_run
 from turnwise.view.server import ViewServer
 
 pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.xdist_group("ui")]
@@ -19,8 +19,9 @@ pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.xdist_group("ui")]
 def test_both_plays_of_a_task_stand_side_by_side(
     tmp_path: Path, serve: Callable[..., ViewServer], open_page: Callable[..., Any]
 ) -> None:
-    for name, step in (("one", 1), ("other", 3)):
-        run = make_run(tmp_path / name, siblings=2)
+    # The first replies are the same words in other tokens, as of two tokenizers.
+    for name, step, replies in (("one", 1, REPLIES), ("other", 3, (REPLIES[0], "<answer>Left</answer>"))):
+        run = make_run(tmp_path / name, siblings=2, replies=replies)
         folder = run / "evals" / "late"
         folder.mkdir(parents=True)
         (folder / "eval.json").write_text(json.dumps({"step": step}))
@@ -40,5 +41,7 @@ def test_both_plays_of_a_task_stand_side_by_side(
         "3/frozen_lake/train/300/0",
     ]
     assert page.locator("svg.grid").count() == 4
+    assert page.locator(".pairing.same").evaluate_all("(rows) => rows.map((row) => row.dataset.turn)") == ["0"]
+    assert page.locator(".pairing.differs").evaluate_all("(rows) => rows.map((row) => row.dataset.turn)") == ["1"]
     page.select_option("select[aria-label='Play of the first']", "1")
     assert page.locator(".pairing.head b").first.inner_text() == "1/frozen_lake/train/100/1"

@@ -25,14 +25,15 @@ class PlaceOfEval:
 
 def find_pages(first: SavedEval, second: SavedEval) -> tuple[PlaceOfEval, PlaceOfEval] | None:
     """None where one of them is of no run: the page shows runs. Of several seeds the first is shown."""
-    one, other = (saved.folder.parent.parent for saved in (first, second))
-    for run, saved in ((one, first), (other, second)):
-        if saved.folder.parent != RunDirectory(run).evals or not RunDirectory(run).config.is_file():
+    # The page names a run after where it really lies: neither `.` nor a symbolic link is a name.
+    folders = [saved.folder.resolve() for saved in (first, second)]
+    one, other = (folder.parent.parent for folder in folders)
+    for run, folder in zip((one, other), folders, strict=True):
+        if folder.parent != RunDirectory(run).evals or not RunDirectory(run).config.is_file():
             return None
     # Of two runs with one name the page calls the second by its path.
-    is_other = one.resolve() != other.resolve()
-    name = str(other.resolve()) if is_other and one.name == other.name else other.name
-    return PlaceOfEval(one, one.name, first.folder.name), PlaceOfEval(other, name, second.folder.name)
+    name = str(other) if one != other and one.name == other.name else other.name
+    return PlaceOfEval(one, one.name, folders[0].name), PlaceOfEval(other, name, folders[1].name)
 
 
 def link_to(pages: tuple[PlaceOfEval, PlaceOfEval] | None, task: str) -> str:

@@ -38,6 +38,9 @@ class PolicyVoice:
     def __init__(self, *, deadline_s: float = _DEADLINE_S) -> None:
         self._deadline_s = deadline_s
         self._lock = Lock()
+        self._door = Lock()
+        """For whoever starts or ends the process: it may be ended while a question holds the other lock."""
+        self._is_closed = False
         self._pipe: Connection | None = None
         self._process: BaseProcess | None = None
 
@@ -47,7 +50,7 @@ class PolicyVoice:
         try:
             answer = self._exchange(question)
         except (EOFError, OSError) as error:
-            self.close()
+            self._end()
             raise EngineError(
                 "the process that holds the model has died under the question; the machine may be out of memory."
             ) from error
@@ -58,9 +61,15 @@ class PolicyVoice:
         raise EngineError(str(answer))
 
     def close(self) -> None:
-        """End the process; the next question starts another."""
-        process, self._process = self._process, None
-        pipe, self._pipe = self._pipe, None
+        """End the process for good: a question that waits for its turn is refused."""
+        with self._door:
+            self._is_closed = True
+        self._end()
+
+    def _end(self) -> None:
+        with self._door:
+            process, self._process = self._process, None
+            pipe, self._pipe = self._pipe, None
         if process is not None:
             # Whoever waits for its answer hears at once that none will come.
             process.kill()
@@ -69,27 +78,33 @@ class PolicyVoice:
             pipe.close()
 
     def _exchange(self, question: PolicyQuestion) -> object:
-        if self._process is None or not self._process.is_alive():
-            self._start()
-        pipe = self._pipe
-        assert pipe is not None
+        pipe = self._open_pipe()
         pipe.send(question)
         if not pipe.poll(self._deadline_s):
-            self.close()
+            self._end()
             raise EngineError(
                 f"no answer within {self._deadline_s:g} seconds, loading included: the model is too large for what "
                 "this machine has to spare. The question was given up."
             )
         return pipe.recv()
 
-    def _start(self) -> None:
-        self.close()
-        # A fresh interpreter: threads of the server do not survive a fork.
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,), name="policy of the page", daemon=True)
-        self._process.start()
-        theirs.close()
+    def _open_pipe(self) -> Connection:
+        """To the process, which is started where there is none."""
+        process, pipe = self._process, self._pipe
+        if process is not None and pipe is not None and process.is_alive():
+            return pipe
+        self._end()
+        with self._door:
+            if self._is_closed:
+                raise EngineError("the page has been ended, and asks nobody any more.")
+            # A fresh interpreter: threads of the server do not survive a fork.
+            context = multiprocessing.get_context("spawn")
+            pipe, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs,), name="policy of the page", daemon=True)
+            process.start()
+            theirs.close()
+            self._process, self._pipe = process, pipe
+            return pipe
 
 
 def _serve(pipe: Connection) -> None:
@@ -122,7 +137,7 @@ class _Holder:
     async def _ask(self, question: PolicyQuestion) -> PolicyAnswer:
         prompt = np.asarray(question.prefix_ids, dtype=np.int32)
         here = Sampling(temperature=question.temperature, max_new_tokens=1)
-        greedy = Sampling(temperature=0.0, max_new_tokens=question.max_new_tokens)
+        greedy = Sampling(temperature=0.0, max_new_tokens=self._room(question))
         told, on = await asyncio.gather(
             self._engine.generate(
                 GenerateRequest(prompt_ids=prompt, sampling=here, seed=0, alternatives=question.num_alternatives)
@@ -134,6 +149,12 @@ class _Holder:
             logprobs=tuple(told.alternatives.logprobs[0].tolist()),
             continuation_ids=tuple(on.token_ids.tolist()),
         )
+
+    def _room(self, question: PolicyQuestion) -> int:
+        """New tokens that still fit behind the prefix; one where none does: the engine then says so."""
+        limit = self._engine.max_context_tokens
+        left = question.max_new_tokens if limit is None else limit - len(question.prefix_ids)
+        return max(1, min(question.max_new_tokens, left))
 
     def _load(self, question: PolicyQuestion) -> None:
         folder = question.folder / "policy"

@@ -10,7 +10,7 @@ from typing import Any
 
 from turnwise.errors import RunError
 from turnwise.view.episode import describe_episode
-from turnwise.view.episode_index import EpisodeFilter, Order
+from turnwise.view.episode_index import EpisodeFilter, Order, whole_number
 from turnwise.view.evaluated import describe_plays
 from turnwise.view.other_credit import describe_credit
 from turnwise.view.policy_question import ask_policy, find_policies
@@ -118,7 +118,7 @@ def _episode(run: ViewedRun, words: Words) -> dict[str, Any]:
 
 def _step(words: Words) -> int:
     try:
-        return int(words.get("step", ""))
+        return whole_number(words.get("step", ""))
     except ValueError as error:
         raise RunError(f"step: '{words.get('step', '')}' given; expected a number.") from error
 

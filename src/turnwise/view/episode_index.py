@@ -32,6 +32,8 @@ create index by_file on episodes (file);
 """
 _SORTS = {"step": "step", "return": "earned", "turns": "turns", "id": "id"}
 _MAX_PAGE = 500
+_MAX_BITS = 63
+"""Of a whole number in SQLite, its sign aside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,7 @@ class EpisodeFilter:
             word = given.get(field.name, "").strip()
             if not word:
                 continue
-            kind = float if "float" in str(field.type) else int if "int" in str(field.type) else str
+            kind = float if "float" in str(field.type) else whole_number if "int" in str(field.type) else str
             try:
                 values[field.name] = kind(word)
             except ValueError as error:
@@ -91,6 +93,14 @@ class EpisodeFilter:
         ]
         asked = [(sql, value) for sql, value in bounds if value is not None]
         return " and ".join(sql for sql, _ in asked) or "1", [value for _, value in asked]
+
+
+def whole_number(word: str) -> int:
+    """As far as the table can count; a ValueError for what is none."""
+    number = int(word)
+    if number.bit_length() > _MAX_BITS:
+        raise ValueError(f"'{word}' has more than {_MAX_BITS} bits")
+    return number
 
 
 class EpisodeIndex:
@@ -140,9 +150,11 @@ class EpisodeIndex:
             if asked.text is None:
                 found = self._rows(f"{rows} limit ? offset ?", [*values, order.limit, order.offset])
                 return {"total": total, "is_total_known": True, "episodes": [_shown(row) for row in found]}
-        hits = list(islice(self._that_say(asked.text, rows, values), order.offset + order.limit + 1))
-        page = hits[order.offset : order.offset + order.limit]
-        is_known = len(hits) <= order.offset + order.limit
+        # Behind the last row there is nothing to look for.
+        start = min(order.offset, total)
+        hits = list(islice(self._that_say(asked.text, rows, values), start + order.limit + 1))
+        page = hits[start : start + order.limit]
+        is_known = len(hits) <= start + order.limit
         return {"total": len(hits), "is_total_known": is_known, "episodes": [_shown(row) for row in page]}
 
     def _that_say(self, text: str, sql: str, values: list[Any]) -> Iterator[sqlite3.Row]:
@@ -227,7 +239,7 @@ class Order:
         if sort not in _SORTS:
             raise RunError(f"sort: '{sort}' given; expected one of {', '.join(_SORTS)}.")
         try:
-            offset, limit = int(given.get("offset") or 0), int(given.get("limit") or 50)
+            offset, limit = whole_number(given.get("offset") or "0"), whole_number(given.get("limit") or "50")
         except ValueError as error:
             raise RunError(f"offset and limit: expected numbers ({error}).") from error
         is_descending = given.get("order") != "ascending"

@@ -17,11 +17,13 @@ from typing import Any
 from turnwise.errors import RunError
 from turnwise.view.answers import ANSWERS
 from turnwise.view.assets import CHARTS, SCRIPTS, STYLES, read_asset
+from turnwise.view.episode_index import EpisodeFilter, Order
 from turnwise.view.shelf import Shelf, ViewedRun
 
 _MAX_BYTES = 24_000_000
 """What can still be sent to a colleague: further episodes are left out."""
-_ALL_ROWS = 500
+_MAX_ROWS = 1_000_000
+"""Of the list of episodes that is chosen from: what fits into memory."""
 
 
 def write_report(shelf: Shelf, name: str, *, num_episodes: int) -> str:
@@ -59,10 +61,11 @@ def _collect(shelf: Shelf, run: ViewedRun, num_episodes: int) -> dict[str, Any]:
         _key("metrics", about): ANSWERS["metrics"](shelf, {**about, "names": names}),
         _key("status", about): ANSWERS["status"](shelf, about),
     }
-    listed = ANSWERS["episodes"](shelf, {**about, "limit": str(_ALL_ROWS)})
+    # In one go: pages of a run that goes on would shift under whoever turns them.
+    listed = run.episodes.find(EpisodeFilter(), Order(limit=_MAX_ROWS))["episodes"]
     chosen: list[dict[str, Any]] = []
     size = 0
-    for row in _spread(listed["episodes"], num_episodes):
+    for row in _spread(listed, num_episodes):
         added = dict(_answers_about(shelf, run, row))
         size += len(json.dumps(added))
         if size > _MAX_BYTES:
@@ -70,7 +73,13 @@ def _collect(shelf: Shelf, run: ViewedRun, num_episodes: int) -> dict[str, Any]:
         chosen.append(row)
         answers |= added
     _keep_siblings(answers, {row["id"] for row in chosen})
-    answers[_key("episodes", about)] = {**listed, "episodes": chosen, "total": len(chosen), "is_total_known": True}
+    answers[_key("episodes", about)] = {
+        "episodes": chosen,
+        "total": len(chosen),
+        "is_total_known": True,
+        "facets": run.episodes.facets(),
+        "num_files_left": 0,
+    }
     return answers
 
 
@@ -91,7 +100,7 @@ def _spread(rows: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:
     groups: dict[tuple[int, str], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["step"], row["id"].rsplit("/", 1)[0]), []).append(row)
-    if not groups:
+    if not groups or number == 0:
         return []
     listed = list(groups.values())
     wanted = max(1, number * len(listed) // len(rows)) if len(rows) > number else len(listed)

@@ -63,6 +63,8 @@ class ViewedRun:
         files, summary = self.files, self.files.summary or {}
         rows = files.metrics
         learnt = [row for row in rows if row.get("step")]
+        # Where the first evaluation said nothing, a later one is not what was before.
+        before = next((row for row in rows if row.get("step") == 0), {})
         return {
             "name": self.name,
             "path": str(files.path),
@@ -77,12 +79,12 @@ class ViewedRun:
             "steps": setting(files.settings, "learn.steps"),
             "wall_s": summary.get("wall_s") or (rows[-1].get("time_s") if rows else None),
             "tokens_sampled": summary.get("tokens_sampled"),
-            "success_before": summary.get("success_before", _first(rows, "eval/success")),
+            "success_before": summary.get("success_before", before.get("eval/success")),
             "success_before_interval": summary.get("success_before_interval"),
             "success_after": summary.get("success_after", _last(learnt, "eval/success")),
             "success_after_interval": summary.get("success_after_interval"),
             "success_now": _last(rows, "rollout/success"),
-            "return_before": summary.get("return_before", _first(rows, "eval/return")),
+            "return_before": summary.get("return_before", before.get("eval/return")),
             "return_after": summary.get("return_after", _last(learnt, "eval/return")),
             "return_now": _last(rows, "rollout/return"),
             "baselines": summary.get("baselines") or {},
@@ -117,6 +119,8 @@ class Shelf:
             for path in dict.fromkeys(found):
                 name = path.name if path.name not in runs else str(path)
                 runs[name] = known.get(path) or ViewedRun(name, path)
+                # Another run that has come or gone may have taken the name, or left it.
+                runs[name].name = name
             self._runs = runs
             return sorted(runs.values(), key=lambda run: str(run.files.manifest.get("created")), reverse=True)
 
@@ -135,9 +139,5 @@ def _find_runs(place: Path) -> list[Path]:
     return sorted(found.parent for found in place.glob("*/config.yaml"))
 
 
-def _first(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    return next((row[name] for row in rows if row.get(name) is not None), None)
-
-
 def _last(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    return _first(list(reversed(rows)), name)
+    return next((row[name] for row in reversed(rows) if row.get(name) is not None), None)

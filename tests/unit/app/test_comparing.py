@@ -20,7 +20,8 @@ from turnwise.cli import main
 from turnwise.command_words import build_parser
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, RunError
-from turnwise.report.eval_results import find_evals, read_eval
+from turnwise.report.eval_results import find_evals, read_eval, results_of
+from turnwise.report.trajectories import read_trajectories
 from turnwise.view.answers import ANSWERS
 from turnwise.view.shelf import Shelf
 
@@ -64,6 +65,12 @@ def test_seeds_are_a_folder_or_joined_by_commas(evals: Path) -> None:
     assert folder.difference == joined.difference
     # All three evaluations of a rule are the same play: dealt anew, the two deals that part the sides are the largest.
     assert folder.p_value_over_seeds == pytest.approx(2 / 20)
+
+
+def test_every_play_of_the_last_evaluation_of_a_run_is_kept(finished: Run) -> None:
+    last = read_eval(find_evals(finished.path / "evals")[-1])
+    assert last.trajectories is not None
+    assert results_of(read_trajectories(last.trajectories)) == last.tasks
 
 
 def test_a_finished_run_can_be_compared_as_it_is(finished: Run, evals: Path) -> None:
@@ -145,6 +152,20 @@ def test_tasks_that_differ_are_linked_to_the_page_that_shows_both_plays(two_runs
         assert [side["eval"] for side in told] == ["random & co", "oracle & co"]
         assert all(play["task"]["seed"] == int(task.task.split("/")[-1]) for side in told for play in side["plays"])
         assert [side["plays"][0]["is_success"] for side in told] == [bool(task.first), bool(task.second)]
+
+
+def test_links_name_runs_as_the_page_does_also_those_of_here_and_behind_a_symbolic_link(
+    two_runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = two_runs[0], two_runs[1].rename(tmp_path / "other" / "pond")
+    (tmp_path / "latest").symlink_to(other)
+    monkeypatch.chdir(one)
+    for sides in ((".", "../../other/pond"), (".", str(tmp_path / "latest")), ("evals/random & co", "../../latest")):
+        found = compare(*map(read_side, sides))
+        shelf = Shelf([Path(run) for run in found.runs])
+        words = dict(parse_qsl(found.differing[0].link.partition("?")[2]))
+        assert (words["first"], words["second"]) == ("lake", "pond")
+        assert [shelf.get(words[side]).files.path for side in ("first", "second")] == [one, other]
 
 
 def test_the_words_end_with_the_command_that_opens_the_page_there(

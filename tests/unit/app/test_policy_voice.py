@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.clock import HANG_S
 from tests.contracts.setting import make_model, model_path, template
 from turnwise.app import policy_voice
 from turnwise.app.policy_voice import PolicyVoice
@@ -70,6 +72,35 @@ def test_an_answer_that_takes_too_long_is_given_up_and_its_process_ended(checkpo
     with pytest.raises(EngineError, match=r"no answer within 0\.01 seconds"):
         voice.ask(question(checkpoint, 5))
     assert voice._process is None
+
+
+def test_a_question_that_waits_when_the_page_is_ended_starts_no_process(checkpoint: Path) -> None:
+    voice = PolicyVoice()
+    try:
+        with ThreadPoolExecutor() as others:
+            with voice._lock:
+                waiting = others.submit(voice.ask, question(checkpoint, 5))
+                voice.close()
+            with pytest.raises(EngineError, match="the page has been ended"):
+                waiting.result(timeout=HANG_S)
+        assert voice._process is None
+    finally:
+        voice.close()
+
+
+@pytest.mark.parametrize("room", [1, 2])
+def test_near_the_end_of_the_window_it_goes_on_as_far_as_there_is_room(checkpoint: Path, room: int) -> None:
+    asked = question(checkpoint, 5, 9, 20, 5, 9, 20)
+    holder = policy_voice._Holder()
+    whole = holder.answer(asked)
+    assert len(whole.continuation_ids) > room
+    holder._engine._model.config.max_position_embeddings = len(asked.prefix_ids) + room
+    cut = holder.answer(asked)
+    assert cut.continuation_ids == whole.continuation_ids[:room]
+    assert (cut.token_ids, len(cut.logprobs)) == (whole.token_ids, 4)
+    holder._engine._model.config.max_position_embeddings = len(asked.prefix_ids)
+    with pytest.raises(EngineError, match="do not fit into the model's 6 positions"):
+        holder.answer(asked)
 
 
 def test_a_model_that_leaves_no_room_is_refused(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,17 @@ def test_an_evaluation_before_the_first_step_is_no_result_of_it(tmp_path: Path) 
     assert (told["success_before"], told["success_after"], told["return_after"]) == (0.5, 0.75, 0.75)
 
 
+def test_a_first_evaluation_that_said_nothing_is_not_replaced_by_a_later_one(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", has_ended=False)
+    metrics = RunDirectory.open(run).metrics
+    first = {"step": 0, "time_s": 0.0, "eval/success": None, "eval/return": None}
+    later = {"step": 4, "time_s": 9.0, "eval/success": 0.3, "eval/return": 0.4}
+    metrics.write_text(json.dumps(first) + "\n" + metrics.read_text() + json.dumps(later) + "\n")
+    (told,) = ask(Shelf([run]), "runs")["runs"]
+    assert (told["success_before"], told["return_before"]) == (None, None)
+    assert (told["success_after"], told["return_after"]) == (0.3, 0.4)
+
+
 def test_what_nobody_said_about_success_stays_unknown(tmp_path: Path) -> None:
     forget_success(make_run(tmp_path / "run", groups=3))
     shelf = Shelf([tmp_path / "run"])
@@ -180,6 +192,21 @@ def test_a_question_that_is_none_is_refused_in_words(shelf: Shelf) -> None:
         ask(shelf, "episodes", run="rum")
     with pytest.raises(RunError, match="step: '' given"):
         ask(shelf, "episode", run="run")
+
+
+def test_a_number_that_no_table_can_hold_is_refused_like_one_that_is_none(shelf: Shelf) -> None:
+    for huge in ("9" * 25, "-" + "9" * 25):
+        for name in ("step_from", "turns_to", "success"):
+            with pytest.raises(RunError, match=f"{name}: '{huge}' given; expected a number"):
+                ask(shelf, "episodes", run="run", **{name: huge})
+        for name in ("offset", "limit"):
+            with pytest.raises(RunError, match="offset and limit: expected numbers"):
+                ask(shelf, "episodes", run="run", **{name: huge})
+        for question in ("episode", "credit"):
+            with pytest.raises(RunError, match=f"step: '{huge}' given; expected a number"):
+                ask(shelf, question, run="run", step=huge, id=NAME)
+    for asked in ({}, {"text": "walk"}):
+        assert ask(shelf, "episodes", run="run", offset=2**63 - 1, **asked)["episodes"] == []
 
 
 def test_new_steps_are_found_and_forgotten_ones_are_gone(tmp_path: Path) -> None:
@@ -215,6 +242,24 @@ def test_an_episode_without_a_record_shows_the_tokens_it_was_played_with(shelf: 
     assert (learnt["source"], played["source"]) == ("learning record", "episode")
     assert played["behavior_logprob"] == learnt["behavior_logprob"]
     assert "advantage" not in played
+
+
+def test_runs_of_one_name_are_told_apart_when_one_of_them_comes_or_goes(tmp_path: Path) -> None:
+    first, second = tmp_path / "a" / "seed0", tmp_path / "b" / "seed0"
+    make_run(tmp_path / "a" / "seed1")
+    make_run(second)
+    shelf = Shelf([tmp_path / "a", tmp_path / "b"])
+
+    def named() -> dict[str, str]:
+        told = ask(shelf, "runs")["runs"]
+        assert all(ask(shelf, "status", run=run["name"])["run"] == run["path"] for run in told)
+        return {run["path"]: run["name"] for run in told if "seed0" in run["path"]}
+
+    assert named() == {str(second): "seed0"}
+    make_run(first)
+    assert named() == {str(first): "seed0", str(second): str(second)}
+    shutil.rmtree(first)
+    assert named() == {str(second): "seed0"}
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:

@@ -144,13 +144,18 @@ function siblingPanel(told, onCompare) {
   return el("section", { class: "card" }, el("h2", {}, "Siblings: the same task, played again"), el("table", { class: "list" }, el("tbody", {}, rows)));
 }
 
-export function sideBySide(one, other, world) {
-  const [mine, theirs] = [one, other].map((told) => (told.tokens ? splitTurns(told.tokens) : new Map()));
-  const ids = (told, turns, index) => (turns.get(index)?.sampled ?? []).map((place) => told.tokens.token_id[place]).join(" ");
+export function sideBySide(one, other, world, { isByText = false } = {}) {
+  const [mine, theirs] = [one, other].map((told) => (told.tokens && !isByText ? splitTurns(told.tokens) : new Map()));
+  const ids = (told, turns, index) => turns.get(index)?.sampled.map((place) => told.tokens.token_id[place]).join(" ");
+  const text = (told, index) => told.turns[index]?.response_text;
+  const isSame = (index) => {
+    const [said, answered] = [ids(one, mine, index), ids(other, theirs, index)];
+    return said === undefined || answered === undefined ? text(one, index) === text(other, index) : said === answered;
+  };
   const length = Math.max(one.turns.length, other.turns.length);
   let isApart = false;
   const rows = Array.from({ length }, (_, index) => {
-    const differs = ids(one, mine, index) !== ids(other, theirs, index);
+    const differs = !isSame(index);
     const isFirst = differs && !isApart;
     isApart ||= differs;
     return el("div", { class: `pairing ${differs ? "differs" : "same"}`, data: { turn: index } }, isFirst ? el("p", { class: "parting" }, "From here on they differ") : null, [one, other].map((told) => half(told, index, world)));

@@ -22,12 +22,18 @@ export async function showEpisodes(root, words, page) {
   swap(root, el("div", { class: "bar" }, el("h1", {}, "Episodes"), choose), fold, pager, list);
 
   let timer = 0;
+  let newest = 0;
   const change = (key) => (event) => {
     state[key] = event.target.value;
     state.offset = state.at = 0;
-    clearTimeout(timer);
+    forgetAnswers();
     timer = setTimeout(refresh, 160);
   };
+
+  function forgetAnswers() {
+    clearTimeout(timer);
+    return (newest += 1);
+  }
 
   function field(label, key, attributes = {}) {
     return el("label", {}, el("span", {}, label), el("input", { name: key, value: state[key] ?? "", on: { input: change(key) }, ...attributes }));
@@ -61,12 +67,19 @@ export async function showEpisodes(root, words, page) {
   }
 
   async function refresh() {
+    const turn = forgetAnswers();
     const asked = query();
-    const found = await ask("episodes", { ...asked, limit: PAGE });
+    const found = await ask("episodes", { ...asked, limit: PAGE }).catch((error) => ({ error }));
+    // Answers overtake each other: only that to the newest question counts, and none after leaving.
+    if (turn !== newest) return;
+    if (found.error) {
+      tell(found.error);
+      return;
+    }
     page.keep("episodes", asked);
     if (!form.childElementCount) drawFilters(found.facets);
     state.found = found.episodes;
-    page.listed = state.found.map(address);
+    page.list(state.found.map(address));
     state.isEmpty = !Object.keys(found.facets.stops).length && !found.num_files_left;
     state.at = Math.min(state.at, Math.max(0, state.found.length - 1));
     drawPager(found);
@@ -74,8 +87,13 @@ export async function showEpisodes(root, words, page) {
     const told = JSON.stringify([found.episodes, state.sort, state.order]);
     if (told !== state.told) drawList();
     state.told = told;
-    clearTimeout(timer);
     if (found.num_files_left > 0) timer = setTimeout(refresh, 400);
+  }
+
+  function tell(error) {
+    // Before there is a list there are no filters to mend either: the frame tells it.
+    if (!state.found) throw error;
+    swap(pager, el("p", { class: "problem", role: "alert" }, error.message));
   }
 
   function drawPager(found) {
@@ -110,5 +128,5 @@ export async function showEpisodes(root, words, page) {
     "/": () => { fold.open = true; form.querySelector("input")?.focus(); },
   };
   await refresh();
-  return { refresh, keys, leave: () => clearTimeout(timer) };
+  return { refresh, keys, leave: forgetAnswers };
 }

@@ -19,8 +19,10 @@ const main = el("main", { tabindex: -1 });
 const tabs = el("nav", { "aria-label": "Views" });
 const pulse = el("span", { class: "pulse", role: "status" });
 const help = el("dialog", { class: "help" }, el("h2", {}, "By keyboard"), el("dl", {}, HELP.map(([keys, what]) => [el("dt", {}, el("kbd", {}, keys)), el("dd", {}, what)])), el("form", { method: "dialog" }, el("button", { class: "small" }, "close")));
+const notice = el("p", { class: "problem", role: "alert", hidden: true });
 let current = {};
 let shown = 0;
+let shownAt = "";
 
 const page = {
   memory: {},
@@ -30,8 +32,16 @@ const page = {
   keep: (view, words) => {
     page.memory[view] = words;
     history.replaceState(null, "", page.link(view, words));
+    shownAt = location.hash;
   },
+  list: (addresses) => { page.listed = addresses; },
 };
+
+function pageFor(turn) {
+  // A view that has been left may still hear answers: the address is no longer its own, also before the next one is drawn.
+  const ifShown = (act) => (...given) => { if (turn === shown && location.hash === shownAt) act(...given); };
+  return { ...page, keep: ifShown(page.keep), list: ifShown(page.list) };
+}
 
 function where() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
@@ -41,21 +51,28 @@ function where() {
 async function show() {
   const { view, words } = where();
   const turn = (shown += 1);
+  shownAt = location.hash;
   current.leave?.();
   current = {};
   drawTabs(view, words);
   document.title = words.id || words.task ? `${words.id ?? words.task} · turnwise` : `${view} · turnwise`;
   page.memory[view] = words;
   const root = el("div", { class: `view ${view}` });
-  swap(main, root);
+  tellProblem("");
+  swap(main, notice, root);
   try {
-    const made = await VIEWS[view](root, words, page);
+    const made = await VIEWS[view](root, words, pageFor(turn));
     if (turn === shown) current = made;
     else made.leave?.();
   } catch (error) {
     if (turn === shown) swap(root, el("p", { class: "problem", role: "alert" }, error.message));
   }
   main.dataset.ready = String(turn);
+}
+
+function tellProblem(message) {
+  notice.hidden = !message;
+  notice.textContent = message;
 }
 
 function drawTabs(view, words) {
@@ -98,19 +115,38 @@ let before = null;
 
 async function lookForChanges() {
   if (document.visibilityState === "visible") {
-    try {
-      const { runs } = await ask("changes");
-      const now = JSON.stringify(runs);
-      pulse.className = Object.values(runs).some((mark) => mark.startsWith("running")) ? "pulse live" : "pulse";
-      pulse.textContent = pulse.className.includes("live") ? "live" : "";
-      if (before !== null && now !== before) await current.refresh?.();
-      before = now;
-    } catch {
-      pulse.className = "pulse lost";
-      pulse.textContent = "the server is gone";
-    }
+    const now = await askForChanges();
+    const isNew = before !== null && now !== before;
+    // What could not be asked or shown is looked at again when it can.
+    before = now !== null && (!isNew || (await refreshView())) ? now : "";
   }
   setTimeout(lookForChanges, LOOK_EVERY_MS);
+}
+
+async function askForChanges() {
+  try {
+    const { runs } = await ask("changes");
+    const isLive = Object.values(runs).some((mark) => mark.startsWith("running"));
+    pulse.className = isLive ? "pulse live" : "pulse";
+    pulse.textContent = isLive ? "live" : "";
+    return JSON.stringify(runs);
+  } catch {
+    pulse.className = "pulse lost";
+    pulse.textContent = "the server is gone";
+    return null;
+  }
+}
+
+async function refreshView() {
+  const turn = shown;
+  try {
+    await current.refresh?.();
+    if (turn === shown) tellProblem("");
+    return true;
+  } catch (error) {
+    if (turn === shown) tellProblem(error.message);
+    return false;
+  }
 }
 
 function start() {

@@ -18,7 +18,8 @@ export async function showTask(root, words, page) {
 
   function draw() {
     const [one, other] = told.map(({ plays }, side) => plays[chosen[side]]);
-    swap(pairs, sideBySide(one, other, one.worlds[one.task.tag]));
+    // Two runs may have two tokenizers, in which the same ids are different words.
+    swap(pairs, sideBySide(one, other, one.worlds[one.task.tag], { isByText: true }));
   }
 
   const names = ["first", "second"].map((side, place) => el("span", { class: "key" }, el("a", { href: page.link("episodes", { run: words[side], is_eval: 1 }) }, words[side]), el("small", {}, told[place].eval), picker(place)));
