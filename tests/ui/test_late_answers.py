@@ -190,3 +190,15 @@ def test_a_run_that_was_removed_is_named_and_the_server_is_not_called_gone(
     assert page.inner_text(".pulse") == ""
     (tmp_path / "removed").rename(run)
     page.wait_for_selector("main > .problem", state="hidden")
+
+
+def test_what_a_click_did_not_get_is_told(tmp_path: Path, serve: Serve, open_page: Open) -> None:
+    make_run(tmp_path / "run")
+    server = serve(tmp_path)
+    page = open_page(server.address, is_refused=True)
+    page.goto(address(server, "curves?runs=run"))
+    page.wait_for_selector("canvas")
+    page.route("**/api/metrics*", lambda route: route.fulfill(status=404, json={"error": "the disk is gone"}))
+    page.select_option("select[aria-label='Add a metric']", index=1)
+    page.wait_for_selector("main > .problem:visible")
+    assert page.inner_text("main > .problem") == "the disk is gone"

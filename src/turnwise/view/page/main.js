@@ -161,6 +161,11 @@ function start() {
   const keys = el("button", { class: "icon", title: "By keyboard (?)", "aria-label": "Keyboard help", on: { click: () => help.showModal() } }, "?");
   swap(document.getElementById("app"), el("header", { class: "top" }, el("a", { class: "brand", href: "#/runs" }, "turn", el("b", {}, "wise")), tabs, el("span", { class: "grow" }), pulse, light, keys), main, help);
   addEventListener("hashchange", show);
+  // What a click asked for and did not get is told like what a view did not get.
+  addEventListener("unhandledrejection", (event) => {
+    event.preventDefault();
+    tellProblem(event.reason?.message ?? String(event.reason));
+  });
   show();
   if (isReport) pulse.textContent = "report";
   else lookForChanges();
