@@ -32,6 +32,7 @@ _SHORT = (
 FIRST_STEP = 200
 MAX_GROWTH = 0.05
 _POLL_S = 0.2
+_MORE_STEPS = 100
 
 
 def run(steps: int = 2000, overrides: Sequence[str] = ()) -> dict[str, object]:
@@ -39,8 +40,10 @@ def run(steps: int = 2000, overrides: Sequence[str] = ()) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         words = [sys.executable, "-m", "turnwise", "train", "frozenlake", "--run-dir", str(path)]
+        # More than are watched: what a run draws at its end is not what it grows by.
+        length = f"learn.steps={steps + _MORE_STEPS}"
         process = subprocess.Popen(
-            [*words, *_SHORT, f"learn.steps={steps}", *overrides], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            [*words, *_SHORT, length, *overrides], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
         try:
             sizes = _watch(process, path / "metrics.jsonl", steps)
