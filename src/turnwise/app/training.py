@@ -36,7 +36,7 @@ from turnwise.loop.serial import LoopStep
 from turnwise.loop.stages import STAGES, Stages
 from turnwise.report.callbacks import Callback, open_callbacks
 from turnwise.report.console import phase, print_notice
-from turnwise.report.intervals import list_ends, share_interval
+from turnwise.report.intervals import list_ends, recorded_interval
 from turnwise.report.metrics import Stopwatch, reward_sources
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.summary import Summary
@@ -168,10 +168,15 @@ class Training:
             findings=[told(finding) for finding in self._directory.read_findings()],
             stopped=self._stopped,
             # Both play the same tasks; a resumed run has only the number of the first evaluation on record.
-            success_before_interval=_interval_before(before, len(tasks)) if before else None,
+            success_before_interval=self._interval_before(before, len(tasks)) if before else None,
             success_after_interval=list_ends(after.success_interval) if after else None,
             baseline_intervals={name: list(ends) for name, ends in baseline_intervals(yardsticks, tasks).items()},
         )
+
+    def _interval_before(self, before: Evaluation, num_tasks: int) -> list[float] | None:
+        if before.trajectories:
+            return list_ends(before.success_interval)
+        return list_ends(recorded_interval(self._directory.read_metrics()[0], num_tasks))
 
     # --- training ------------------------------------------------------------------------------------------------
 
@@ -215,7 +220,7 @@ class Training:
                 await loop(parts, self._watch, start_step=first, on_step=on_step)
             except SyncError:
                 # The other side is gone; what was learnt from what it left must not go with it.
-                self._save(checkpointer)
+                self._save_last_step(checkpointer, start)
                 raise
             except asyncio.CancelledError:
                 self._save_interrupted(checkpointer, start)
@@ -239,11 +244,16 @@ class Training:
         return replace(self._progress, wall_s=time.perf_counter() - self._started_s)
 
     def _save_interrupted(self, checkpointer: Checkpointer, start: Start) -> None:
-        """Ctrl-C, or a system that ends its jobs: saved is the last step, unless an update was broken off."""
+        """Ctrl-C, or a system that ends its jobs."""
         step, path = self._progress.step, self._directory.path
-        if start.parts.learner.policy_version == self._progress.policy_version and not checkpointer.has_saved(step):
-            self._save(checkpointer)
+        self._save_last_step(checkpointer, start)
         print_notice(self._console, f"interrupted after step {step}; go on with: turnwise train --resume {path}")
+
+    def _save_last_step(self, checkpointer: Checkpointer, start: Start) -> None:
+        """Nothing, where a step was broken off behind its update: nobody could go on with a learner that is ahead."""
+        is_whole = start.parts.learner.policy_version == self._progress.policy_version
+        if is_whole and not checkpointer.has_saved(self._progress.step):
+            self._save(checkpointer)
 
     def _go_back(self, checkpointer: Checkpointer, collapse: Finding) -> None:
         """The learner, and what is reported, are those of the checkpoint; the metrics of the collapse stay on disk."""
@@ -254,9 +264,3 @@ class Training:
             f"stopped at step {collapse.step} ({collapse.kind}); the result is the policy of step "
             f"{self._progress.step}. Resuming would repeat the collapse: start anew with other settings.",
         )
-
-
-def _interval_before(before: Evaluation, num_tasks: int) -> list[float] | None:
-    if before.trajectories or before.success is None:
-        return list_ends(before.success_interval)
-    return list(share_interval(before.success, num_tasks))

@@ -35,8 +35,7 @@ _WHERE = "rollout.workflow_args"
 
 def load_rival(name: str, model: str, settings: TurnwiseSettings, context: ContextSettings | None) -> Rival:
     """A model with an engine of its own in this process, which shares nothing with the policy that learns."""
-    # The tokenizer of a checkpoint has the run's chat template already.
-    template = LearnedTemplate(load_tokenizer(model, settings.context.model_copy(update={"template": None})))
+    template = LearnedTemplate(load_tokenizer(model, settings.context))
     site = EngineSite(model_path=model, dtype=settings.model.dtype, template=template)
     chosen = settings.engine if settings.engine.type == "local" else LocalEngine.Params()
     engine = LocalEngine.open(chosen, site)
@@ -131,16 +130,18 @@ class LeagueOfRun:
     def _open(self, folder: Path) -> Rival:
         if damage := find_damage(folder.parent, under="policy/"):
             raise SyncError(f"It is damaged ({damage}).")
-        config = settings_file_of(folder)
-        own_config = None if self._own is None else self._own.config.resolve()
-        if config is None or config == own_config:
-            return load_rival(self._name_of(folder), str(folder), self._settings, None)
-        settings = load_settings(str(config))
-        return load_rival(self._name_of(folder), str(folder), settings, settings.context)
+        name, config = self._name_of(folder), settings_file_of(folder)
+        if config is None:
+            return load_rival(name, str(folder), self._settings, None)
+        is_own = self._own is not None and config == self._own.config.resolve()
+        settings = self._settings if is_own else load_settings(str(config))
+        # The tokenizer of a checkpoint has its run's chat template already, and the file of it may be gone.
+        saved = settings.model_copy(update={"context": settings.context.model_copy(update={"template": None})})
+        return load_rival(name, str(folder), saved, None if is_own else saved.context)
 
     def _name_of(self, folder: Path) -> str:
         """For whoever reads what was met: `step-000010` of this run, `earlier/step-000010` of another."""
-        checkpoint, checkpoints = folder.parent, folder.parents[1]
+        checkpoint, checkpoints = folder.parent, folder.parent.parent
         if folder.name != "policy" or checkpoints.name != "checkpoints":
             return folder.name
         is_own = self._own is not None and checkpoints == self._own.checkpoints

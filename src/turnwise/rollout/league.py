@@ -8,6 +8,7 @@ that another run has reached. In a share of the tasks siblings meet each other, 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self, cast
@@ -72,7 +73,7 @@ class LeagueArgs:
             _refuse("seat", self.seat, "0 or 1")
         if self.seat is not None and self.self_share:
             _refuse("seat", self.seat, "none beside self_share: siblings that meet each other sit at both seats")
-        if self.wait_s <= 0:
+        if not 0 < self.wait_s < math.inf:
             _refuse("wait_s", self.wait_s, "seconds above 0")
 
 

@@ -24,11 +24,14 @@ from tests.small_run import SMALL_LAKE, without_plots
 from turnwise.app import checkpointer, recording
 from turnwise.app.run import Run, resume, train
 from turnwise.cli import main
-from turnwise.errors import ConfigError, RunError
+from turnwise.engine.local import LocalEngine
+from turnwise.errors import ConfigError, RunError, SyncError
 from turnwise.loop.stages import Stages
+from turnwise.protocols import PolicyMark
 from turnwise.report.journal import TrajectoryJournal
 from turnwise.report.run_dir import RunDirectory
 from turnwise.rollout.environment import EnvironmentWorkflow
+from turnwise.sync.checkpoint import CheckpointMailbox
 from turnwise.sync.presence import place_of
 from turnwise.types import Trajectory
 
@@ -334,6 +337,54 @@ def test_sigterm_saves_as_an_interruption_does_and_the_run_goes_on(
     resume(tmp_path / "run")
     assert [row["step"] for row in Run(tmp_path / "run").metrics()] == [0, 1, 2, 3]
     assert same_weights(tmp_path / "run", saved)
+
+
+# --- a policy that does not arrive ------------------------------------------------------------------------------------
+
+
+def refuse_policy(patch: pytest.MonkeyPatch, end: type, method: str, version: int) -> None:
+    """As an engine, or a disk, that does not take this one."""
+    plain = getattr(end, method)
+
+    def take(self: Any, *given: Any) -> Any:
+        if version in given or PolicyMark(version, version) in given:
+            raise SyncError("refused")
+        return plain(self, *given)
+
+    patch.setattr(end, method, take)
+
+
+@pytest.mark.parametrize(("every", "saved_steps"), [(0, []), (1, [1])])
+def test_a_run_whose_engine_refused_the_newest_policy_goes_on_from_the_last_whole_step(
+    tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch, every: int, saved_steps: list[int]
+) -> None:
+    """The learner is ahead of the progress then, and no checkpoint may hold one of each."""
+    settings = [*SMALL_LAKE, "learn.steps=3", f"report.checkpoint_every={every}"]
+    with monkeypatch.context() as patch:
+        refuse_policy(patch, LocalEngine, "update_weights", 2)
+        with pytest.raises(SyncError, match="refused"):
+            train("frozenlake", settings, run_dir=tmp_path / "run")
+    assert RunDirectory.open(tmp_path / "run").checkpoint_steps() == saved_steps
+    resume(tmp_path / "run")
+    assert [row["step"] for row in Run(tmp_path / "run").metrics()] == [0, 1, 2, 3]
+    assert same_weights(tmp_path / "run", saved)
+
+
+def test_a_trainer_that_could_not_leave_its_newest_policy_goes_on_from_the_last_whole_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = [*SEPARATE, "report.checkpoint_every=1"]
+    train("frozenlake", [*settings, "run.mode=explore"], run_dir=tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "straight")
+    trains = [*settings, "run.mode=train"]
+    train("frozenlake", trains, run_dir=tmp_path / "straight")
+    with monkeypatch.context() as patch:
+        refuse_policy(patch, CheckpointMailbox, "post", 2)
+        with pytest.raises(SyncError, match="refused"):
+            train("frozenlake", trains, run_dir=tmp_path / "run")
+    assert RunDirectory.open(tmp_path / "run").checkpoint_steps() == [1]
+    train("frozenlake", trains, run_dir=tmp_path / "run")
+    assert same_weights(tmp_path / "run", tmp_path / "straight")
 
 
 # --- what was played is not played again -----------------------------------------------------------------------------

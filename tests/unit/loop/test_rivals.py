@@ -27,7 +27,7 @@ from turnwise.loop.rivals import LeagueOfRun
 from turnwise.pretrained import load_model
 from turnwise.report.run_dir import step_name
 from turnwise.report.trajectories import read_trajectories
-from turnwise.types import Task
+from turnwise.types import Message, Task
 
 TASKS = [Task(tag="nim:Nim", seed=seed) for seed in range(24)]
 
@@ -98,6 +98,32 @@ def test_given_folders_are_met_beside_past_selves(save: Callable[..., Path], tmp
     assert set(met(rivals, 1)) == {"a model", "earlier/step-000007", "step-000000"}
     versions = {rival.engine.policy_version for rival in asyncio.run(rivals.draw(TASKS, 1)) if rival}
     assert versions == {0}
+
+
+def test_a_model_in_the_root_folder_has_a_name(tmp_path: Path) -> None:
+    rivals = LeagueOfRun(settings_of(opponents=[model_path()]), tmp_path)
+    assert [rivals._name_of(Path(path)) for path in ("/model", "/policy")] == ["model", "policy"]
+
+
+def test_a_model_without_a_run_has_the_chat_template_of_this_one_and_a_checkpoint_its_own(
+    save: Callable[..., Path], tmp_path: Path
+) -> None:
+    base, given = tmp_path / "base", tmp_path / "words.jinja"
+    shutil.copytree(model_path(), base)
+    given.write_text("Words: " + (base / "chat_template.jinja").read_text())
+    (base / "chat_template.jinja").unlink()
+    settings = settings_of(f"context.template={given}", opponents=[str(base)])
+    (rival, *_) = asyncio.run(LeagueOfRun(settings, None).draw(TASKS, 1))
+    assert rival is not None
+    told = rival.template.decode_reply(rival.template.encode_prompt([Message("user", "?")]))
+    assert told.startswith("Words: ")
+    # The file that a run was given need not be there any more: what it saved has the words already.
+    gone, own, other = "context.template=gone.jinja", save("own", 0), save("other", 0)
+    for run in (own, other):
+        write_config(run, gone)
+    checkpoint = other / "checkpoints" / step_name(0)
+    rivals = LeagueOfRun(settings_of(gone, past_selves=1, opponents=[str(checkpoint)]), own)
+    assert set(met(rivals, 1)) == {"step-000000", "other/step-000000"}
 
 
 def test_what_cannot_be_met_is_named(save: Callable[..., Path], tmp_path: Path) -> None:

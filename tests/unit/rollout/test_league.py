@@ -161,6 +161,7 @@ LEAGUE = {
         (["rollout.workflow_args.seat=0", "rollout.workflow_args.self_share=0.5"], "sit at both seats"),
         (["rollout.workflow_args.opponents=x"], r"workflow_args\.opponents: 'x' given; expected a list"),
         (["rollout.workflow_args.wait_s=0"], r"workflow_args\.wait_s: 0\.0 given"),
+        (["rollout.workflow_args.wait_s=.nan"], r"workflow_args\.wait_s: nan given"),
         (["rollout.workflow_args.opponent=x"], r"workflow_args\.opponent: LeagueWorkflow takes no such argument"),
         (["report.checkpoint_every=0"], r"report\.checkpoint_every: 0 given"),
         (["loop.type=pipelined"], r"loop\.type: 'pipelined' and run\.mode: 'both' given"),

@@ -1,7 +1,8 @@
 """`engine.type: vllm`: requests are spread over vLLM servers, and new weights reach all of them.
 
 In: requests, whenever they come. Out: completions, with the version of the weights that the server itself names. A
-request whose server dies is asked again of another one. It loads no model and knows nothing of text.
+request whose server dies, or was started anew by somebody else, is asked again of another one. It loads no model and
+knows nothing of text.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class VllmEngine:
     def __init__(self, settings: VllmEngineParams, site: EngineSite) -> None:
         self._settings = settings
         self._stop_ids = site.template.stop_ids
-        self._policy_version = site.policy_version
+        self._policy_version = self._first_version = site.policy_version
         self._has_sent = False
         """Whether servers have other weights than those they were started with."""
         self._transfer = _open_transfer(settings, site)
@@ -91,11 +92,15 @@ class VllmEngine:
         num_tries = 0
         while True:
             server = await self._pool.choose(request.cache_key)
+            given, num_losses = server.version, server.num_losses
             server.num_running += 1
             try:
                 reply = await server.client.generate(request, self._stop_ids)
+                self._check_version(server, reply, given)
             except ServerGoneError as error:
-                self._pool.lose(server, error)
+                # Requests that it took before it was lost must not lose it again.
+                if server.num_losses == num_losses:
+                    self._pool.lose(server, error)
                 num_tries += 1
                 if num_tries == _MAX_TRIES:
                     raise EngineError(f"{num_tries} servers died under one request; the last: {error}") from error
@@ -122,11 +127,24 @@ class VllmEngine:
             if scores := [answer for answer in answers if not isinstance(answer, BaseException)]:
                 return scores
 
+    def _check_version(self, server: Server, reply: Reply, given: int | None) -> None:
+        """One that somebody has started again has the weights of its model folder, and no number for them.
+
+        Another number than `given` is no lie: others may have come meanwhile, also from another process of the run.
+        """
+        if given is None or reply.is_aborted:
+            return
+        if not reply.versions or not all(name.isdecimal() for name in reply.versions):
+            raise ServerGoneError(
+                f"{server.client.url} was given the weights of version {given} and answers with those of version "
+                f"'{', '.join(reply.versions)}': it was started again."
+            )
+
     def _complete(self, request: GenerateRequest, reply: Reply) -> Completion:
         # The oldest, where a reply went on over a change of weights; "default" before a server was told a version.
-        versions = [int(version) for version in reply.versions if version.isdecimal()]
+        versions = [int(name) if name.isdecimal() else self._first_version for name in reply.versions]
         reason = FinishReason.STOP if reply.is_stopped else FinishReason.LENGTH
-        version = min(versions, default=self._policy_version)
+        version = min(versions, default=self._first_version)
         return complete(
             "vllm",
             request,
@@ -152,9 +170,9 @@ class VllmEngine:
         failures = await self._transfer.send([server.client for server in servers], weights, policy_version)
         for server, failure in zip(list(servers), failures, strict=True):
             self._judge(server, failure)
-        for server in servers:
-            server.version = policy_version
         updated = [server for server in servers if server.is_up]
+        for server in updated:
+            server.version = policy_version
         await self._each(updated, self._resume)
         await self._be_ready()
 
@@ -192,27 +210,30 @@ class VllmEngine:
 
     async def _prepare(self, server: Server) -> None:
         """What a healthy server must have before it serves: the newest weights, and their number."""
-        if server.num_starts > 1 and self._has_sent and not self._transfer.can_repeat:
+        await self._transfer.greet(server.client)
+        if not self._has_sent and server.process is not None:
+            await server.client.set_version(self._policy_version)
+        # Looked at again: the first weights may have been sent to the others meanwhile.
+        if self._has_sent and not self._transfer.can_repeat:
             raise EngineError(
                 f"{server} is back, and engine.transfer '{self._settings.transfer}' cannot send it weights"
             )
-        await self._transfer.greet(server.client)
-        if not self._has_sent:
-            if server.process is not None:
-                await server.client.set_version(self._policy_version)
-            return
-        while server.version != self._policy_version:
-            version = self._policy_version
-            try:
-                await self._transfer.repeat(server.client, version)
-            except ServerRefusedError:
-                # Newer weights may have taken the place of these while they were on their way.
-                if version == self._policy_version:
-                    raise
-            else:
-                server.version = version
-        # One that was there all the time may still be paused.
-        await server.client.resume()
+        while self._has_sent and server.version != self._policy_version:
+            await self._catch_up(server)
+
+    async def _catch_up(self, server: Server) -> None:
+        version = self._policy_version
+        # It may have been there all the time: at work, with prefixes of other weights, or still paused.
+        await server.client.pause(self._settings.in_flight)
+        try:
+            await self._transfer.repeat(server.client, version)
+        except ServerRefusedError:
+            # Newer weights may have taken the place of these while they were on their way.
+            if version == self._policy_version:
+                raise
+        else:
+            await self._resume(server)
+            server.version = version
 
     def _make_servers(self, site: EngineSite) -> list[Server]:
         settings = self._settings

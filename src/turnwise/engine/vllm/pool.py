@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -37,9 +38,11 @@ class Server:
     is_up: bool = False
     num_running: int = 0
     version: int | None = None
-    """Of its weights, as far as they came from here."""
+    """Of its weights in this life, as far as they came from here."""
     needs_start: bool = False
     num_starts: int = 0
+    num_losses: int = 0
+    """By which one who asked it knows whether it is still in the same life."""
     num_vain_lives: int = 0
     """In a row, that ended before an answer."""
     has_answered: bool = False
@@ -101,15 +104,22 @@ class ServerPool:
             return
         log.warning("%s is gone: %s", server, why)
         server.is_up = False
+        # Also where somebody else starts it again: it then has the weights of its model folder.
+        server.version = None
+        server.num_losses += 1
         server.needs_start = server.process is not None
         server.num_vain_lives = 0 if server.has_answered else server.num_vain_lives + 1
         server.has_answered = False
         if server.num_vain_lives == _MAX_VAIN_LIVES:
-            server.failure = (
+            self._give_up(
+                server,
                 f"{server} came up {_MAX_VAIN_LIVES} times and was gone each time before it had answered a request; "
-                f"the last time: {why} {self._where_to_look(server)}"
+                f"the last time: {why} {self._where_to_look(server)}",
             )
-            log.warning("given up: %s", server.failure)
+
+    def _give_up(self, server: Server, why: str) -> None:
+        server.failure = why
+        log.warning("given up: %s", why)
 
     async def be_ready(self) -> None:
         """Return when a server is up, the first time when all are; the others come back meanwhile."""
@@ -153,13 +163,15 @@ class ServerPool:
                 # Stopping what is left of it may take a while.
                 await asyncio.to_thread(server.process.stop)
                 server.client = self._new_client(server.process.start(), server.process.api_key)
-                server.needs_start, server.version = False, None
+                server.needs_start = False
                 server.num_starts += 1
             await self._wait_until_healthy(server)
             await self._prepare(server)
         except TurnwiseError as error:
-            server.failure = str(error)
-            log.warning("%s is given up: %s", server, error)
+            self._give_up(server, str(error))
+        except (OSError, subprocess.SubprocessError) as error:
+            # Or it would be tried again at once, and for ever.
+            self._give_up(server, f"{server} cannot be started again: {error}")
         else:
             server.is_up = True
 

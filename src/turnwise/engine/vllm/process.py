@@ -129,7 +129,9 @@ class ServerProcess:
         with suppress(ProcessLookupError):
             # Also those of its workers that have outlived it.
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(_STOP_S)
+        # What the system does not let go of, such as one that is stuck in a driver, holds up nobody else.
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_STOP_S)
         self._process = None
 
 

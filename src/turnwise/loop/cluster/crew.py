@@ -200,9 +200,9 @@ class Crew:
         loaded: tuple[Weights, int] | None = None
         try:
             player = await self._hiring.hire(name)
-            while loaded is not self._newest:
+            # Others may be published, or these be forgotten, while it loads.
+            while self._newest is not None and loaded is not self._newest:
                 loaded = self._newest
-                assert loaded is not None
                 await player.load(*loaded)
             self._players.append(player)
             self._num_lost_starts = 0

@@ -12,7 +12,9 @@ import torch
 
 from tests.clock import HANG_S
 from turnwise.config.sections.engine import VllmEngineParams
+from turnwise.engine.vllm.client import ServerClient
 from turnwise.engine.vllm.engine import VllmEngine
+from turnwise.engine.vllm.process import ServerProcess
 from turnwise.errors import EngineError, SyncError
 from turnwise.protocols import ChatTemplate, Weights
 from turnwise.sites import EngineSite
@@ -150,15 +152,17 @@ def test_where_none_is_left_requests_and_syncs_fail_and_say_why(servers: list[Fa
         run(engine.update_weights(weights(1.0), 3))
 
 
-def test_one_that_comes_back_has_the_newest_weights_before_it_serves(servers: list[FakeVllm]) -> None:
+@pytest.mark.parametrize("path", ["/pause", "/update_weights", "/resume"])
+def test_one_that_comes_back_has_the_newest_weights_before_it_serves(servers: list[FakeVllm], path: str) -> None:
     engine = open_engine(servers[:2])
     run(engine.update_weights(weights(0.5), 3))
     lost = servers[1]
-    lost.is_healthy, lost.refused["/pause"] = False, 500
+    lost.is_healthy, lost.refused[path] = False, 500
 
     async def play() -> None:
         await engine.update_weights(weights(0.75), 4)
-        assert (servers[0].version, lost.version, engine.state()["servers_up"]) == ("4", "3", 1)
+        assert (servers[0].version, engine.state()["servers_up"]) == ("4", 1)
+        lost.number = 9.0
         assert len(await engine.score(np.asarray([1, 2], dtype=np.int32))) == 1
         lost.is_healthy = True
         lost.refused.clear()
@@ -187,6 +191,138 @@ def test_one_that_is_on_its_way_back_while_weights_change_has_the_newest(servers
     run(play())
     assert (late.version, late.number, late.is_paused) == ("5", 0.25, False)
     assert engine.state()["servers_up"] == 2
+
+
+def hold(patch: pytest.MonkeyPatch, client: ServerClient, method: str) -> tuple[asyncio.Event, asyncio.Event]:
+    """What it is asked has been done, and is told when the second event is set."""
+    is_done, may_tell, plain = asyncio.Event(), asyncio.Event(), getattr(client, method)
+
+    async def ask(*given: Any) -> Any:
+        answer = await plain(*given)
+        is_done.set()
+        await may_tell.wait()
+        return answer
+
+    patch.setattr(client, method, ask)
+    return is_done, may_tell
+
+
+@pytest.mark.parametrize("method", ["set_version", "resume"])
+def test_one_that_is_almost_back_when_weights_change_has_the_newest(
+    servers: list[FakeVllm], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    engine = open_engine(servers[:2])
+    run(engine.generate(request()))
+    late = engine._pool.servers[1]
+    if method == "resume":
+        run(engine.update_weights(weights(0.5), 3))
+    engine._pool.lose(late, EngineError("gone"))
+    # One of ours that is there again, and has had no weights yet, is told which it has.
+    late.process = cast(ServerProcess, object()) if method == "set_version" else None
+
+    async def play() -> None:
+        is_done, may_tell = hold(monkeypatch, late.client, method)
+        await engine.generate(request())
+        await is_done.wait()
+        await engine.update_weights(weights(0.75), 4)
+        may_tell.set()
+        await engine._pool.settle()
+
+    run(play())
+    assert (servers[1].version, servers[1].number, engine.state()["servers_up"]) == ("4", 0.75, 2)
+
+
+# --- somebody else starts a server again -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def restart(servers: list[FakeVllm]) -> Callable[[int], FakeVllm]:
+    """As a supervisor does: another process at the same address, with the weights of its model folder."""
+
+    def restart(number: int) -> FakeVllm:
+        servers[number].die()
+        servers[number] = FakeVllm(port=int(servers[number].url.rpartition(":")[2])).start()
+        return servers[number]
+
+    return restart
+
+
+@pytest.mark.parametrize("num_servers", [1, 2])
+def test_one_that_was_started_again_unnoticed_samples_nothing_before_it_has_the_newest_weights(
+    servers: list[FakeVllm], restart: Callable[[int], FakeVllm], num_servers: int
+) -> None:
+    engine = open_engine(servers[:num_servers])
+    run(engine.update_weights(weights(0.5), 3))
+    again = restart(0)
+
+    async def play() -> list[Completion]:
+        first = await engine.generate(request())
+        await engine._pool.settle()
+        return [first, await engine.generate(request())]
+
+    for completion in run(play()):
+        assert completion.policy_version == 3
+        assert completion.behavior_logprobs == pytest.approx([-0.6, -0.6])
+    assert (again.version, again.number, engine.state()["servers_up"]) == ("3", 0.5, num_servers)
+    # What it had computed by other weights is forgotten with the pause.
+    assert again.calls[:3] == ["/inference/v1/generate", "/init_weight_transfer_engine", "/pause"]
+
+
+def test_one_that_was_gone_for_a_while_has_the_newest_weights_before_it_serves(
+    servers: list[FakeVllm], restart: Callable[[int], FakeVllm]
+) -> None:
+    engine = open_engine(servers[:1])
+    run(engine.update_weights(weights(0.5), 3))
+    servers[0].die()
+
+    async def play() -> Completion:
+        asking = asyncio.create_task(engine.generate(request()))
+        await until(lambda: engine.state()["servers_up"] == 0)
+        restart(0)
+        return await asking
+
+    assert run(play()).behavior_logprobs == pytest.approx([-0.6, -0.6])
+    assert servers[0].calls[0] == "/init_weight_transfer_engine"
+
+
+def test_replies_from_before_it_had_weights_do_not_lose_it_again(
+    servers: list[FakeVllm], restart: Callable[[int], FakeVllm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine(servers[:1])
+    run(engine.update_weights(weights(0.5), 3))
+    restart(0)
+    server = engine._pool.servers[0]
+
+    async def play() -> list[Completion]:
+        with monkeypatch.context() as patch:
+            is_done, may_tell = hold(patch, server.client, "generate")
+            late = asyncio.create_task(engine.generate(request(1)))
+            await is_done.wait()
+        early = await engine.generate(request(0))
+        may_tell.set()
+        return [early, await late]
+
+    assert [completion.policy_version for completion in run(play())] == [3, 3]
+    assert server.num_losses == 1
+
+
+def test_where_weights_cannot_be_sent_again_it_stays_out(
+    servers: list[FakeVllm], restart: Callable[[int], FakeVllm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine(servers[:2])
+    run(engine.update_weights(weights(0.5), 3))
+    monkeypatch.setattr(engine._transfer, "can_repeat", False)
+    for number, (num_up, version) in enumerate([(1, 3), (0, None)]):
+        restart(number)
+        replies = run(_try_all(engine, [request(seed) for seed in range(4)]))
+        assert {getattr(reply, "policy_version", None) for reply in replies} == {version}
+        assert engine.state()["servers_up"] == num_up
+    with pytest.raises(EngineError, match=r"no vLLM server is left: .*is back, and engine\.transfer .*cannot send it"):
+        run(engine.generate(request()))
+
+
+async def _try_all(engine: VllmEngine, requests: list[GenerateRequest]) -> list[Any]:
+    return await asyncio.gather(*map(engine.generate, requests), return_exceptions=True)
 
 
 # --- weights ---------------------------------------------------------------------------------------------------------
@@ -221,16 +357,17 @@ def test_large_weights_go_in_parts(servers: list[FakeVllm], monkeypatch: pytest.
     run(engine.close())
 
 
+@pytest.mark.parametrize("first", ["2", "default"])
 @pytest.mark.parametrize(
     ("in_flight", "version", "num_asked"),
     [("wait", 2, 1), ("keep", 2, 1), ("abort", 3, 2)],
 )
 def test_running_requests_end_go_on_or_are_asked_again(
-    servers: list[FakeVllm], in_flight: str, version: int, num_asked: int
+    servers: list[FakeVllm], in_flight: str, version: int, num_asked: int, first: str
 ) -> None:
     server = servers[0]
     engine = open_engine(servers[:1], in_flight=in_flight)
-    server.version = "2"
+    server.version = first
 
     async def play() -> Completion:
         server.may_answer.clear()
@@ -239,7 +376,7 @@ def test_running_requests_end_go_on_or_are_asked_again(
         update = asyncio.create_task(engine.update_weights(weights(0.5), 3))
         await until(lambda: server.is_paused)
         if in_flight == "wait":
-            assert server.version == "2"
+            assert server.version == first
             server.may_answer.set()
         await update
         server.may_answer.set()

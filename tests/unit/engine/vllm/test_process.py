@@ -15,11 +15,12 @@ import pytest
 
 from tests.clock import HANG_S
 from turnwise.config.sections.engine import VllmEngineParams
-from turnwise.engine.vllm.engine import VllmEngine
-from turnwise.engine.vllm.process import ServerPlan, find_python
+from turnwise.engine.vllm.engine import VllmEngine, _stop_all
+from turnwise.engine.vllm.process import ServerPlan, ServerProcess, find_python
 from turnwise.errors import ConfigError, EngineError, SyncError
 
 from . import fake_server
+from .fake_server import FakeVllm
 from .test_engine import request, run, site, weights
 
 
@@ -130,6 +131,62 @@ def test_a_server_that_dies_before_every_answer_is_given_up(python: str, tmp_pat
     with pytest.raises(SyncError, match=why):
         run(engine.update_weights(weights(0.5), 1))
     run(engine.close())
+
+
+class Stuck:
+    """A program that a driver does not let go of: signals change nothing."""
+
+    pid, was_asked = -1, False
+
+    def poll(self) -> None:
+        return None
+
+    def terminate(self) -> None:
+        self.was_asked = True
+
+    def wait(self, limit_s: float) -> int:
+        raise subprocess.TimeoutExpired("vllm", limit_s)
+
+
+def test_a_server_that_cannot_be_killed_holds_up_no_other(python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr("os.killpg", lambda group, _signal: killed.append(group))
+    processes, programs = [ServerProcess(plan(python)) for _ in range(2)], [Stuck(), Stuck()]
+    for process, program in zip(processes, programs, strict=True):
+        process._process = cast(Any, program)
+    _stop_all(processes)
+    assert all(program.was_asked for program in programs)
+    assert killed == [-1, -1]
+    assert not any(process.is_running for process in processes)
+
+
+class Gone:
+    """A server of ours that has ended, and of which no other can be made."""
+
+    log, num_tries = Path("vllm-0.log"), 0
+
+    def __init__(self, why: Exception) -> None:
+        self._why = why
+
+    def stop(self) -> None:
+        pass
+
+    def start(self) -> str:
+        self.num_tries += 1
+        raise self._why if self.num_tries < 5 else EngineError("tried again and again")
+
+
+@pytest.mark.parametrize("why", [OSError("no room for a process"), subprocess.SubprocessError("no room for a process")])
+def test_a_server_that_cannot_be_started_again_is_given_up(why: Exception) -> None:
+    server, gone = FakeVllm().start(), Gone(why)
+    engine = VllmEngine.open(VllmEngineParams(urls=[server.url], start_timeout_s=HANG_S), site())
+    run(engine.generate(request()))
+    engine._pool.servers[0].process = cast(ServerProcess, gone)
+    engine._pool.lose(engine._pool.servers[0], EngineError("killed"))
+    with pytest.raises(EngineError, match=r"no vLLM server is left: .*cannot be started again: no room for a process"):
+        run(engine.generate(request()))
+    assert gone.num_tries == 1
+    server.die()
 
 
 _RUN = """

@@ -242,6 +242,33 @@ def test_where_weights_are_forgotten_whoever_joins_waits_for_the_next() -> None:
     run(work, agency.hiring())
 
 
+def test_who_had_weights_that_were_forgotten_while_it_loaded_joins_and_gets_the_next() -> None:
+    is_loading, may_load = asyncio.Event(), asyncio.Event()
+
+    class Slow(FakePlayer):
+        async def load(self, weights: Any, policy_version: int) -> None:
+            if self.name == "explorer-2":
+                is_loading.set()
+                await may_load.wait()
+            await super().load(weights, policy_version)
+
+    agency = Agency(make=Slow)
+
+    async def work(crew: Crew) -> None:
+        await crew.gather()
+        await crew.publish({}, 1)
+        agency.wanted = 2
+        await is_loading.wait()
+        crew.forget_weights()
+        may_load.set()
+        await until(lambda: len(crew._players) == 2 or crew._failure is not None)
+        await crew.publish({}, 2)
+        assert [player.name for player in await crew.players()] == ["explorer-1", "explorer-2"]
+        assert [player.loaded for player in agency.hired] == [[1, 2], [1, 2]]
+
+    run(work, agency.hiring())
+
+
 def test_nobody_in_time_is_told_with_the_room_there_is() -> None:
     async def never(name: str) -> FakePlayer:
         await asyncio.Event().wait()
