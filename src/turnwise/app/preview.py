@@ -84,10 +84,17 @@ async def play_first_call(
     rollout = settings.rollout.model_copy(update={"max_retries": 0, "episode_timeout_s": _TIMEOUT_S})
     settings = settings.model_copy(update={"rollout": rollout})
     stage = Stage(settings=settings, template=words.template, engine=once)
-    proxy = stage.proxy([world], split="train", temperature=settings.rollout.temperature)
+    proxy = stage.proxy(
+        [world],
+        split="train",
+        # A game for two is begun by both of its players.
+        group_size=find_workflow(settings).seats,
+        temperature=settings.rollout.temperature,
+    )
     played = Task(tag=world.tag, seed=first_train_seed(settings) + task)
     (group,) = await proxy.collect([played], rollout=1)
-    return once.request, group.trajectories[0]
+    # Of two players, the one who was asked.
+    return once.request, max(group.trajectories, key=lambda each: (len(each.turns), bool(each.failure)))
 
 
 def check_first_prompt(settings: TurnwiseSettings, words: Words) -> None:

@@ -31,6 +31,7 @@ from turnwise.envs.trials import (
     choose_action,
     count_affordable,
     go_on,
+    play_and_close,
     play_oracle,
     play_randomly,
     told_by,
@@ -84,8 +85,9 @@ def check_env(
     made = Made(_maker(make))
     # A wrong name or setting is the caller's mistake and raised here, not reported twelve times below.
     first = made.make()
-    subject = Subject(made.make, num_episodes or count_affordable(first, seed), seed)
-    made.close()
+    subject = Subject(made.make, num_episodes or count_affordable(first, seed), seed, close=made.close)
+    with suppress(EnvError):  # 'contract' tells of it
+        made.close()
     checks: dict[str, Check] = {}
     for name, run in _CHECKS.items():
         try:
@@ -127,11 +129,11 @@ Finding = tuple[bool | None, str]
 
 
 def _check_contract(subject: Subject) -> Finding:
-    """Texts are str, info is a mapping, nothing is raised. Rewards have a check of their own."""
+    """Texts are str, info is a mapping, nothing is raised, by close() neither. Rewards have a check of their own."""
     num_steps = 0
     try:
         for seed in subject.seeds:
-            texts = [text for text, *_ in trace_of(play_randomly(subject, seed, seed))]
+            texts = [text for text, *_ in play_and_close(subject, seed)]
             num_steps += len(texts) - 1
             for text in texts:
                 text.encode()

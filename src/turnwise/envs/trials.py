@@ -70,6 +70,8 @@ class Subject:
     num_episodes: int
     seed: int
     plays_garbage: bool = False
+    close: Callable[[], None] = lambda: None
+    """Closes whatever was made and is still there."""
 
     @property
     def seeds(self) -> range:
@@ -103,6 +105,14 @@ def play_randomly(subject: Subject, seed: int, dynamics_seed: int, env: BaseEnv 
     text = reset_env(env, seed, dynamics_seed=dynamics_seed)
     yield StepResult(text=text, reward=0.0, terminated=False, truncated=False, info={})
     yield from go_on(subject, env, rng)
+
+
+def play_and_close(subject: Subject, seed: int) -> Trace:
+    """One random episode in an environment that is closed behind it."""
+    env = subject.make()
+    trace = trace_of(play_randomly(subject, seed, seed, env))
+    subject.close()
+    return trace
 
 
 def go_on(subject: Subject, env: BaseEnv, rng: random.Random) -> Iterator[StepResult]:

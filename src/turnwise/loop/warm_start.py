@@ -19,7 +19,7 @@ from turnwise.floor.waits import computing
 from turnwise.loop.build import Stage, build_judging, first_train_seed, open_endpoint
 from turnwise.loop.parts import LearnParts
 from turnwise.protocols import ChatTemplate, Imitation
-from turnwise.rollout.chosen import read_pairs, require_oracle
+from turnwise.rollout.chosen import find_workflow, read_pairs, require_oracle
 from turnwise.rollout.demonstrations import DemonstrationWorkflow, NoEngine, recite
 from turnwise.rollout.workflow import Workflow
 from turnwise.rollout.worlds import World, worlds_of
@@ -92,10 +92,12 @@ async def _play_demonstrations(parts: LearnParts, world: World, seed_offset: int
 async def _play(
     stage: Stage, world: World, seed_offset: int, workflow: type[Workflow] | None = None
 ) -> list[Trajectory]:
-    """One episode of every task, greedily."""
+    """One episode of every task, or of each player who meets in it, greedily."""
     first = first_train_seed(stage.settings) + seed_offset
     tasks = [Task(tag=world.tag, seed=first + number) for number in range(world.groups)]
-    groups = await stage.proxy([world], split="train", workflow=workflow).collect(tasks, rollout=0)
+    chosen = workflow or find_workflow(stage.settings)
+    proxy = stage.proxy([world], split="train", group_size=chosen.seats, workflow=chosen)
+    groups = await proxy.collect(tasks, rollout=0)
     return [trajectory for group in groups for trajectory in group.trajectories]
 
 

@@ -40,8 +40,9 @@ class SelfPlayWorkflow(EnvironmentWorkflow):
             target = ENVS.get_target(env.type)
             if missing := [method for method in GAME_METHODS if not callable(getattr(target, method, None))]:
                 raise ConfigError(
-                    f"{path}.type: '{env.type}' given; rollout.workflow 'self_play' needs a game for two, and this has "
-                    f"no {', '.join(missing)}. Choose a 'textarena:…' game for two, or extend TwoPlayerEnv."
+                    f"{path}.type: '{env.type}' given; rollout.workflow '{settings.rollout.workflow}' needs a game for "
+                    f"two, and this has no {', '.join(missing)}. Choose a 'textarena:…' game for two, or extend "
+                    "TwoPlayerEnv."
                 )
 
     @classmethod
@@ -55,7 +56,8 @@ class SelfPlayWorkflow(EnvironmentWorkflow):
         episode.history.append(HistoryEntry(state=str(await game.ask("tell", seat)), actions_left=left))
         try:
             reply = await self.answer(self.show())
-        except ContextOverflow:
+        except ContextOverflow as overflow:
+            episode.failure = str(overflow)
             return StopReason.CONTEXT_OVERFLOW
         parsed = parse_answer(reply.response_text, self.task.context.answer)
         played = await self._move(parsed, reply.response_text, seat, game)
@@ -67,12 +69,13 @@ class SelfPlayWorkflow(EnvironmentWorkflow):
         """The game is over, or a budget of either player ended it, unless the game ended with that very turn."""
         episode = self.episode
         is_over = await _whose_turn(game) is None
-        episode.stop(StopReason.TERMINATED if is_over else stop or StopReason.ENV_TRUNCATED)
+        episode.stop(StopReason.TERMINATED if is_over else stop or StopReason.ENV_TRUNCATED, episode.failure)
         return self.finish(
             payoff,
             stop_reason=episode.stop_reason or StopReason.TERMINATED,
             final_observation=str(await game.ask("tell", seat)),
             is_success=payoff > 0,
+            failure=episode.failure,
         )
 
     async def _move(self, answer: ParsedAnswer, reply: str, seat: int, game: EnvEpisode) -> HistoryEntry:
@@ -138,16 +141,16 @@ def _check_numbers(settings: TurnwiseSettings) -> None:
     rollout, credit = settings.rollout, settings.credit.type
     if rollout.group_size % len(_SEATS):
         raise ConfigError(
-            f"rollout.group_size: {rollout.group_size} given; rollout.workflow 'self_play' lets siblings play in "
+            f"rollout.group_size: {rollout.group_size} given; rollout.workflow '{rollout.workflow}' seats siblings in "
             f"pairs. Set it to an even number, such as {rollout.group_size + 1}."
         )
     if getattr(CREDITS.get_target(credit), "needs_greedy", False):
         raise ConfigError(
             f"credit.type: '{credit}' given; it measures against a greedy play of one episode, and with "
-            "rollout.workflow 'self_play' an episode is half of a game. Choose another rule, such as 'grpo'."
+            f"rollout.workflow '{rollout.workflow}' an episode is half of a game. Choose another rule, such as 'grpo'."
         )
     if not isinstance(rollout.isolation, NoIsolation):
         raise ConfigError(
-            f"rollout.isolation.type: '{rollout.isolation.type}' given; rollout.workflow 'self_play' moves both "
-            "players of a game in the process of the run. Set it to 'none'."
+            f"rollout.isolation.type: '{rollout.isolation.type}' given; rollout.workflow '{rollout.workflow}' moves "
+            "both players of a game in the process of the run. Set it to 'none'."
         )

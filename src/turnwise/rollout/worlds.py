@@ -10,6 +10,7 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.context import ContextSettings
 from turnwise.config.sections.env import EnvSettings
 from turnwise.config.sections.rollout import NoIsolation, ProcessIsolation, RayIsolation
+from turnwise.envs.adapters.foreign import ForeignWorld
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import count_tasks
 from turnwise.envs.isolation import IsolatedEnv
@@ -58,6 +59,9 @@ class World:
         if isinstance(self.isolation, NoIsolation):
             env = make_env(self.env.type, **params)
             env.is_slow = env.is_slow or self.is_guarded
+            if self.timeout_s is not None and isinstance(env, ForeignWorld):
+                # By then its episode is given up.
+                env.limit_calls(self.timeout_s)
             return env
         limits = self.isolation
         if isinstance(limits, RayIsolation):

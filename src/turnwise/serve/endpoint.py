@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import re
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -24,6 +25,11 @@ from turnwise.serve.streaming import Stream
 
 _HOST = re.compile(r"[A-Za-z0-9.:\[\]-]+")
 _PATH = re.compile(r"(?:/episodes/(?P<episode>[^/]+))?(?P<rest>/.*)")
+_READERS: dict[str, Callable[[bytes], ModelCall]] = {
+    "/v1/chat/completions": read_chat,
+    "/v1/responses": read_response_call,
+    "/v1/messages": read_messages_call,
+}
 
 
 class EpisodeHost(Protocol):
@@ -118,29 +124,29 @@ class ChatEndpoint:
         """One call of the model, in the words of the API that the path belongs to."""
         body = await request.read_body()
         try:
-            call, writer = self._read_call(path, body, episode)
+            call = _READERS[path](body)
+            # Before anything is waited for: calls that come together must not be given the same id.
+            step = episode.begin_step(call.agent)
+            writer = self._open_writer(path, call, episode, step)
             if call.is_streamed:
-                stream = Stream(episode, call, writer)
+                stream = Stream(episode, call, step, writer)
                 await stream.begin()
                 return HttpReply(pieces=stream.pieces(), content_type="text/event-stream", on_lost=stream.forget)
-            responses = await episode.ask(call)
+            responses = await episode.ask(call, step)
         except RecursionError as error:
             raise ServeError("the request is nested too deeply; expected a few hundred levels at most.") from error
         return json_reply(writer.whole(responses), on_lost=lambda: episode.forget(responses))
 
-    def _read_call(
-        self, path: str, body: bytes, episode: Episode
-    ) -> tuple[ModelCall, ChatWriter | ResponsesWriter | MessagesWriter]:
-        model, decode, name = self._model_name, episode.model.decode, f"{episode.name}-{episode.num_calls}"
+    def _open_writer(
+        self, path: str, call: ModelCall, episode: Episode, step: int
+    ) -> ChatWriter | ResponsesWriter | MessagesWriter:
+        model, decode, name = self._model_name, episode.model.decode, episode.name_step(step)
         match path:
             case "/v1/responses":
-                call = read_response_call(body)
-                return call, ResponsesWriter(id=name, model=model, call=call, decode=decode)
+                return ResponsesWriter(id=name, model=model, call=call, decode=decode)
             case "/v1/messages":
-                call = read_messages_call(body)
-                return call, MessagesWriter(id=name, model=model, call=call, decode=decode)
-        call = read_chat(body)
-        return call, ChatWriter(id=f"chatcmpl-{name}", model=model, call=call, decode=decode)
+                return MessagesWriter(id=name, model=model, call=call, decode=decode)
+        return ChatWriter(id=f"chatcmpl-{name}", model=model, call=call, decode=decode)
 
 
 def _expect(request: HttpRequest, method: str) -> None:

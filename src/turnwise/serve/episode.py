@@ -13,7 +13,7 @@ from http import HTTPStatus
 
 from turnwise.context.recorder import Reading, Response
 from turnwise.errors import ContextOverflow, EngineError, RewardError, ServeError, TurnwiseError
-from turnwise.floor.outsiders import read_reward
+from turnwise.floor.outsiders import read_reward, show
 from turnwise.floor.successes import read_success
 from turnwise.rollout.model_handle import Manner, ModelHandle
 from turnwise.serve.calls import ModelCall
@@ -21,8 +21,10 @@ from turnwise.types import StopReason
 
 _log = logging.getLogger("turnwise.serve")
 
-_told: set[str] = set()
-"""What was told of once in this process: programs ask for the same in every call."""
+_BEGIN_IDS = ("chatcmpl-", "resp_", "msg_")
+"""How the three APIs begin the id of a reply."""
+_told: set[tuple[str, bool]] = set()
+"""What was told of once in this process: programs ask for the same, or for something new, in every call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +79,28 @@ class Episode:
             return self._prefix
         return self.model.begin_call("" if call.tool_choice == "required" else call.tool_choice)
 
-    async def ask(self, call: ModelCall, listen: Callable[[int, int], None] | None = None) -> list[Response]:
-        """The replies to one call, which is one step, recorded as such; `listen` hears choice and token as they come.
-
-        Only an engine that samples in this process has tokens to hear before the reply is whole.
-        """
+    def begin_step(self, agent: str) -> int:
+        """The number of a new step, which nobody else has; ServeError where the episode has had its calls."""
         if self.is_full:
             raise self._refuse(
                 StopReason.MAX_TURNS,
                 ServeError(f"the episode has had its {self._max_calls} calls.", code="max_calls_exceeded"),
             )
-        self.model.step = self.num_calls
-        self._agents[self.num_calls] = call.agent
+        step = self.num_calls
+        self._agents[step] = agent
         self.num_calls += 1
+        return step
+
+    def name_step(self, step: int) -> str:
+        """What the id of its reply ends with; the API says how it begins."""
+        return f"{self.name}-{step}"
+
+    async def ask(self, call: ModelCall, step: int, listen: Callable[[int, int], None] | None = None) -> list[Response]:
+        """The replies to one call, recorded as a step that was begun; `listen` hears choice and token as they come.
+
+        Only an engine that samples in this process has tokens to hear before the reply is whole.
+        """
+        self.model.step = step
         max_tokens = min(call.max_tokens or self._max_response_tokens, self._max_response_tokens)
         self._tell_deviations(call)
         is_free = not self._keeps_sampling
@@ -162,7 +173,7 @@ class Episode:
         """A reward for one call, by the id of its reply, or for the newest call of an agent; the episode goes on."""
         match given:
             case {"call": str(call), "reward": reward} if len(given) == 2:
-                step = next((c.step for c in self.model.calls if str(c.step) == call.rpartition("-")[2]), None)
+                step = self._step_of(call)
             case {"agent": str(agent), "reward": reward} if len(given) == 2:
                 step = self._last_step(agent)
             case _:
@@ -174,6 +185,11 @@ class Episode:
             )
         self.sub_rewards[step] += read_number(reward)
         return {"id": self.name, **given, "reward": self.sub_rewards[step]}
+
+    def _step_of(self, reply: str) -> int | None:
+        """The step of a reply, by the id that it was given; None where no recorded one has it."""
+        ids = {f"{word}{self.name_step(call.step)}": call.step for call in self.model.calls for word in _BEGIN_IDS}
+        return ids.get(reply)
 
     def _last_step(self, agent: object) -> int:
         """The step of an agent's newest call."""
@@ -196,21 +212,21 @@ class Episode:
             "seed": call.seed if self._keeps_sampling else None,
         }
         for name, value in asked.items():
-            if value is None or (line := f"{name}={value:g} {self._keeps_sampling}") in _told:
+            if value is None or (name, self._keeps_sampling) in _told:
                 continue
-            _told.add(line)
+            _told.add((name, self._keeps_sampling))
             if self._keeps_sampling:
                 _log.warning(
-                    "A program asks for %s = %g. It is not followed: what is learnt from is sampled as the run says.",
+                    "A program asks for %s = %s. It is not followed: what is learnt from is sampled as the run says.",
                     name,
-                    value,
+                    show(value),
                 )
             else:
                 _log.warning(
-                    "A client asks for %s = %g. It is followed, but a learner scores at temperature %g and top_p %g: "
+                    "A client asks for %s = %s. It is followed, but a learner scores at temperature %g and top_p %g: "
                     "leave it out of what is to be learnt from.",
                     name,
-                    value,
+                    show(value),
                     own.temperature,
                     own.top_p,
                 )

@@ -57,15 +57,15 @@ class OpenAiProgramWorkflow(Workflow):
 
     async def _earn(self, program: Callable[[], Any], episode: Episode) -> Outcome:
         try:
-            outcome = episode.read_outcome(await self._call(program))
+            returned = await self._call(program)
         except Exception:
             # Programs do not expect to be cut short: what a budget made them raise is the end of an episode.
             if episode.refusal is None:
                 raise
-            outcome = Outcome(0.0)
+            returned = 0.0
         if episode.stop_reason is StopReason.ENGINE_ERROR:
             raise EngineError(str(episode.refusal))
-        return outcome
+        return episode.read_outcome(returned)
 
 
 def _import_program(workflow_args: Mapping[str, Any]) -> Callable[..., Any]:

@@ -2,7 +2,8 @@
 
 An episode begins with a POST and ends with its reward; siblings name the same group, and a group is saved when all of
 them have ended. Calls without an episode belong to `default`, which begins anew whenever it is given its reward. An
-episode of which nothing is heard any more becomes a failed trajectory, so that its group can be saved.
+episode of which nothing is heard any more becomes a failed trajectory, so that its group can be saved. A group of which
+a sibling never begins is saved without it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class _OpenGroup:
     rollout: int
     task: Task
     size: int
+    heard_at_s: float
     num_begun: int = 0
     ended: dict[int, Trajectory] = field(default_factory=dict)
     """By sibling."""
@@ -116,14 +118,15 @@ class EpisodeRecorder:
             raise ServeError(f"group_size: {size} given without 'group', the name that siblings share.", param="group")
         group = self._open_group(name, size)
         number = f"{group.task.seed}-{group.num_begun}"
-        self._begin(number, group)
+        self._begin(number, group, called=number)
         return {"id": number, "trajectory": str(self._episodes[number].id)}
 
     def end(self, name: str, outcome: dict[str, Any]) -> dict[str, Any]:
         found = self._get(name)
+        found.heard_at_s = self._clock()
         if outcome.keys() & {"call", "agent"}:
             try:
-                return found.episode.add_reward(outcome)
+                return {**found.episode.add_reward(outcome), "id": name}
             except RewardError as error:
                 raise ServeError(str(error)) from error
         if set(outcome) - {"is_success"} not in ({"reward"}, {"rewards"}):
@@ -168,7 +171,7 @@ class EpisodeRecorder:
     def _open_group(self, name: str | None, size: int) -> _OpenGroup:
         known = next((group for group in self._groups if name is not None and group.name == name), None)
         if known is None:
-            return _OpenGroup(name, *self._next_task(), size)
+            return _OpenGroup(name, *self._next_task(), size, self._clock())
         if known.size != size or known.num_begun == known.size:
             raise ServeError(
                 f"group '{name}' was begun with group_size {known.size} and has {known.num_begun} episodes; no other "
@@ -177,10 +180,11 @@ class EpisodeRecorder:
             )
         return known
 
-    def _begin(self, name: str, group: _OpenGroup) -> None:
+    def _begin(self, name: str, group: _OpenGroup, *, called: str) -> None:
+        """`name` is where it is found, `called` what the ids of its replies begin with."""
         trajectory = TrajectoryId(group.rollout, group.task.id, group.num_begun)
         episode = Episode(
-            name,
+            called,
             self._open_model(trajectory),
             prefix=self._context.answer.forced_prefix,
             max_calls=_MAX_CALLS,
@@ -190,7 +194,8 @@ class EpisodeRecorder:
         if group.num_begun == 0:
             self._groups.append(group)
         group.num_begun += 1
-        self._episodes[name] = _OpenEpisode(episode, trajectory, group, self._clock())
+        group.heard_at_s = self._clock()
+        self._episodes[name] = _OpenEpisode(episode, trajectory, group, group.heard_at_s)
 
     def _end(
         self,
@@ -215,6 +220,7 @@ class EpisodeRecorder:
             failure=failure,
         )
         trajectory = group.ended[found.id.sibling] = seal_turns(ended)
+        group.heard_at_s = max(group.heard_at_s, found.heard_at_s)
         is_complete = len(group.ended) == group.size
         if is_complete:
             # Before anything is forgotten: where saving fails, the episode is still there.
@@ -240,14 +246,21 @@ class EpisodeRecorder:
             why = f"{_MAX_CALLS} calls without a reward."
             self._end(DEFAULT, known, {}, StopReason.WORKFLOW_ERROR, why)
         if DEFAULT not in self._episodes:
-            self._begin(DEFAULT, self._open_group(None, 1))
+            group = self._open_group(None, 1)
+            # Its replies must not have the ids of those before it.
+            self._begin(DEFAULT, group, called=f"{DEFAULT}-{group.task.seed}")
 
     def _end_silent(self) -> None:
+        """Episodes, and groups of which a sibling never begins."""
         oldest_s = self._clock() - self._max_idle_s
         for name, found in list(self._episodes.items()):
             if found.heard_at_s < oldest_s:
                 why = f"nothing was heard of the episode for {self._max_idle_s:g} s."
                 self._end(name, found, {}, StopReason.TIMEOUT, why)
+        played = {found.group for found in self._episodes.values()}
+        for group in list(self._groups):
+            if group not in played and group.heard_at_s < oldest_s:
+                self._finish(group)
 
     def _get(self, name: str) -> _OpenEpisode:
         if name not in self._episodes:

@@ -42,14 +42,14 @@ class StreamWriter(Protocol):
 class Stream:
     """The reply to one call, piece by piece."""
 
-    def __init__(self, episode: Episode, call: ModelCall, writer: StreamWriter) -> None:
+    def __init__(self, episode: Episode, call: ModelCall, step: int, writer: StreamWriter) -> None:
         self._episode = episode
         self._writer = writer
         self._heard: asyncio.Queue[tuple[int, int] | None] = asyncio.Queue()
         marks = [*call.stop, *([episode.model.call_mark] if call.takes_calls else [])]
         prefix = "" if call.tool_choice not in ("auto", "none") else episode.begin_reply(call)
         self._texts = [_Text(episode.model.decode, marks, prefix) for _ in range(call.n)]
-        self._asking = asyncio.create_task(episode.ask(call, lambda *heard: self._heard.put_nowait(heard)))
+        self._asking = asyncio.create_task(episode.ask(call, step, lambda *heard: self._heard.put_nowait(heard)))
         self._asking.add_done_callback(lambda _: self._heard.put_nowait(None))
         self._first: tuple[int, int] | None = None
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +15,7 @@ import pytest
 
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.config.registry import ENVS, Registry
+from turnwise.envs.adapters import global_rngs
 from turnwise.envs.adapters.foreign import MAX_REPLY_LENGTH, seed_for
 from turnwise.envs.adapters.global_rngs import OwnGlobalRngs
 from turnwise.envs.base import BaseEnv
@@ -19,6 +23,8 @@ from turnwise.envs.boundary import reset_env, step_env
 from turnwise.envs.check import check_env
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError, EnvError, RewardError, TaskError
+
+from ...clock import HANG_S
 
 TASKS = "tests.unit.envs.test_adapters"
 
@@ -31,6 +37,19 @@ def add(seed: int, split: str) -> tuple[str, Callable[[str], float]]:
 def sloppy(seed: int, split: str) -> tuple[str, Callable[[str], float]]:
     """Draws from both global generators, while asking and while grading."""
     return f"{random.random()} {np.random.rand()}", lambda reply: random.random()
+
+
+def patient(seed: int, split: str) -> tuple[str, Callable[[str], float]]:
+    """Draws again and again, and lets other threads run in between."""
+
+    def draw() -> str:
+        drawn = []
+        for _ in range(20):
+            drawn.append(f"{random.random()} {np.random.rand()}")
+            time.sleep(0.001)
+        return " ".join(drawn)
+
+    return draw(), lambda reply: float(hash(draw()) % 1000)
 
 
 def word_for_score(seed: int, split: str) -> tuple[str, Callable[[str], object]]:
@@ -163,7 +182,7 @@ def test_foreign_draws_neither_disturb_nor_are_disturbed() -> None:
     def draw() -> tuple[float, float]:
         return random.random(), float(np.random.rand())
 
-    alone, beside = OwnGlobalRngs(), OwnGlobalRngs()
+    alone, beside = OwnGlobalRngs("alone"), OwnGlobalRngs("beside")
     alone.seed(3)
     beside.seed(3)
     with alone.inside():
@@ -181,6 +200,45 @@ def test_foreign_draws_neither_disturb_nor_are_disturbed() -> None:
     with pytest.raises(ZeroDivisionError), beside.inside():
         _ = random.random() / 0
     assert draw() == outside[1]
+
+
+def play_patiently(start: threading.Barrier) -> tuple[str, float]:
+    env = make_env(f"function:{TASKS}:patient")
+    start.wait(HANG_S)
+    return reset_env(env, 3), step_env(env, "a").reward
+
+
+def test_equal_seeds_give_equal_episodes_in_as_many_threads_as_there_are() -> None:
+    alone = play_patiently(threading.Barrier(1))
+    start = threading.Barrier(6)
+    with ThreadPoolExecutor(6) as threads:
+        together = [threads.submit(play_patiently, start) for _ in range(6)]
+        assert [each.result() for each in together] == [alone] * 6
+
+
+def test_whoever_waits_for_a_call_that_hangs_is_told_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(global_rngs, "MAX_TURN_S", 0.0)
+    monkeypatch.setattr(global_rngs, "_LOOK_S", 0.001)
+    is_inside, may_end = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        with OwnGlobalRngs("function:mine:stuck").inside():
+            is_inside.set()
+            may_end.wait(HANG_S)
+
+    with ThreadPoolExecutor(1) as threads:
+        hanging = threads.submit(hang)
+        assert is_inside.wait(HANG_S)
+        try:
+            with pytest.raises(
+                EnvError, match=r"a call of function:mine:stuck has kept them .*isolation\.type=process"
+            ):
+                reset_env(make_env(f"function:{TASKS}:sloppy"), 0)
+        finally:
+            may_end.set()
+        hanging.result(HANG_S)
+    # Whoever comes back gives them back.
+    assert reset_env(make_env(f"function:{TASKS}:sloppy"), 0)
 
 
 def test_splits_never_share_a_seed() -> None:

@@ -410,6 +410,17 @@ def test_environments_that_are_still_there_behind_a_check_are_closed() -> None:
     assert held == []
 
 
+def test_an_environment_that_cannot_be_closed_is_reported_and_nothing_is_raised() -> None:
+    class Stays(Walk):
+        def close(self) -> None:
+            raise OSError("the door is stuck")
+
+    report = check_env(Stays, num_episodes=2)
+    assert [(found.name, found.detail) for found in report.failures] == [
+        ("contract", "Stays.close() failed: OSError: the door is stuck")
+    ]
+
+
 @pytest.mark.parametrize(("long_s", "count"), [(HANG_S, 20), (0.0, 2)])
 def test_few_episodes_are_played_where_one_takes_long(
     long_s: float, count: int, monkeypatch: pytest.MonkeyPatch

@@ -175,7 +175,7 @@ class TestTextArena:
     def test_wrong_settings_are_explained(self) -> None:
         with pytest.raises(ConfigError, match=r"no such game. Did you mean 'TicTacToe-v0'\?"):
             make_env("textarena:TicTacTo-v0")
-        with pytest.raises(TaskError, match=r"is a game for 3; rollout.workflow 'self_play' needs a game for two"):
+        with pytest.raises(TaskError, match=r"is a game for 3; two policies need a game for two"):
             make_env("textarena:ThreePlayerTicTacToe-v0").deal(0, "train", 0)  # type: ignore[attr-defined]
         with pytest.raises(ConfigError, match="'scripted' needs its opponent_moves"):
             make_env("textarena:TicTacToe-v0", opponent="scripted")

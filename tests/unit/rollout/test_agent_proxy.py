@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
@@ -16,7 +17,8 @@ from turnwise.config.load import load_settings
 from turnwise.config.sections.context import ContextSettings
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.base import BaseEnv
-from turnwise.errors import EngineError
+from turnwise.envs.boundary import reset_env, step_env
+from turnwise.errors import EngineError, EnvError
 from turnwise.floor.daemon_threads import count_left_behind
 from turnwise.rollout.agent_proxy import AgentProxy
 from turnwise.rollout.environment import EnvironmentWorkflow
@@ -320,6 +322,38 @@ def test_episode_timeout_ends_an_environment_that_blocks_inside_the_process(monk
     assert len(hung) == len(TASKS)
     late.cancel()
     gate.set()
+
+
+class Stuck:
+    is_asked, gate = threading.Event(), threading.Event()
+
+
+def ask_stuck(seed: int, split: str) -> tuple[str, Callable[[str], float]]:
+    """A task for `function:` whose grade does not come back by itself."""
+
+    def grade(reply: str) -> float:
+        Stuck.is_asked.set()
+        return float(Stuck.gate.wait(HANG_S))
+
+    return "?", grade
+
+
+def test_a_function_that_hangs_is_named_to_those_who_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take turns, and nobody waits longer than an episode may last."""
+    monkeypatch.setattr("turnwise.envs.adapters.global_rngs._LOOK_S", 0.001)
+    name, rollout = f"function:{__name__}:ask_stuck", {"episode_timeout_s": 0.01}
+    world = main_world(load_settings({"env": {"type": name}, "rollout": rollout}))
+    one, other = world.make("train"), world.make("train")
+    for env in (one, other):
+        reset_env(env, 0)
+    hanging = threading.Thread(target=step_env, args=(one, "go"), daemon=True)
+    hanging.start()
+    assert Stuck.is_asked.wait(HANG_S)
+    with pytest.raises(EnvError, match=f"a call of {name} has kept them"):
+        step_env(other, "go")
+    Stuck.gate.set()
+    hanging.join(HANG_S)
+    assert step_env(other, "go").reward == 1.0
 
 
 def test_our_own_worlds_are_not_put_into_threads() -> None:

@@ -198,10 +198,15 @@ def test_a_group_that_cannot_be_paired_is_refused() -> None:
         ("env.type=frozen_lake", r"env\.type: 'frozen_lake' given; .*has no deal, whose_turn"),
     ],
 )
-def test_settings_that_do_not_go_with_two_players_are_refused(choice: str, words: str) -> None:
-    find_workflow(load_settings(RUN, ["rollout.group_size=4"]))
-    with pytest.raises(ConfigError, match=words):
-        find_workflow(load_settings(RUN, ["rollout.group_size=4", choice]))
+@pytest.mark.parametrize("workflow", ["self_play", "league"])
+def test_settings_that_do_not_go_with_two_players_are_refused(choice: str, words: str, workflow: str) -> None:
+    args = ["rollout.workflow_args.opponents=[here]"] if workflow == "league" else []
+    chosen = [f"rollout.workflow={workflow}", *args, "rollout.group_size=4"]
+    find_workflow(load_settings(RUN, chosen))
+    with pytest.raises(ConfigError, match=words) as refused:
+        find_workflow(load_settings(RUN, [*chosen, choice]))
+    # The workflow that was chosen, and no other.
+    assert f"rollout.workflow '{workflow}'" in str(refused.value)
 
 
 def test_the_game_keeps_the_contract_and_its_other_player_is_random_by_seed() -> None:
@@ -266,7 +271,7 @@ class TestTextarena:
 
     def test_a_game_for_one_is_refused(self) -> None:
         first, second = play(Players(["[1]"], ["[1]"]), lambda _tag, _split: make_env("textarena:GuessTheNumber-v0"))
-        assert "is a game for one; rollout.workflow 'self_play' needs a game for two" in first.failure
+        assert "is a game for one; two policies need a game for two" in first.failure
         assert second.stop_reason is StopReason.ENV_ERROR
 
 

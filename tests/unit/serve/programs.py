@@ -89,6 +89,15 @@ def play_careful(*, base_url: str, api_key: str, task: Any) -> float:
     return 2.0
 
 
+def play_beyond_the_end(*, base_url: str, api_key: str, task: Any) -> str:
+    """Calls until it is refused, and returns what is no reward."""
+    try:
+        play_endless(base_url=base_url, api_key=api_key, task=task)
+    except APIStatusError:
+        return "much"
+    return ""
+
+
 def play_impatient(*, base_url: str, api_key: str, task: Any) -> float:
     """Does not wait for the first reply."""
     client = OpenAI(base_url=base_url, api_key=api_key, http_client=CONNECTIONS, max_retries=0)

@@ -157,7 +157,13 @@ def test_a_reply_that_the_program_never_got_is_not_learnt_from() -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "why"), [("play_wrong", "ZeroDivisionError: a bug of its own"), ("play_for_nothing", "reward None")]
+    ("program", "why"),
+    [
+        ("play_wrong", "ZeroDivisionError: a bug of its own"),
+        ("play_for_nothing", "reward None"),
+        # A budget that it was refused excuses what it raises, and not what it returns.
+        ("play_beyond_the_end", "reward 'much'"),
+    ],
 )
 def test_a_program_that_fails_is_data(program: str, why: str) -> None:
     trajectory = play_one(program)

@@ -284,18 +284,76 @@ def test_an_episode_nobody_hears_of_fails_and_its_siblings_are_saved_without_it(
     assert "nothing was heard" in group.trajectories[1].failure
 
 
+def test_a_group_of_which_a_sibling_never_begins_is_saved_without_it() -> None:
+    stage = Stage()
+
+    async def scene(client: Client, _recorder: EpisodeRecorder) -> None:
+        for now_s in (0.0, 30.0):
+            stage.now_s = now_s
+            episode = await client.begin(group="lake", group_size=3)
+            await client.chat(episode)
+            await client.reward(episode, reward=now_s)
+        stage.now_s = 89.0
+        await client.begin()
+        assert (stage.saved, stage.written) == ([], [0, 1])
+        stage.now_s = 91.0
+        await client.begin()
+        assert stage.written == []
+        # The name is free again.
+        await client.begin(group="lake", group_size=2)
+
+    stage.play(scene)
+    assert stage.rewards() == [[[0.0], [30.0]]]
+
+
+def test_siblings_that_are_still_played_are_waited_for() -> None:
+    stage = Stage()
+
+    async def scene(client: Client, _recorder: EpisodeRecorder) -> None:
+        ended, played = [await client.begin(group="lake", group_size=3) for _ in range(2)]
+        for episode in (ended, played):
+            await client.chat(episode)
+        await client.reward(ended, reward=1)
+        for stage.now_s in (50.0, 100.0):
+            await client.chat(played)
+        assert stage.saved == []
+
+    stage.play(scene)
+
+
+def test_a_reward_on_the_way_is_a_sign_of_life() -> None:
+    stage = Stage()
+
+    async def scene(client: Client, _recorder: EpisodeRecorder) -> None:
+        episode = await client.begin()
+        call = (await client.chat(episode))["id"]
+        stage.now_s = 50.0
+        await client.reward(episode, call=call, reward=0.5)
+        stage.now_s = 100.0
+        await client.begin()
+        assert (await client.reward(episode, reward=1))["group_saved"] is True
+
+    stage.play(scene)
+    assert stage.rewards() == [[[1.5]]]
+
+
 def test_calls_without_an_episode_belong_to_the_default_one_which_begins_anew() -> None:
     stage = Stage()
 
     async def scene(client: Client, _recorder: EpisodeRecorder) -> None:
         status, _ = await client.reward("default", reward=1)
         assert status == 404
+        ids = []
         for reward in (1, 2):
-            assert (await client.ask("/v1/chat/completions", HELLO))["id"] == "chatcmpl-default-0"
+            ids.append((await client.ask("/v1/chat/completions", HELLO))["id"])
+            # What is over is not rewarded any more, and never in the place of another.
+            told = [await client.reward("default", call=call, reward=0.5) for call in ids]
+            assert [refused[0] for refused in told[:-1]] == [400] * (reward - 1)
+            assert told[-1] == {"id": "default", "call": ids[-1], "reward": 0.5}
             await client.reward("default", reward=reward)
 
     stage.play(scene)
-    assert stage.rewards() == [[[1.0]], [[2.0]]]
+    assert stage.rewards() == [[[1.5]], [[2.5]]]
     assert len({group.trajectories[0].id for group in stage.saved}) == 2
 
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import numpy as np
 import pytest
 
+from turnwise.errors import RewardError
 from turnwise.serve import episode as episode_module
+from turnwise.serve.endpoint import ChatEndpoint
+from turnwise.serve.http import HttpRequest
 from turnwise.types import GenerateRequest
 
-from .stage import OneEpisode, Script, perform, tool_template
+from ...clock import HANG_S
+from .stage import KEY, OneEpisode, Script, perform, tool_template
 
 CALL = '<tool_call>{"name": "look", "arguments": {"at": "door"}}</tool_call>'
 PARAMETERS = {"type": "object", "properties": {"at": {"type": "string"}}}
@@ -207,6 +212,65 @@ def test_sampling_is_followed_for_serving_and_told_and_kept_for_training(
     assert {(r.sampling.temperature, r.sampling.top_p) for r in trained} == {(0.7, 1.0)}
     assert len({r.seed for r in trained}) == 2
     assert caplog.text.count("It is not followed") == 3
+
+
+def test_the_log_says_once_what_is_not_followed_whatever_value_is_asked_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(episode_module, "_told", told := set())
+
+    async def scene(_: str, client: httpx.AsyncClient) -> None:
+        for seed, temperature in ((10**400, 0.1), (1, 0.2), (2, 0.3)):
+            assert "choices" in await chat(client, seed=seed, temperature=temperature)
+
+    perform(Script("a", "a", "a"), scene, keeps_sampling=True)
+    assert caplog.text.count("It is not followed") == len(told) == 2
+
+
+def test_streams_that_begin_together_have_ids_of_their_own_by_which_they_are_rewarded() -> None:
+    async def run() -> None:
+        host = OneEpisode(Script("a door", "a key"))
+        endpoint = ChatEndpoint(host, token=KEY, model_name="small")
+        body = json.dumps({"messages": HELLO, "stream": True}).encode()
+
+        async def stream() -> tuple[str, str]:
+            asked = HttpRequest(method="POST", path="", headers={}, read_body=AsyncMock(return_value=body))
+            reply = await endpoint._ask(host.episode, "/v1/chat/completions", asked)
+            assert reply.pieces is not None
+            lines = [line for piece in [p async for p in reply.pieces] for line in piece.decode().splitlines()]
+            events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+            (name,) = {event["id"] for event in events}
+            return name, "".join(event["choices"][0]["delta"].get("content") or "" for event in events)
+
+        said = dict(await asyncio.gather(stream(), stream()))
+        assert sorted(said.values()) == ["a door", "a key"]
+        for name, text in said.items():
+            host.episode.add_reward({"call": name, "reward": len(text)})
+        assert dict(host.episode.sub_rewards) == {call.step: len(call.response_text) for call in host.calls}
+
+    asyncio.run(asyncio.wait_for(run(), HANG_S))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": HELLO}),
+        ("/v1/responses", {"input": "what?"}),
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 9}),
+    ],
+)
+def test_a_reward_finds_its_call_by_the_whole_id_and_by_nothing_else(path: str, body: Any) -> None:
+    ids: list[str] = []
+
+    async def scene(_: str, client: httpx.AsyncClient) -> None:
+        ids.extend([(await client.post(path, json=body)).json()["id"] for _ in range(2)])
+
+    episode = perform(Script("a", "a"), scene).episode
+    episode.add_reward({"call": ids[1], "reward": 0.5})
+    assert dict(episode.sub_rewards) == {1: 0.5}
+    for other in ("1", "only-1", ids[1].replace("only", "other"), f"x{ids[1]}", ids[1].replace("only-1", "only-01")):
+        with pytest.raises(RewardError, match="the id of a reply of this episode"):
+            episode.add_reward({"call": other, "reward": 1})
 
 
 def test_the_likeliest_tokens_are_told_where_they_are_asked_for() -> None:

@@ -52,8 +52,10 @@ class RolloutSettings(Settings):
     max_concurrent: PositiveInt | None = None
     """Most episodes at the same time; null: all of a rollout."""
     episode_timeout_s: PositiveFloat | None = None
-    """Longest episode; one that takes longer is ended and counts as failed. Environments of your own are then called in
-    threads, one call at a time: a call that hangs is left behind and counted (rollout/left_behind). Null: no limit."""
+    """Longest episode; one that takes longer is ended and counts as failed. Environments of your own and of other
+    packages are then called in threads: a call that hangs is left behind and counted (rollout/left_behind). Adapted
+    ones (`function:`, `gymnasium:` and the like) take turns, because they share the global random generators; one that
+    hangs fails the others, which name it. rollout.isolation.type=process keeps them apart. Null: no limit."""
     max_retries: int = Field(default=0, ge=0)
     """How often an episode that failed is played again, in a fresh environment."""
     temperature: PositiveFloat = 1.0

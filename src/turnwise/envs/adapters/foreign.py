@@ -35,7 +35,11 @@ class ForeignWorld(BaseEnv):
 
     def __init__(self, **params: object) -> None:
         super().__init__(**params)
-        self._rngs = OwnGlobalRngs()
+        self._rngs = OwnGlobalRngs(self.label())
+
+    def limit_calls(self, limit_s: float) -> None:
+        """Others who draw from the same generators do not wait longer for a call of this one."""
+        self._rngs.max_turn_s = limit_s
 
     def _begin(self, seed: int | None, split: str, dynamics_seed: int | None) -> tuple[int, int]:
         """The seed of the layout and that of chance, both given or drawn."""
@@ -48,13 +52,13 @@ class ForeignWorld(BaseEnv):
 
     def _make(self, make: Callable[..., Any], **arguments: object) -> Any:
         """Build the foreign object; whatever it objects to is a matter of the settings."""
-        try:
-            with self._rngs.inside():
+        with self._rngs.inside():
+            try:
                 return make(**arguments)
-        except Exception as error:
-            raise ConfigError(
-                f"env '{self.label()}' cannot be made with the options {self.params.options}: {tell_error(error)}"
-            ) from error
+            except Exception as error:
+                raise ConfigError(
+                    f"env '{self.label()}' cannot be made with the options {self.params.options}: {tell_error(error)}"
+                ) from error
 
 
 def seed_for(seed: int, split: str) -> int:

@@ -115,9 +115,7 @@ class TextArenaGame(ForeignWorld):
         self._rngs.seed(luck)
         if self._num_players != len(_PLAYERS):
             number = {1: "one"}.get(self._num_players or 0, str(self._num_players))
-            raise TaskError(
-                f"{self.label()} is a game for {number}; rollout.workflow 'self_play' needs a game for two."
-            )
+            raise TaskError(f"{self.label()} is a game for {number}; two policies need a game for two.")
         self._listen()
 
     def whose_turn(self) -> int | None:

@@ -9,6 +9,7 @@ way, and whatever it starts where a fork would tear threads apart, it starts its
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import multiprocessing
 import os
@@ -18,6 +19,7 @@ import runpy
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +32,8 @@ import numpy as np
 _LISTEN_S = 60.0
 """A program may prepare itself before it listens; the package waits longer, in steps of a second."""
 _POLL_S = 0.01
+_WATCH_S = 1.0
+_PR_SET_PDEATHSIG = 1
 
 
 class ToolPrograms:
@@ -119,11 +123,13 @@ def _fork_on_request(control: Connection) -> None:
         os.setsid()
         # Whoever has ended is forgotten at once, so that its id says that it is gone.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        own_id = os.getpid()
         while True:
             request = json.loads(control.recv_bytes())
             if process_id := os.fork():
                 control.send_bytes(json.dumps(process_id).encode())
                 continue
+            _end_with(own_id)
             control.close()
             _run(*request)
     except (EOFError, OSError):
@@ -131,6 +137,23 @@ def _fork_on_request(control: Connection) -> None:
     except BaseException:  # noqa: BLE001 - nothing may go on behind a fork
         traceback.print_exc()
         os._exit(1)
+
+
+def _end_with(parent: int) -> None:
+    """This process ends with its parent: an environment that is killed cannot end its programs any more."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    else:
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:
+        # It was gone before it could be watched.
+        os._exit(0)
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_WATCH_S)
+    os._exit(0)
 
 
 def _run(module: str, folder: str, log: str, env: Mapping[str, str], seed: int, limit: tuple[int, int]) -> None:

@@ -33,7 +33,7 @@ class TextWorldEngine:
         require_package("fast_downward", extra="alfworld", asked_by=_ASKED_BY)
         wrappers = require_package("alfworld.agents.environment.alfred_tw_env", extra="alfworld", asked_by=_ASKED_BY)
         self._name_things = wrappers.AlfredDemangler
-        self._rngs = OwnGlobalRngs()
+        self._rngs = OwnGlobalRngs(_ASKED_BY)
         self._game: Any = None
         self._file: Path | None = None
         self._played: list[str] = []
