@@ -1,4 +1,4 @@
-"""Forecasts of `turnwise lab scale` against runs that were made: seconds per step, predicted and measured.
+"""Forecasts of `benchmarks.scaling_sim` against runs that were made: seconds per step, predicted and measured.
 
     python -m benchmarks.scale_check SOURCE RUN [RUN …] [--cores 2]
 
@@ -16,18 +16,20 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from turnwise.app.scaling import measure, place
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.lab.scale import simulate
-from turnwise.lab.scale_constants import (
+from turnwise.report.run_dir import RunDirectory
+
+from .scaling_sim import (
     Constants,
+    measure,
     measured_staleness,
     measured_step_s,
     measured_tokens,
+    place,
     read_constants,
+    simulate,
 )
-from turnwise.report.run_dir import RunDirectory
 
 BAR = 0.2
 

@@ -11,9 +11,11 @@ from turnwise.app.plan_gpus import CAVEAT, COUNTS
 from turnwise.learn.scaling import SHAPES, GpuPlan, describe_gpus, plan_gpus
 
 PAGE = Path(__file__).parent / "scaling.md"
-FORECASTS = Path(__file__).parent / "scaling.in.md"
-"""The part that is written by hand: forecasts, and how they were checked."""
 _EPISODES, _ROW_TOKENS = 256, 4096
+_FORECASTS = """
+How fast a run would be with more explorers and learners is simulated by `python -m benchmarks.scaling_sim RUN`
+(`benchmarks/scaling_sim.md`).
+"""
 _HEAD = f"""# Larger models on GPUs
 
 What a step of {_EPISODES} episodes of at most {_ROW_TOKENS:,} tokens takes on GPUs of 80 GB. {CAVEAT}
@@ -30,8 +32,7 @@ The same for a recipe: `turnwise plan sokoban --model qwen2.5-7b --gpus 8`, with
 def write_page() -> str:
     rows = [_row(_plans(name, gpus)) for name in SHAPES for gpus in COUNTS]
     example = "\n".join(line for plan in _plans("qwen2.5-7b", 8) for line in describe_gpus(plan))
-    table = f"{_HEAD}{''.join(rows)}\n## The arithmetic of one row\n\n```\n{example}\n```\n"
-    return f"{table}\n{FORECASTS.read_text(encoding='utf-8')}"
+    return f"{_HEAD}{''.join(rows)}\n## The arithmetic of one row\n\n```\n{example}\n```\n{_FORECASTS}"
 
 
 def _plans(name: str, gpus: int) -> tuple[GpuPlan, GpuPlan]:

@@ -233,38 +233,18 @@ def _add_lab(commands: argparse._SubParsersAction) -> None:  # type: ignore[type
     lab = _add(
         commands,
         "lab",
-        "credit: hold every credit rule against the true advantage, in small worlds where it is known. "
-        "scale: forecast a run with more explorers and learners from what a finished one took",
-        "settings of a rule can be changed with rule.setting=value, constants of a forecast with name=value\n"
-        "  turnwise lab credit gae.lam=0.9\n"
-        "  turnwise lab scale runs/mine --explorers 1,2,4 --env-seconds 0.1 learn_s=2",
+        "benchmark advantage estimators (credit) on small MDPs with known advantages",
+        "settings of an estimator can be changed with NAME.setting=value\n  turnwise lab credit gae.lam=0.9",
     )
-    lab.add_argument("experiment", metavar="credit|scale", choices=("credit", "scale"), help="credit or scale")
-    lab.add_argument("run", nargs="?", metavar="RUN", help="scale: a finished run, whose constants are measured")
-    lab.add_argument("--explorers", metavar="N,N", help="scale: how many (default: 1,2,4,8)")
-    lab.add_argument("--learners", metavar="N,N", help="scale: how many (default: 1)")
-    lab.add_argument("--env-seconds", type=float, metavar="X", help="scale: how long a world is waited for in a turn")
-    lab.add_argument(
-        "--run-env-seconds", type=float, metavar="X", help="scale: the same in RUN, where its worlds wait (default: 0)"
-    )
-    lab.add_argument("--max-staleness", type=int, metavar="N", help="scale: updates that weights may be behind")
-    lab.add_argument("--cores", type=float, metavar="N", help="scale: that all share (default: each has its own)")
-    lab.add_argument(
-        "--world", metavar="NAME", help="credit: one world: bandit, corridor, key_door or lake (default: all)"
-    )
-    lab.add_argument(
-        "--critic", metavar="C", help="credit: noisy (true values with an error) or exact (default: noisy)"
-    )
-    lab.add_argument(
-        "--critic-noise", type=float, metavar="X", help="credit: that error, in typical advantages (default: 1)"
-    )
-    lab.add_argument("--episodes", type=int, metavar="N", help="credit: episodes per batch (default: 48)")
-    lab.add_argument("--group-size", type=int, metavar="N", help="credit: siblings per group (default: 8)")
-    lab.add_argument(
-        "--batches", type=int, metavar="N", help="credit: independent batches to average over (default: 100)"
-    )
-    lab.add_argument("--seed", type=int, metavar="N", help="credit: chooses policy, critic and episodes (default: 0)")
-    lab.add_argument("--out", metavar="DIR", help="credit: also write credit_lab.md and credit_lab.png there")
+    lab.add_argument("experiment", metavar="credit", choices=("credit",), help="credit")
+    lab.add_argument("--world", metavar="NAME", help="one MDP: bandit, corridor, key_door or lake (default: all)")
+    lab.add_argument("--critic", metavar="C", help="noisy (true values with an error) or exact (default: noisy)")
+    lab.add_argument("--critic-noise", type=float, metavar="X", help="that error, in typical advantages (default: 1)")
+    lab.add_argument("--episodes", type=int, metavar="N", help="episodes per batch (default: 48)")
+    lab.add_argument("--group-size", type=int, metavar="N", help="rollouts per group (default: 8)")
+    lab.add_argument("--batches", type=int, metavar="N", help="independent batches to average over (default: 100)")
+    lab.add_argument("--seed", type=int, metavar="N", help="seed of policy, critic and episodes (default: 0)")
+    lab.add_argument("--out", metavar="DIR", help="also write credit_lab.md and credit_lab.png there")
     lab.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -118,7 +118,7 @@ def test_settings_reach_the_recipe_in_any_form_and_place(
         ("plan", ["RECIPE", "--config FILE", "--config-name NAME", "--json", "key.path=value"]),
         ("doctor", ["RECIPE", "--config FILE", "--config-name NAME", "--json", "key.path=value"]),
         ("lab", ["credit", "--world NAME", "--critic C", "--critic-noise X", "--episodes N", "--out DIR", "--json"]),
-        ("lab", ["--group-size N", "--batches N", "--seed N", "rule.setting=value"]),
+        ("lab", ["--group-size N", "--batches N", "--seed N", "NAME.setting=value"]),
         ("serve", ["TARGET", "--port N", "--recipe RECIPE", "TURNWISE_SERVE_TOKEN", "key.path=value"]),
     ],
 )

@@ -24,7 +24,7 @@ from turnwise.report.trajectories import TrajectoryWriter
 from turnwise.types import Metrics
 
 _COUNTED = ("passes", "rows", "rows_squared", "busy_s", "busy_row_s")
-"""What `turnwise lab scale` reads the cost of a forward pass from."""
+"""What `benchmarks/scaling_sim.py` reads the cost of a forward pass from."""
 
 
 class RunRecorder:
