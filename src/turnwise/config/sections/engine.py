@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from turnwise.config.sections.device import Device
 from turnwise.config.sections.endpoint import EndpointSettings
@@ -44,8 +44,8 @@ class VllmEngineParams(Settings):
     """Arguments of vLLM's server, such as {tensor_parallel_size: 2}; true stands for a flag without a value."""
     devices: list[str] = Field(default=[])
     """CUDA_VISIBLE_DEVICES of each started server, one entry for each; none: all see every GPU."""
-    transfer: Literal["shared_memory", "nccl", "ipc"] = "shared_memory"
-    """How weights reach the servers: through memory of this machine, or vLLM's own ways between GPUs and on one."""
+    transfer: Literal["shared_memory", "nccl"] = "shared_memory"
+    """How weights reach the servers: through memory of this machine, or vLLM's own way between GPUs."""
     in_flight: Literal["wait", "keep", "abort"] = "wait"
     """What becomes of running requests when weights change: they end first; go on with the new ones, so that a reply
     has tokens of both; or are broken off and asked again."""
@@ -53,6 +53,17 @@ class VllmEngineParams(Settings):
     """Longest wait until a server answers."""
     request_timeout_s: PositiveFloat = 600.0
     """Longest wait for a reply, and for running requests to end before weights change."""
+
+    @field_validator("transfer", mode="before")
+    @classmethod
+    def _refuse_pickle(cls, given: object) -> object:
+        if given == "ipc":
+            raise ValueError(
+                "must be 'shared_memory' or 'nccl', got 'ipc'. With 'ipc' vLLM's servers unpickle what any user of "
+                "this machine sends them, which runs code. Use 'shared_memory': it works where servers run on the "
+                "learner's machine, on one GPU too."
+            )
+        return given
 
     def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
         if self.start:

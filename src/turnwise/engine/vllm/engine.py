@@ -254,7 +254,7 @@ class VllmEngine:
 def _open_transfer(settings: VllmEngineParams, site: EngineSite) -> Transfer:
     if settings.transfer == "shared_memory":
         return SharedMemoryTransfer(torch_dtype(site.dtype))
-    return VllmTransfer(settings.transfer)
+    return VllmTransfer()
 
 
 def _stop_all(processes: Sequence[ServerProcess]) -> None:

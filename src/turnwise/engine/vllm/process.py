@@ -164,6 +164,8 @@ def _environment(settings: VllmEngineParams, number: int, *, is_cpu: bool) -> di
     # The variables of this environment's own Python are none of the other's.
     for name in ("PYTHONHOME", "VIRTUAL_ENV"):
         env.pop(name, None)
+    # With it the server would unpickle what any user of this machine sends to calls that ask for no key.
+    env.pop("VLLM_ALLOW_INSECURE_SERIALIZATION", None)
     env["PYTHONPATH"] = str(PLUG_IN)
     # The calls around a change of weights are there only with it; the server listens on the loopback alone.
     env["VLLM_SERVER_DEV_MODE"] = "1"
@@ -174,9 +176,6 @@ def _environment(settings: VllmEngineParams, number: int, *, is_cpu: bool) -> di
         # Each server would bind its threads to the first cores.
         env.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // settings.servers)))
-    if settings.transfer == "ipc":
-        # Its handles come pickled, from this process alone.
-        env["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     if settings.devices:
         env["CUDA_VISIBLE_DEVICES"] = settings.devices[number]
     return env

@@ -1,17 +1,15 @@
 """How weights reach vLLM servers: by vLLM's own weight-transfer calls, with one of several backends behind them.
 
 `shared_memory` is ours and works on any machine that the servers share with this process; the plug-in of the servers
-reads it. `nccl` and `ipc` are vLLM's own, between GPUs and on one; its sender then runs in this process. Servers are
-paused by whoever calls.
+reads it. `nccl` is vLLM's own, between GPUs; its sender then runs in this process. Servers are paused by whoever calls.
+vLLM's `ipc` is not offered: its servers unpickle what is sent to them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import importlib
 import os
-import pickle
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -67,7 +65,7 @@ class SharedMemoryTransfer:
 
     def __init__(self, dtype: torch.dtype) -> None:
         if not hasattr(os, "memfd_create"):
-            raise ConfigError("engine.transfer: 'shared_memory' given; it needs Linux. Choose nccl or ipc.")
+            raise ConfigError("engine.transfer: 'shared_memory' given; it needs Linux. Choose nccl.")
         self._dtype = dtype
         self._files: list[int] = []
 
@@ -120,17 +118,16 @@ def _parts(weights: Weights, dtype: torch.dtype) -> Iterator[dict[str, Tensor]]:
         yield part
 
 
-# --- vLLM's own ways between GPUs ------------------------------------------------------------------------------------
+# --- vLLM's own way between GPUs -------------------------------------------------------------------------------------
 
 
 class VllmTransfer:
-    """`nccl` and `ipc`: the trainer's side of vLLM, which needs vLLM in this process's environment as well."""
+    """`nccl`: the trainer's side of vLLM, which needs vLLM in this process's environment as well."""
 
     can_repeat = False
 
-    def __init__(self, backend: str) -> None:
-        self._backend = backend
-        self._vllm = _import_sender(backend)
+    def __init__(self) -> None:
+        self._vllm = _import_sender()
         self._sender: Any = None
         self._source = _Source(self._vllm)
         self._calls = _Calls()
@@ -164,8 +161,6 @@ class VllmTransfer:
             self._sender = None
 
     def _init_info(self, world_size: int) -> Any:
-        if self._backend == "ipc":
-            return self._vllm["ipc_engine"].IPCTrainerInitInfo(rank=0)
         host = socket.gethostbyname(socket.gethostname())
         with socket.socket() as probe:
             probe.bind((host, 0))
@@ -203,17 +198,12 @@ class _Calls:
         self._clients, self._version, self._loop = clients, version, asyncio.get_running_loop()
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        def place(number: int) -> dict[str, Any]:
-            return init_info | {"rank_offset": self.offsets[number]} if "rank_offset" in init_info else init_info
-
-        self._ask_all(lambda client, number: client.init_transfer(place(number)))
+        self._ask_all(lambda client, number: client.init_transfer(init_info | {"rank_offset": self.offsets[number]}))
 
     def start_weight_update(self) -> None:
         self._ask_all(lambda client, _: client.start_update())
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        if (handles := update_info.pop("ipc_handles", None)) is not None:
-            update_info["ipc_handles_pickled"] = base64.b64encode(pickle.dumps(handles)).decode()
         self._ask_all(lambda client, _: client.update(update_info))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
@@ -227,12 +217,12 @@ class _Calls:
         asyncio.run_coroutine_threadsafe(together(), self._loop).result()
 
 
-def _import_sender(backend: str) -> dict[str, Any]:
-    names = ("base", "factory", f"{backend}_engine")
+def _import_sender() -> dict[str, Any]:
+    names = ("base", "factory", "nccl_engine")
     try:
         return {name: importlib.import_module(f"vllm.distributed.weight_transfer.{name}") for name in names}
     except ImportError as error:
         raise ConfigError(
-            f"engine.transfer: '{backend}' given; vLLM's own sender runs in this process, and vLLM cannot be imported "
+            "engine.transfer: 'nccl' given; vLLM's own sender runs in this process, and vLLM cannot be imported "
             f"here ({error}). Install vllm into this environment too, or set engine.transfer=shared_memory."
         ) from error

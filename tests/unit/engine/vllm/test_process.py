@@ -14,10 +14,13 @@ from typing import Any, cast
 import pytest
 
 from tests.clock import HANG_S
+from turnwise.cli import main
 from turnwise.config.sections.engine import VllmEngineParams
 from turnwise.engine.vllm.engine import VllmEngine, _stop_all
 from turnwise.engine.vllm.process import ServerPlan, ServerProcess, find_python
 from turnwise.errors import ConfigError, EngineError, SyncError
+from turnwise.report.manifest import collect_manifest
+from turnwise.report.run_dir import RunDirectory
 
 from . import fake_server
 from .fake_server import FakeVllm
@@ -65,9 +68,29 @@ def test_each_server_sees_its_own_devices(python: str, monkeypatch: pytest.Monke
 
 
 def test_another_way_of_weights_is_told_to_the_server(python: str) -> None:
-    words = plan(python, transfer="ipc").command(1)
-    assert '{"backend": "ipc"}' in words
-    assert plan(python, transfer="ipc").env["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "1"
+    assert '{"backend": "nccl"}' in plan(python, transfer="nccl").command(1)
+
+
+@pytest.mark.parametrize("transfer", ["shared_memory", "nccl"])
+def test_no_server_unpickles_what_is_sent_to_it(transfer: str, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
+    assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in plan(python, transfer=transfer).env
+
+
+def test_a_way_of_weights_that_servers_unpickle_is_refused_with_the_one_to_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In an override, and in the config of a run that was made when it was allowed."""
+    assert main(["check", "bandit", "engine.type=vllm", "engine.start=true", "engine.transfer=ipc"]) == 2
+    assert "engine.transfer: must be 'shared_memory' or 'nccl', got 'ipc'." in " ".join(capsys.readouterr().err.split())
+    run = RunDirectory.create(
+        tmp_path / "run",
+        config_yaml="recipe: old\nenv: {type: bandit}\nengine: {type: vllm, start: true, transfer: ipc}\n",
+        manifest=collect_manifest("old", 0),
+    )
+    for words in (["train", "--resume", str(run.path)], ["serve", str(run.path)]):
+        assert main(words) == 2
+        assert "Use 'shared_memory'" in " ".join(capsys.readouterr().err.split()), words
 
 
 def test_the_interpreter_is_given_or_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,13 +122,13 @@ class Sender:
 
     def __init__(self, info: InitInfo, client: Any, source: Any) -> None:
         self.client, self.source = client, source
-        client.init_weight_transfer_engine({"rank_offset": 1, "world_size": info.world_size} if info.world_size else {})
+        client.init_weight_transfer_engine({"rank_offset": 1, "world_size": info.world_size})
 
     def send_weights(self) -> None:
         names = [meta.name for meta in self.source.metadata()]
         assert names == [name for name, _ in self.source]
         self.client.start_weight_update()
-        self.client.update_weights({"names": names, "ipc_handles": None})
+        self.client.update_weights({"names": names})
         self.client.finish_weight_update()
 
     def shutdown(self) -> None:
@@ -148,7 +148,6 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
         "base": {"ParamMeta": Meta},
         "factory": {"WeightTransferTrainerFactory": Factory},
         "nccl_engine": {"NCCLTrainerInitInfo": InitInfo},
-        "ipc_engine": {"IPCTrainerInitInfo": InitInfo},
     }
     for name in ("vllm", "vllm.distributed", root):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
@@ -160,7 +159,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("vllm")
 def test_workers_of_all_servers_meet_the_sender_once_and_get_every_version() -> None:
-    clients, transfer = [Recorder(), Recorder()], VllmTransfer("nccl")
+    clients, transfer = [Recorder(), Recorder()], VllmTransfer()
     weights = {"a": torch.ones(2), "b": torch.ones(1)}
 
     async def play() -> None:
@@ -179,14 +178,7 @@ def test_workers_of_all_servers_meet_the_sender_once_and_get_every_version() -> 
     transfer.close()
 
 
-@pytest.mark.usefixtures("vllm")
-def test_on_one_gpu_nobody_has_to_meet() -> None:
-    client, transfer = Recorder(), VllmTransfer("ipc")
-    asyncio.run(transfer.send([client], {"a": torch.ones(1)}, 1))  # type: ignore[list-item]
-    assert client.calls[0] == ("init", {})
-
-
 def test_without_vllm_here_its_own_ways_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ConfigError, match=r"engine\.transfer: 'nccl' given; .*engine\.transfer=shared_memory"):
-        VllmTransfer("nccl")
+        VllmTransfer()
