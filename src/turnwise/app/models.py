@@ -11,7 +11,7 @@ import importlib.util
 from pathlib import Path
 
 from huggingface_hub import HfApi
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from turnwise.app.sample_texts import draw_sample_texts
 from turnwise.config.schema import TurnwiseSettings
@@ -21,6 +21,7 @@ from turnwise.learn.memory import read_config
 from turnwise.learn.model_files import is_hub_name
 from turnwise.learn.models import cache_folder
 from turnwise.learn.tiny_model import tiny_config, tiny_model_folder
+from turnwise.pretrained import load_config
 from turnwise.rollout.worlds import worlds_of
 
 SMOLLM2 = "smollm2"
@@ -88,7 +89,7 @@ def read_shape(settings: TurnwiseSettings) -> PreTrainedConfig | None:
     if here := find_here(model.path):
         return read_config(here)
     file = find_gguf(model.path)
-    return file and AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name)
+    return file and load_config(file.parent, gguf_file=file.name)
 
 
 def describe_set_up(path: str) -> str:

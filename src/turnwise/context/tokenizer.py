@@ -16,12 +16,13 @@ from typing import TypeAlias, cast
 import numpy as np
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from turnwise.config.sections.context import ContextSettings
 from turnwise.context.chosen_template import choose_template
 from turnwise.context.messages import Dialect, write_message
 from turnwise.errors import ModelError
+from turnwise.pretrained import load_tokenizer_of
 from turnwise.types import IntArray, Message, ToolSchema
 
 HFTokenizer: TypeAlias = PreTrainedTokenizerBase
@@ -37,10 +38,10 @@ def load_tokenizer(path: str, context: ContextSettings | None = None) -> HFToken
     """The tokenizer of a local model folder or of a model on the hub, with the chat template that `context` chooses."""
     _check_folder(path)
     try:
-        tokenizer = cast(HFTokenizer, AutoTokenizer.from_pretrained(path))
-    except Exception as error:  # transformers raises OSError, KeyError, bare Exception from Rust: all mean one thing
+        tokenizer = load_tokenizer_of(path)
+    except ModelError as error:
         raise ModelError(
-            f"Cannot load a tokenizer from '{path}': {_first_line(error)}. Expected a folder with a Hugging Face "
+            f"Cannot load a tokenizer from '{path}': {error} Expected a folder with a Hugging Face "
             "tokenizer (tokenizer.json and tokenizer_config.json) or the name of a model on the hub. Check the "
             "spelling, and the network or the local cache if it is a hub name."
         ) from error

@@ -12,15 +12,16 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from tokenizers import pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from turnwise.config.packages import require_package
 from turnwise.errors import ModelError
 from turnwise.learn.tiny_model import find_or_make, made_folder
+from turnwise.pretrained import load_causal_model, load_tokenizer_of
 
 _log = logging.getLogger("turnwise.learn")
 
@@ -74,9 +75,8 @@ def _convert(file: Path, folder: Path) -> None:
     place, name = str(file.absolute().parent), file.name
     # A bar of its own would run through the caller's display.
     with _told(file), redirect_stderr(io.StringIO()):
-        tokenizer = cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(place, gguf_file=name))
-        loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(place, gguf_file=name, dtype=torch.float32)
-        model = _plain(loaded)
+        tokenizer = load_tokenizer_of(place, gguf_file=name)
+        model = _plain(load_causal_model(place, gguf_file=name, dtype=torch.float32))
     _restore_cuts(tokenizer, file)
     config = model.config.get_text_config()
     tokenizer.model_max_length = config.max_position_embeddings

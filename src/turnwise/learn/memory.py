@@ -11,16 +11,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from turnwise.config.sections import learn as learning
 from turnwise.config.sections.learn_parallel import FsdpRanks
 from turnwise.config.sections.model import Lora, ModelSettings, NoLora
+from turnwise.errors import ModelError
 from turnwise.learn.adapters import add_adapter
 from turnwise.learn.policy import ValueHead
 from turnwise.learn.reference import is_offloaded
 from turnwise.learn.tiny_reward import tiny_reward_config
-from turnwise.pretrained import torch_dtype
+from turnwise.pretrained import load_config, make_causal_model, torch_dtype
 
 _FLOAT32_BYTES = 4
 _ADAM_BYTES = 8
@@ -73,8 +74,8 @@ class _Shape:
 def read_config(path: str) -> PreTrainedConfig | None:
     """The shape of a model on this machine; None where there is none, such as a hub name that was never fetched."""
     try:
-        return AutoConfig.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return load_config(path, local_files_only=True)
+    except ModelError:
         return None
 
 
@@ -174,7 +175,7 @@ def _measure(config: PreTrainedConfig | None, lora: NoLora | Lora) -> _Shape:
     if config is None:
         return _Shape()
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = make_causal_model(config)
         plain = _count(model)
         if isinstance(lora, Lora):
             add_adapter(model, lora, seed=0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
@@ -19,6 +19,7 @@ from turnwise.config.sections.model import Lora, ModelSettings
 from turnwise.errors import ModelError
 from turnwise.learn.adapters import add_adapter
 from turnwise.learn.models import checkpoint_gradients
+from turnwise.pretrained import load_config, load_tokenizer_of, make_causal_model
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
 
@@ -55,11 +56,9 @@ def check_reward_model(path: str) -> None:
             f"score, and all its weights. {advice}"
         )
     try:
-        AutoTokenizer.from_pretrained(path)
-    except Exception as error:  # transformers raises OSError, KeyError, bare Exception from Rust: all mean one thing
-        raise ModelError(
-            f"reward.judge.path '{path}' has no tokenizer that can be loaded: {_first_line(error)}"
-        ) from error
+        load_tokenizer_of(path)
+    except ModelError as error:
+        raise ModelError(f"reward.judge.path '{path}' has no tokenizer that can be loaded: {error}") from error
 
 
 def check_held_as(config: PreTrainedConfig, settings: ModelSettings) -> None:
@@ -67,7 +66,7 @@ def check_held_as(config: PreTrainedConfig, settings: ModelSettings) -> None:
     if not isinstance(settings.lora, Lora) and settings.gradient_checkpointing is not True:
         return
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = make_causal_model(config)
         if isinstance(settings.lora, Lora):
             add_adapter(model, settings.lora, seed=0)
     if settings.gradient_checkpointing is True:
@@ -82,9 +81,9 @@ def _read(path: str, trouble: str, advice: str) -> PreTrainedConfig:
     if not (folder / "config.json").is_file():
         raise ModelError(f"{trouble} the folder has no config.json. {advice}")
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
-    except Exception as error:  # a config may be wrong in as many ways as there are models
-        raise ModelError(f"{trouble} {_first_line(error)} {advice}") from error
+        config = load_config(path, local_files_only=True)
+    except ModelError as error:
+        raise ModelError(f"{trouble} {error} {advice}") from error
     if not any(True for pattern in _WEIGHTS for _ in folder.glob(pattern)):
         raise ModelError(f"{trouble} the folder has no weights ({', '.join(_WEIGHTS)}). {advice}")
     return config
@@ -93,8 +92,3 @@ def _read(path: str, trouble: str, advice: str) -> PreTrainedConfig:
 def _kind_of(config: PreTrainedConfig) -> str:
     """What the folder says it is; older ones say nothing but the family."""
     return ", ".join(config.architectures or ()) or f"model of the type '{config.model_type}'"
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{(lines[0] if lines else type(error).__name__).rstrip('.')}."

@@ -10,16 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnwise.errors import ModelError
-from turnwise.pretrained import best_device
+from turnwise.pretrained import load_classifier, load_tokenizer_of
 from turnwise.types import Message
 
 
@@ -93,21 +91,16 @@ class ModelJudge:
 
 def load_judge(path: str | Path, *, batch_rows: int, max_tokens: int) -> ModelJudge:
     """A reward model with its own tokenizer, from a local folder or a hub name."""
-    transformers_logging.disable_progress_bar()
     try:
-        loaded: Any = AutoModelForSequenceClassification.from_pretrained(
-            str(path), dtype=torch.float32, output_loading_info=True
-        )
-        tokenizer = AutoTokenizer.from_pretrained(str(path))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
-        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        model, missing = load_classifier(path)
+        tokenizer = load_tokenizer_of(path)
+    except ModelError as error:
         raise ModelError(
-            f"reward.judge.path '{path}' cannot be loaded as a reward model: {first_line} Give a Hugging Face folder "
+            f"reward.judge.path '{path}' cannot be loaded as a reward model: {error} Give a Hugging Face folder "
             "or hub name of a sequence classifier with one label, or 'tiny' for the built-in one."
         ) from error
-    model, info = loaded
-    _check_is_reward_model(model, info["missing_keys"], path)
-    return ModelJudge(model.to(best_device()), tokenizer, batch_rows=batch_rows, max_tokens=max_tokens)
+    _check_is_reward_model(model, missing, path)
+    return ModelJudge(model, tokenizer, batch_rows=batch_rows, max_tokens=max_tokens)
 
 
 def _check_is_reward_model(model: PreTrainedModel, missing: Collection[str], path: str | Path) -> None:
