@@ -19,7 +19,6 @@ from rich.console import Console
 from turnwise.app.checkpointer import Checkpointer
 from turnwise.app.closing import close_run, told, told_by_env, with_warm_start
 from turnwise.app.first_look import FirstLook
-from turnwise.app.heard import HeardStages
 from turnwise.app.progress import Progress
 from turnwise.app.recording import RunRecorder, engine_metrics, evaluation_metrics
 from turnwise.app.set_up import Start, Workers, open_workers, set_up
@@ -61,8 +60,6 @@ class Training:
         `report.callbacks`.
         """
         self._callbacks = open_callbacks(settings.report.callbacks, callbacks)
-        if self._callbacks.hear_batches:
-            stages = HeardStages(stages, self._callbacks)
         self._settings = settings
         self._directory = directory
         self._console = console
@@ -213,7 +210,7 @@ class Training:
                     self._save(checkpointer)
                     checkpointer.prune(watcher.watch)
 
-            parts = start.parts
+            parts = replace(start.parts, on_batch=self._callbacks.on_batch)
             if isinstance(parts, TrainParts):
                 parts = replace(parts, on_explored=partial(self._after_rollout, look))
             try:

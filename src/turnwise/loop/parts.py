@@ -29,7 +29,7 @@ from turnwise.protocols import (
 )
 from turnwise.rollout.judges import Judging
 from turnwise.sync.probe import Probe
-from turnwise.types import Metrics, Task
+from turnwise.types import Batch, Metrics, Task
 
 if TYPE_CHECKING:
     from turnwise.loop.explore import Explored
@@ -96,6 +96,8 @@ class LearnParts(Words):
     """Checks every batch before its update, and the update after it; None where `audit.is_on` is false."""
     probe: Probe | None = None
     """Compares learner and engine after every sync, where the engine holds weights of its own somewhere else."""
+    on_batch: Callable[[int, Batch], None] = lambda update, batch: None
+    """Called before every update, with the policy version that it makes."""
 
     def take_weights(self) -> Weights:
         """The learner's, to be published."""

@@ -72,6 +72,7 @@ def learn_from(parts: LearnParts, experiences: Sequence[Experience], stages: Sta
     batch = stages.pack(samples)
     if audit is not None and not is_written_anew(stages, "shape_rewards", "compute_advantages", "pack"):
         audit.check_batch(experiences, samples, batch, annotations)
+    parts.on_batch(parts.learner.policy_version + 1, batch)
     report = stages.rl_step(parts, batch)
     if audit is not None:
         audit.check_update(samples, batch, report)

@@ -49,11 +49,6 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[Callback] = ()) -> None:
         self._all = tuple(callbacks)
 
-    @property
-    def hear_batches(self) -> bool:
-        """Whether any wants to see an update before it is made."""
-        return any(type(callback).on_batch is not Callback.on_batch for callback in self._all)
-
     def on_rollout(self, step: int, groups: Sequence[Group]) -> None:
         for callback in self._all:
             callback.on_rollout(step, groups)

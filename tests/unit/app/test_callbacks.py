@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,9 @@ from turnwise.app.run import train
 from turnwise.cli import main
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, LearnError
+from turnwise.loop.parts import LearnParts
 from turnwise.report.callbacks import Figure
-from turnwise.types import Batch, Group, Metrics, Trajectory
+from turnwise.types import Annotations, Batch, Experience, Group, Metrics, Sample, Trajectory
 
 from ...small_run import SMALL_LAKE, without_plots
 
@@ -85,6 +87,49 @@ def test_every_stage_is_heard_in_order(tmp_path: Path) -> None:
     assert events.Histograms("mine/spread")[0].histogram_value.num == 4
     assert events.Tensors("mine/words")[1].tensor_proto.string_val == [b"step 2"]
     assert b"return" in events.Tensors("rollout/episode")[0].tensor_proto.string_val[0]
+
+
+BATCHES: list[int] = []
+
+
+class SeesBatches(tw.Callback):
+    def on_batch(self, update: int, batch: Batch) -> None:
+        BATCHES.append(update)
+
+
+ONE_STEP = [*SMALL_LAKE, "learn.steps=1", "eval.episodes=0", "warm_start.type=none"]
+SEES_BATCHES = "report.callbacks=[tests.unit.app.test_callbacks:SeesBatches]"
+
+
+class OwnRewards(tw.PPOTrainer):
+    def reward_model_step(self, groups: list[Group]) -> list[Group]:
+        def reward(trajectory: Trajectory) -> Trajectory:
+            return replace(trajectory, turns=tuple(replace(turn, reward=7.0) for turn in trajectory.turns))
+
+        return [replace(group, trajectories=tuple(map(reward, group.trajectories))) for group in groups]
+
+
+class OwnCredit(tw.PPOTrainer):
+    def compute_advantages(
+        self, parts: LearnParts, experiences: Sequence[Experience], annotations: Annotations
+    ) -> list[Sample]:
+        samples = super().compute_advantages(parts, experiences, annotations)
+        return [replace(sample, advantages=2 * sample.advantages) for sample in samples]
+
+
+@pytest.mark.parametrize("trainer", [OwnRewards, OwnCredit])
+def test_a_callback_for_batches_goes_with_a_trainer_that_overrides_a_stage(
+    trainer: type[tw.PPOTrainer], tmp_path: Path
+) -> None:
+    BATCHES.clear()
+    run = trainer("frozenlake", [*ONE_STEP, SEES_BATCHES], run_dir=tmp_path / "run").train()
+    assert (run.summary.steps, BATCHES) == (1, [1])
+
+
+def test_a_callback_for_batches_goes_with_a_loop_that_takes_no_stages(tmp_path: Path) -> None:
+    BATCHES.clear()
+    run = train("frozenlake", [*ONE_STEP, SEES_BATCHES, "loop.type=examples.plug_ins:plain_loop"], run_dir=tmp_path)
+    assert (run.summary.steps, BATCHES) == (1, [1])
 
 
 def test_callbacks_from_python_change_nothing_that_is_learnt(tmp_path: Path) -> None:
