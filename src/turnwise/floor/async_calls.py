@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Awaitable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
 from typing import TypeVar
 
 T = TypeVar("T")
+_LOOK_S = 0.2
+"""How often a caller in a coroutine looks whether Ctrl-C has cancelled it."""
+_BEGIN_S = 10.0
+"""Longest wait for a thread to begin where Ctrl-C comes in that moment."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -20,13 +25,13 @@ def run_async(work: Coroutine[object, object, T]) -> T:
     """Run to the end, also from inside a notebook, where an event loop is running already.
 
     SIGTERM cancels the work as Ctrl-C does, between two steps of the event loop, and then raises `Terminated`; a
-    program's own handler of that signal stays.
+    program's own handler of that signal stays. Ctrl-C raises KeyboardInterrupt when the work has cleaned up; a second
+    one does not wait for that.
     """
     # Not called inside an `except`: every failure of the work would then begin with "no running event loop".
     if not is_in_event_loop():
         return _run_here(work)
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        return pool.submit(asyncio.run, work).result()
+    return _run_in_thread(work)
 
 
 def is_in_event_loop() -> bool:
@@ -71,6 +76,50 @@ def _run_here(work: Coroutine[object, object, T]) -> T:
         if is_terminated:
             raise Terminated from None
         raise
+
+
+def _run_in_thread(work: Coroutine[object, object, T]) -> T:
+    """Under an event loop of its own. Ctrl-C reaches the thread of the caller, which passes it on."""
+    begun: Future[Callable[[], object]] = Future()
+    outcome: Future[T] = Future()
+
+    async def cancellable() -> T:
+        main = asyncio.current_task()
+        assert main is not None
+        loop = asyncio.get_running_loop()
+        begun.set_result(lambda: loop.call_soon_threadsafe(main.cancel))
+        return await work
+
+    def run() -> None:
+        try:
+            outcome.set_result(asyncio.run(cancellable()))
+        except BaseException as error:  # noqa: BLE001 - the caller gets it, whatever it is
+            outcome.set_exception(error)
+
+    try:
+        # A daemon: after a second Ctrl-C the interpreter can end without it.
+        threading.Thread(target=run, name="turnwise-async", daemon=True).start()
+        _wait_unless_cancelled(outcome)
+    except KeyboardInterrupt as interrupt:
+        wait((begun, outcome), timeout=_BEGIN_S, return_when=FIRST_COMPLETED)
+        if begun.done():
+            with suppress(RuntimeError):  # its loop has just been closed
+                begun.result()()
+            wait((outcome,))
+            failure = outcome.exception()
+            if failure is not None and not isinstance(failure, asyncio.CancelledError):
+                raise interrupt from failure
+        raise
+    return outcome.result()
+
+
+def _wait_unless_cancelled(outcome: Future[T]) -> None:
+    """`asyncio.run` answers the first Ctrl-C by cancelling its main task, which cannot react while it waits here."""
+    caller = asyncio.current_task()
+    num_cancels = caller.cancelling() if caller is not None else 0
+    while not wait((outcome,), timeout=_LOOK_S).done:
+        if caller is not None and caller.cancelling() > num_cancels:
+            raise KeyboardInterrupt
 
 
 def _may_listen() -> bool:

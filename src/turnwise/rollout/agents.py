@@ -6,7 +6,6 @@ played by a workflow, so it has the same scheduler, the same token-exact record 
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -19,6 +18,7 @@ from turnwise.context.recorder import Response
 from turnwise.context.window import write_preamble
 from turnwise.envs.boundary import describe_env, reset_env, step_env
 from turnwise.errors import ConfigError, WorkflowError
+from turnwise.floor.async_calls import run_async
 from turnwise.protocols import Collector
 from turnwise.rollout.model_handle import ChatMessage, ModelHandle
 from turnwise.rollout.step_wise import StepWiseRewardWorkflow
@@ -204,7 +204,7 @@ class ActorRollout:
     proxy: Collector
     next_tasks: Callable[[], list[Task]]
     build: Callable[[Sequence[Group]], list[Experience]]
-    run: Callable[[Coroutine[Any, Any, list[Group]]], list[Group]] = asyncio.run
+    run: Callable[[Coroutine[Any, Any, list[Group]]], list[Group]] = run_async
     """Waits for what `proxy` plays."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -336,6 +337,31 @@ def test_sigterm_saves_as_an_interruption_does_and_the_run_goes_on(
     assert RunDirectory.open(tmp_path / "run").checkpoint_steps() == [1]
     resume(tmp_path / "run")
     assert [row["step"] for row in Run(tmp_path / "run").metrics()] == [0, 1, 2, 3]
+    assert same_weights(tmp_path / "run", saved)
+
+
+def test_ctrl_c_in_a_notebook_saves_and_the_run_is_resumed_exactly(
+    tmp_path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain_rollout = Stages.rollout
+
+    async def rollout(self: Any, parts: Any, tasks: Any, step: int, **given: Any) -> Any:
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.wait_for(asyncio.Event().wait(), HANG_S)
+        return await plain_rollout(self, parts, tasks, step, **given)
+
+    async def cell() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            train("frozenlake", [*SMALL_LAKE, "learn.steps=3"], run_dir=tmp_path / "run")
+
+    notebook = asyncio.new_event_loop()
+    with monkeypatch.context() as patch:
+        patch.setattr(Stages, "rollout", rollout)
+        notebook.run_until_complete(cell())
+    notebook.close()
+    assert RunDirectory.open(tmp_path / "run").checkpoint_steps() == [1]
+    resume(tmp_path / "run")
     assert same_weights(tmp_path / "run", saved)
 
 

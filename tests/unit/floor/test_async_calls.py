@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine
 
 import pytest
 
+from tests.clock import HANG_S
 from turnwise.floor.async_calls import run_async
 
 
@@ -25,3 +29,60 @@ def test_it_also_works_where_a_loop_is_running() -> None:
             run_async(fail())
 
     asyncio.run(inside())
+
+
+def run_as_a_notebook_does(work: Coroutine[object, object, None]) -> None:
+    """Without the signal handler of `asyncio.run`: Ctrl-C raises KeyboardInterrupt wherever the main thread is."""
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(work)
+    finally:
+        loop.close()
+
+
+class Interrupted:
+    """Work that presses Ctrl-C, and cleans up when it is cancelled."""
+
+    def __init__(self) -> None:
+        self.is_clean = False
+
+    async def run(self) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.wait_for(asyncio.Event().wait(), HANG_S)
+        finally:
+            await asyncio.sleep(0)
+            self.clean_up()
+
+    def clean_up(self) -> None:
+        self.is_clean = True
+
+
+class FailingCleanUp(Interrupted):
+    def clean_up(self) -> None:
+        raise OSError("the disk is full")
+
+
+@pytest.mark.parametrize("outer", [run_as_a_notebook_does, asyncio.run])
+def test_ctrl_c_under_a_running_loop_cancels_the_work_and_waits_for_its_clean_up(
+    outer: Callable[[Coroutine[object, object, None]], None],
+) -> None:
+    work = Interrupted()
+
+    async def inside() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            run_async(work.run())
+        assert work.is_clean
+        raise KeyError("reached")
+
+    with pytest.raises(KeyError, match="reached"):
+        outer(inside())
+
+
+def test_ctrl_c_under_a_running_loop_keeps_what_failed_in_the_clean_up() -> None:
+    async def inside() -> None:
+        with pytest.raises(KeyboardInterrupt) as raised:
+            run_async(FailingCleanUp().run())
+        assert isinstance(raised.value.__cause__, OSError)
+
+    run_as_a_notebook_does(inside())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -132,6 +133,13 @@ def test_a_batch_of_agents_is_reset_played_and_made_into_records() -> None:
     assert len(rollout.build_update_batch()) == 2 * 2 * 3
     rollout.reset()
     assert {group.task.seed for group in rollout.rollout()} == {2, 3}
+
+
+def test_a_batch_of_agents_can_be_played_under_a_running_loop() -> None:
+    async def inside() -> None:
+        assert len(make_rollout(scripted(["a", "b", "c"])).rollout()) == 2
+
+    asyncio.run(inside())
 
 
 # --- trying again -----------------------------------------------------------------------------------------------------
