@@ -1,9 +1,10 @@
 """Runs many episodes at once over one engine, without a turn barrier: whoever is ahead goes on.
 
 In: tasks. Out: Groups of Trajectories. Consumes: a workflow per sibling, each with a model handle of its own. Waits
-for: the last of them. The engine puts whatever requests are there into one batch; a judge, where there is one, scores
-all episodes together in the end. Whatever a workflow raises becomes data on its trajectory, with the place where it was
-raised; one that takes too long is cancelled and hears of it at its next model call.
+for: the last of them. The engine puts whatever requests are there into one batch; a reward model, where there is one,
+scores all episodes together in the end, and a user's function each one as soon as it has ended. Whatever a workflow
+raises becomes data on its trajectory, with the place where it was raised; one that takes too long is cancelled and
+hears of it at its next model call.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class AgentProxy:
         tables = [(task, names) for task in tasks for names in self._seat(rollout, task)]
         met = await self._draw_rivals(tasks, rollout)
         running = [
-            asyncio.ensure_future(self._play(task, names, met.get(task.id), gate, on_done))
+            asyncio.ensure_future(self._play_and_score(task, names, met.get(task.id), gate, on_done))
             for task, names in tables
             # Half a table cannot be played again.
             if not known.keys() >= set(names)
@@ -122,8 +123,10 @@ class AgentProxy:
             # Where one breaks, its siblings must not go on behind the caller's back.
             for unfinished in running:
                 unfinished.cancel()
-        played = [ended[name] if name in ended else known[name] for _, names in tables for name in names]
-        if self._judging is not None:
+        all_names = [name for _, names in tables for name in names]
+        ended |= {each.id: each for each in await self._score([known[n] for n in all_names if n not in ended])}
+        played = [ended[name] for name in all_names]
+        if self._judging is not None and not self._judging.scores_singly:
             played = self._judging.apply(played)
         if self._shaping is not None:
             played = shape_rewards(played, self._shaping)
@@ -153,6 +156,22 @@ class AgentProxy:
         return [tuple(names[first : first + seats]) for first in range(0, size, seats)]
 
     # --- one episode, or those that meet in one world ------------------------------------------------------------
+
+    async def _play_and_score(
+        self,
+        task: Task,
+        names: Sequence[TrajectoryId],
+        rival: Rival | None,
+        gate: AbstractAsyncContextManager[object],
+        on_done: Callable[[Trajectory], None] | None,
+    ) -> list[Trajectory]:
+        return await self._score(await self._play(task, names, rival, gate, on_done))
+
+    async def _score(self, played: list[Trajectory]) -> list[Trajectory]:
+        """With the scores of a judge that needs no other episodes for them: a slow one does not hold up sampling."""
+        if self._judging is None or not self._judging.scores_singly:
+            return played
+        return await self._judging.apply_async(played)
 
     async def _play(
         self,

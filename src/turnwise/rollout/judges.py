@@ -1,22 +1,31 @@
 """Rewards from a judge: for worlds that give none of their own, or beside theirs.
 
 In come finished trajectories; out come the same ones with the judge's score as the reward of their last turn, or added
-to it: what a workflow pays itself is never replaced. All are scored in one go. A trajectory that failed is left alone,
-and one that cannot be scored becomes a failure: data, not an exception. It refuses to know how a score is found.
+to it: what a workflow pays itself is never replaced. A reward model scores all in one go, a function one after each
+episode. A trajectory that failed is left alone, and one that cannot be scored becomes a failure: data, not an
+exception. It refuses to know how a score is found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import SupportsFloat
 
 from turnwise.config.sections.reward import BesideEnv
 from turnwise.errors import RewardError
+from turnwise.floor.daemon_threads import DaemonThreads
 from turnwise.floor.outsiders import read_reward, show, tell_error
 from turnwise.protocols import Judge
 from turnwise.rollout.reward_shaping import fail
 from turnwise.types import Message, Trajectory
+
+_MAX_CALLS = 32
+"""Calls of a user's function that run at the same time; further ones wait for their turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +44,31 @@ class Judging:
     is_beside_workflow: bool = False
     """Whether the workflow pays rewards of its own, also in environments without any."""
 
+    @property
+    def scores_singly(self) -> bool:
+        """Whether an episode can be scored as soon as it has ended; a reward model wants all in one batch."""
+        return isinstance(self.judge, FunctionJudge)
+
     def apply(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The trajectories in the same order, the judged ones with their scores."""
         judged = [t for t in trajectories if self._is_judged(t)]
         scores = self.judge.score([conversation_of(t) for t in judged]) if judged else []
+        return self._with_scores(trajectories, judged, scores)
+
+    async def apply_async(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """`apply` for coroutines: the event loop is free while a user's function scores."""
+        if not isinstance(self.judge, FunctionJudge):
+            return self.apply(trajectories)
+        judged = [t for t in trajectories if self._is_judged(t)]
+        scores = await self.judge.score_async([conversation_of(t) for t in judged])
+        return self._with_scores(trajectories, judged, scores)
+
+    def _with_scores(
+        self,
+        trajectories: Sequence[Trajectory],
+        judged: Sequence[Trajectory],
+        scores: Sequence[float | RewardError],
+    ) -> list[Trajectory]:
         done = {t.id: self._with_score(t, score) for t, score in zip(judged, scores, strict=True)}
         return [done.get(trajectory.id, trajectory) for trajectory in trajectories]
 
@@ -89,19 +119,32 @@ def conversation_of(trajectory: Trajectory) -> list[Message]:
 
 
 class FunctionJudge:
-    """`reward.judge: {type: function}`: a user's function scores the first prompt and the last reply."""
+    """`reward.judge: {type: function}`: a user's function, plain or a coroutine, scores the first prompt and the last
+    reply.
 
-    def __init__(self, function: Callable[[str, str], SupportsFloat]) -> None:
+    Calls run in threads of their own, so that a slow one holds up neither the others nor the event loop of the run.
+    """
+
+    def __init__(self, function: Callable[[str, str], SupportsFloat | Awaitable[SupportsFloat]]) -> None:
         self._function = function
+        self._threads = DaemonThreads(_MAX_CALLS, "scorer")
 
     def score(self, conversations: Sequence[Sequence[Message]]) -> list[float | RewardError]:
-        return [self._score_one(conversation) for conversation in conversations]
+        return [call.result() for call in self._submit(conversations)]
+
+    async def score_async(self, conversations: Sequence[Sequence[Message]]) -> list[float | RewardError]:
+        return await asyncio.gather(*map(asyncio.wrap_future, self._submit(conversations)))
+
+    def _submit(self, conversations: Sequence[Sequence[Message]]) -> list[Future[float | RewardError]]:
+        return [self._threads.submit(self._score_one, conversation) for conversation in conversations]
 
     def _score_one(self, conversation: Sequence[Message]) -> float | RewardError:
         prompt, response = conversation[0].text, conversation[-1].text
         name = getattr(self._function, "__name__", repr(self._function))
         try:
             score: object = self._function(prompt, response)
+            if isinstance(score, Awaitable):
+                score = asyncio.run_coroutine_threadsafe(_await(score), _event_loop()).result()
         except Exception as error:  # noqa: BLE001 - the boundary: a user's function may raise whatever it likes
             return RewardError(f"{name}({show(prompt)}, {show(response)}) failed: {tell_error(error)}")
         try:
@@ -109,3 +152,16 @@ class FunctionJudge:
             return read_reward(score, f"{name} returned")
         except RewardError as error:
             return error
+
+
+async def _await(score: Awaitable[object]) -> object:
+    return await score
+
+
+@cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """Where coroutines of scorers run: one loop for the whole process, so that a client which they keep open stays
+    usable from one rollout to the next."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="scorer-loop", daemon=True).start()
+    return loop

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,16 @@ from turnwise.rollout.environment import EnvironmentWorkflow
 from turnwise.rollout.judges import FunctionJudge, Judging
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.workflow import Workflow
-from turnwise.types import GenerateRequest, Group, Message, StopReason, Task
+from turnwise.types import (
+    Completion,
+    GenerateRequest,
+    Group,
+    Message,
+    StopReason,
+    Task,
+    Trajectory,
+    TrajectoryId,
+)
 
 from .worlds import BrokenStart, WordWorld, make_states
 
@@ -39,7 +50,7 @@ class CountingJudge:
         return list(self.scores[: len(conversations)])
 
 
-def say(words: Sequence[str]) -> ScriptedEngine:
+def say(words: Sequence[str], engine: type[ScriptedEngine] = ScriptedEngine) -> ScriptedEngine:
     """Environment n of the two tasks says `words[n]` in every turn."""
 
     def reply(request: GenerateRequest) -> list[int]:
@@ -47,10 +58,14 @@ def say(words: Sequence[str]) -> ScriptedEngine:
         word = words[[t.seed for t in TASKS].index(int(seed)) * 2 + int(sibling)]
         return [*TEMPLATE.encode_text(f"<answer>{word}</answer>").tolist(), TEMPLATE.end_of_turn_id]
 
-    return ScriptedEngine(reply, stop_ids=TEMPLATE.stop_ids)
+    return engine(reply, stop_ids=TEMPLATE.stop_ids)
 
 
-def collect(
+def collect(judge: CountingJudge | FunctionJudge, words: Sequence[str] = ("win",) * 4, **more: Any) -> list[Group]:
+    return asyncio.run(play(judge, words, **more))
+
+
+async def play(
     judge: CountingJudge | FunctionJudge,
     words: Sequence[str] = ("win",) * 4,
     *,
@@ -59,13 +74,15 @@ def collect(
     world: type[WordWorld] = WordWorld,
     tasks: Sequence[Task] = TASKS,
     workflow: type[Workflow] = EnvironmentWorkflow,
+    engine: type[ScriptedEngine] = ScriptedEngine,
+    known: Mapping[TrajectoryId, Trajectory] = MappingProxyType({}),
     **more: Any,
 ) -> list[Group]:
     states = make_states(lambda *_: world(), groups=2, group_size=2, limits=Limits(max_turns=3))
     judging = Judging(judge=judge, tags=frozenset(tags), success_above=success_above, **more)
     contexts = dict.fromkeys({task.tag for task in tasks}, ContextSettings())
-    proxy = AgentProxy(workflow, states, contexts, say(words), TEMPLATE, judging=judging)
-    return asyncio.run(proxy.collect(tasks, rollout=0))
+    proxy = AgentProxy(workflow, states, contexts, say(words, engine), TEMPLATE, judging=judging)
+    return await proxy.collect(tasks, rollout=0, known=known)
 
 
 def trajectories(groups: Sequence[Group]) -> list:  # type: ignore[type-arg]
@@ -266,3 +283,88 @@ def test_a_failing_function_reaches_the_trajectory() -> None:
 
     played = trajectories(collect(FunctionJudge(rate)))
     assert [t.stop_reason.is_error for t in played] == [False, False, True, True]
+
+
+def test_an_async_function_scores() -> None:
+    async def rate(prompt: str, response: str) -> float:
+        await asyncio.sleep(0)
+        return float(len(prompt) + len(response))
+
+    assert FunctionJudge(rate).score([talk("ab", "c"), talk("", "")]) == [3.0, 0.0]
+    assert [t.episode_return for t in trajectories(collect(FunctionJudge(rate)))] == [
+        float(len("seed 0 at 0") + len("<answer>win</answer>"))
+    ] * 4
+
+
+def test_all_calls_of_an_async_function_share_one_event_loop() -> None:
+    loops = set()
+
+    async def rate(_prompt: str, _response: str) -> float:
+        loops.add(asyncio.get_running_loop())
+        return 1.0
+
+    FunctionJudge(rate).score([talk("a", "b")] * 3)
+    collect(FunctionJudge(rate))
+    assert len(loops) == 1
+
+
+def test_an_exception_of_an_async_function_hurts_its_own_conversation_only() -> None:
+    async def rate(prompt: str, _response: str) -> float:
+        return 1 / len(prompt)
+
+    first, bad = FunctionJudge(rate).score([talk("ab", "x"), talk("", "reply")])
+    assert first == 0.5
+    assert str(bad) == "rate('', 'reply') failed: ZeroDivisionError: division by zero"
+
+
+def test_episodes_are_scored_at_the_same_time_and_keep_their_order() -> None:
+    all_four = threading.Barrier(4, timeout=20)
+
+    def rate(prompt: str, _response: str) -> float:
+        # Breaks unless four calls run at the same time.
+        all_four.wait()
+        return 2.0 if "seed 2" in prompt else 1.0
+
+    played = trajectories(collect(FunctionJudge(rate)))
+    assert [t.failure for t in played] == [""] * 4
+    assert [t.episode_return for t in played] == [1.0, 1.0, 2.0, 2.0]
+
+
+def test_an_episode_is_scored_while_others_are_still_sampled() -> None:
+    is_scored = threading.Event()
+
+    def rate(_prompt: str, _response: str) -> float:
+        is_scored.set()
+        return 1.0
+
+    class LateEngine(ScriptedEngine):
+        """The second task is answered only after an episode of the first one has its score."""
+
+        async def generate(self, request: GenerateRequest) -> Completion:
+            if "/2/" in str(request.cache_key):
+                assert await asyncio.to_thread(is_scored.wait, 20)
+            return await super().generate(request)
+
+    played = trajectories(collect(FunctionJudge(rate), engine=LateEngine))
+    assert [t.failure for t in played] == [""] * 4
+
+
+def test_episodes_known_from_an_earlier_attempt_are_scored_with_the_others() -> None:
+    unscored = collect(CountingJudge(), tags=["others"])
+    known = {t.id: t for t in unscored[0].trajectories}
+    played = trajectories(collect(FunctionJudge(lambda _prompt, _response: 3.0), known=known))
+    assert [t.episode_return for t in played] == [3.0] * 4
+
+
+def test_the_event_loop_runs_on_while_a_function_scores() -> None:
+    async def score_beside_another_task() -> list[Group]:
+        is_free = asyncio.Event()
+        threads = asyncio.get_running_loop()
+
+        def rate(_prompt: str, _response: str) -> float:
+            threads.call_soon_threadsafe(is_free.set)
+            return float(asyncio.run_coroutine_threadsafe(is_free.wait(), threads).result(20))
+
+        return await play(FunctionJudge(rate))
+
+    assert [t.failure for t in trajectories(asyncio.run(score_beside_another_task()))] == [""] * 4
