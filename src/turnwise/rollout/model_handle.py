@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,6 +21,11 @@ from turnwise.floor.seeds import derive_seed
 from turnwise.floor.waits import waiting
 from turnwise.protocols import ChatTemplate, Engine
 from turnwise.types import Asked, Completion, GenerateRequest, IntArray, Message, Sampling, ToolSchema
+
+HALF_A_CHARACTER = "\ufffd"
+"""What bytes decode to that are no text, or none yet."""
+_KEPT_CHARACTERS = 16
+"""Of the text so far, at least; a longer window is decoded more, a shorter one moved more often."""
 
 ChatMessage: TypeAlias = Message | Mapping[str, Any]
 """A message, or the dictionary that chat APIs know: `{"role": "user", "content": "…"}`."""
@@ -183,8 +187,14 @@ class ModelHandle:
         listen, stop = manner.listen, manner.reading.stop
         if listen is None and not stop:
             return None
-        tell = (lambda _: None) if listen is None else partial(listen, number)
-        return _Ear(tell, stop, self._template.decode_reply).hear
+        finder = StopFinder(self._template.decode_reply, stop)
+
+        def hear(token: int) -> bool:
+            if listen is not None:
+                listen(number, token)
+            return finder.add(token)
+
+        return hear
 
     def _refuse_if_cancelled(self) -> None:
         if self._cancelled:
@@ -205,19 +215,65 @@ def _read_messages(messages: Sequence[ChatMessage]) -> list[Message]:
     return [message if isinstance(message, Message) else read_message(message) for message in messages]
 
 
-class _Ear:
-    """Hears the tokens of one reply."""
+class TextDecoder:
+    """The text of tokens as they come. Only a window of the newest ones is decoded at every token."""
 
-    def __init__(self, tell: Callable[[int], None], stop: Sequence[str], decode: Callable[[IntArray], str]) -> None:
-        self._tell = tell
-        self._stop = stop
+    def __init__(self, decode: Callable[[IntArray], str], keep: int | None = _KEPT_CHARACTERS) -> None:
+        """`keep` is how many of the last characters always stay in the window; None: all."""
         self._decode = decode
+        self._keep = keep
         self._tokens: list[int] = []
+        self._start = 0
+        self._settled = ""
+        self.window = ""
+        """The text of the newest tokens."""
 
-    def hear(self, token: int) -> bool:
-        self._tell(token)
+    @property
+    def text(self) -> str:
+        return self._settled + self.window
+
+    def add(self, token: int) -> None:
+        self._tokens.append(token)
+        self.window = self._decode_from(self._start)
+        if self._keep is not None and len(self._tokens) - self._start >= 2 * self._keep:
+            self._move_on(self._keep)
+
+    def decode_all(self) -> str:
+        return self._decode_from(0)
+
+    def _move_on(self, keep: int) -> None:
+        """Begin the window later, unless its rest alone would read differently: where it begins inside a character, or
+        in a run of bytes that is no text. Then the next token tries again, at another place."""
+        num_tokens = len(self._tokens)
+        start = (self._start + num_tokens) // 2
+        if num_tokens % 2:
+            # Of a long window the newest characters, of up to four bytes each; tokens without text need the half.
+            start = max(start, num_tokens - 4 * keep)
+        later = self._decode_from(start)
+        if len(later) >= keep and not later.startswith(HALF_A_CHARACTER) and self.window.endswith(later):
+            self._settled += self.window[: -len(later)]
+            self._start, self.window = start, later
+
+    def _decode_from(self, start: int) -> str:
+        return self._decode(np.array(self._tokens[start:], dtype=np.int32))
+
+
+class StopFinder:
+    """Finds the token with which a reply holds one of several texts."""
+
+    def __init__(self, decode: Callable[[IntArray], str], stop: Sequence[str]) -> None:
+        # A text that is complete with a token reaches back by its own length, and by what was half a character before.
+        # Half a character that is looked for itself may turn up, and go, anywhere in a run of bytes.
+        has_halves = any(HALF_A_CHARACTER in word for word in stop)
+        keep = max(_KEPT_CHARACTERS, max(map(len, stop), default=0) + 4)
+        self._stop = stop
+        self._decoder = TextDecoder(decode, None if has_halves else keep)
+
+    def add(self, token: int) -> bool:
         if not self._stop:
             return False
-        self._tokens.append(token)
-        text = self._decode(np.array(self._tokens, dtype=np.int32))
+        self._decoder.add(token)
+        return self._is_in(self._decoder.window) and self._is_in(self._decoder.decode_all())
+
+    def _is_in(self, text: str) -> bool:
         return any(word in text for word in self._stop)

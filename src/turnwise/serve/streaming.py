@@ -12,15 +12,12 @@ import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
-import numpy as np
-
 from turnwise.context.recorder import Response
 from turnwise.errors import ServeError, TurnwiseError
+from turnwise.rollout.model_handle import HALF_A_CHARACTER, TextDecoder
 from turnwise.serve.calls import ModelCall
 from turnwise.serve.episode import Episode
 from turnwise.types import IntArray
-
-_HALF_A_CHARACTER = "\ufffd"
 
 
 class StreamWriter(Protocol):
@@ -48,7 +45,7 @@ class Stream:
         self._heard: asyncio.Queue[tuple[int, int] | None] = asyncio.Queue()
         marks = [*call.stop, *([episode.model.call_mark] if call.takes_calls else [])]
         prefix = "" if call.tool_choice not in ("auto", "none") else episode.begin_reply(call)
-        self._texts = [_Text(episode.model.decode, marks, prefix) for _ in range(call.n)]
+        self._texts = [StreamedText(episode.model.decode, marks, prefix) for _ in range(call.n)]
         self._asking = asyncio.create_task(episode.ask(call, step, lambda *heard: self._heard.put_nowait(heard)))
         self._asking.add_done_callback(lambda _: self._heard.put_nowait(None))
         self._first: tuple[int, int] | None = None
@@ -91,23 +88,24 @@ class Stream:
         self._asking.cancel()
 
 
-class _Text:
+class StreamedText:
     """What one choice has said so far."""
 
     def __init__(self, decode: Callable[[IntArray], str], marks: Sequence[str], prefix: str) -> None:
-        self._decode = decode
+        self._decoder = TextDecoder(decode)
         self._marks = marks
         self._prefix = prefix
-        self._tokens: list[int] = []
         self._told = ""
 
     def add(self, token: int) -> str:
         """What is certain now and was not told yet."""
-        self._tokens.append(token)
-        text = self._prefix + self._decode(np.array(self._tokens, dtype=np.int32))
-        if text.endswith(_HALF_A_CHARACTER):
+        self._decoder.add(token)
+        text = self._prefix + self._decoder.text
+        if text.endswith(HALF_A_CHARACTER):
             return ""
-        certain = text[: min((_find_mark(text, mark) for mark in self._marks), default=len(text))]
+        # What was told holds no mark, and not the beginning of one.
+        start = len(self._told)
+        certain = text[: min((_find_mark(text, mark, start) for mark in self._marks), default=len(text))]
         return self._tell(certain)
 
     def rest(self, whole: str) -> str:
@@ -120,9 +118,9 @@ class _Text:
         return new
 
 
-def _find_mark(text: str, mark: str) -> int:
-    """Where the mark stands, or where it may be about to; the length of the text where neither is so."""
-    place = text.find(mark)
+def _find_mark(text: str, mark: str, start: int) -> int:
+    """Where the mark stands behind `start`, or where it may be about to; the length of the text where neither is so."""
+    place = text.find(mark, start)
     if place >= 0:
         return place
     for length in range(min(len(mark) - 1, len(text)), 0, -1):
