@@ -20,6 +20,9 @@ from turnwise.protocols import GroupPriority
 from turnwise.sites import BufferSite
 from turnwise.types import Experience
 
+_REMEMBERED_ROLLOUTS = 8
+"""Loops add one rollout after the other; so many of the newest are told apart by their groups."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferRules:
@@ -64,6 +67,11 @@ def count_tokens(experiences: Sequence[Experience]) -> int:
     return sum(len(experience.segment) for experience in experiences)
 
 
+def _rollout_of(group_id: str) -> int:
+    """Ids are those of `TrajectoryId.group`."""
+    return int(group_id.partition("/")[0])
+
+
 @dataclass(slots=True)
 class _Waiting:
     """A group that may be taken, now or later."""
@@ -89,7 +97,9 @@ class MemoryBuffer:
 
     def __init__(self, rules: BufferRules = BufferRules()) -> None:  # noqa: B008 - frozen
         self._rules = rules
-        self._known: set[str] = set()
+        self._known: dict[int, set[str]] = {}
+        """By rollout: the ids of groups that were added, of the newest rollouts."""
+        self._num_added = 0
         self._groups: dict[str, _Waiting] = {}
         self._order: list[tuple[tuple[float, int], str]] = []
         self._next_step = 1
@@ -97,13 +107,15 @@ class MemoryBuffer:
 
     def add(self, experiences: Sequence[Experience]) -> None:
         for group_id, group in split_groups(experiences).items():
-            if group_id in self._known:
+            if self.has_group(group_id):
                 continue
-            number = len(self._known)
-            self._known.add(group_id)
+            number = self._num_added
+            self._num_added += 1
+            self._known.setdefault(_rollout_of(group_id), set()).add(group_id)
             priority = self._rules.rank(group_id, group_version(group), 0)
             if priority is not None:
                 self._insert(group_id, _Waiting(group, number, (-priority, number)))
+        self._forget_old_rollouts()
         self._drop_beyond_capacity()
 
     def take(self, step: int) -> list[Experience]:
@@ -122,7 +134,8 @@ class MemoryBuffer:
         return sum(self._size(w) for _, w in self._ready(step)) >= (self._rules.train_batch_size or 1)
 
     def has_group(self, group_id: str) -> bool:
-        return group_id in self._known
+        rollout = _rollout_of(group_id)
+        return group_id in self._known.get(rollout, ()) or rollout <= self._last_forgotten()
 
     @property
     def num_dropped(self) -> int:
@@ -142,7 +155,8 @@ class MemoryBuffer:
             for group_id, waiting in self._groups.items()
         ]
         about = {
-            "known": sorted(self._known),
+            "known": sorted(group_id for ids in self._known.values() for group_id in ids),
+            "num_added": self._num_added,
             "next_step": self._next_step,
             "num_dropped": self._num_dropped,
             "waiting": rows,
@@ -151,15 +165,31 @@ class MemoryBuffer:
 
     def load_state(self, file: Path) -> None:
         """Be as the buffer that wrote the file was."""
-        head, _, rest = file.read_bytes().partition(b"\n")
-        about = json.loads(head)
-        self._known, self._next_step = set(about["known"]), about["next_step"]
-        self._num_dropped, self._groups, self._order = about["num_dropped"], {}, []
+        content = file.read_bytes()
+        start = content.index(b"\n") + 1
+        about = json.loads(content[:start])
+        # Files of earlier versions hold the ids of all groups, and no count.
+        self._num_added = about.get("num_added", len(about["known"]))
+        self._known = {}
+        for group_id in about["known"]:
+            self._known.setdefault(_rollout_of(group_id), set()).add(group_id)
+        self._forget_old_rollouts()
+        self._next_step, self._num_dropped = about["next_step"], about["num_dropped"]
+        self._groups, self._order = {}, []
         for group_id, number, use_count, ready_at, length in about["waiting"]:
-            experiences, rest = decode_group(rest[:length]), rest[length:]
+            experiences = decode_group(content[start : start + length])
+            start += length
             priority = self._rules.rank(group_id, group_version(experiences), use_count)
             if priority is not None:
                 self._insert(group_id, _Waiting(experiences, number, (-priority, number), use_count, ready_at))
+
+    def _last_forgotten(self) -> int:
+        """Up to this rollout ids are not kept: all of its groups were added long ago."""
+        return max(self._known, default=0) - _REMEMBERED_ROLLOUTS
+
+    def _forget_old_rollouts(self) -> None:
+        last = self._last_forgotten()
+        self._known = {rollout: ids for rollout, ids in self._known.items() if rollout > last}
 
     def _ready(self, step: int) -> Iterator[tuple[str, _Waiting]]:
         for _, group_id in self._order:

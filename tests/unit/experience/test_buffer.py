@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from turnwise.config.registry import PRIORITIES
 from turnwise.experience.buffer import BufferRules, MemoryBuffer
 from turnwise.experience.build import build_experiences
+from turnwise.experience.codec import decode_group
 from turnwise.experience.priorities import (
     DecayLimitRandomization,
     DecayLimitRandomizationParams,
@@ -238,3 +240,90 @@ def test_memory_and_disk_give_the_same(
         assert len(memory) == len(disk)
         assert memory.num_dropped == disk.num_dropped
     disk.close()
+
+
+# --- checkpoints of the buffer in memory ------------------------------------------------------------------------------
+
+
+def play_steps(buffer: MemoryBuffer, first: int, last: int, num_groups: int = 4) -> None:
+    for step in range(first, last + 1):
+        buffer.add([e for seed in range(num_groups) for e in group(2, seed=step * num_groups + seed, rollout=step)])
+        buffer.take(step)
+
+
+def test_a_checkpoint_of_the_buffer_does_not_grow_with_the_number_of_steps(tmp_path: Path) -> None:
+    buffer, sizes = MemoryBuffer(BufferRules()), []
+    for last in (100, 200, 900):
+        play_steps(buffer, last - 80, last)
+        buffer.save_state(tmp_path / "buffer.bin")
+        sizes.append((tmp_path / "buffer.bin").stat().st_size)
+    # Eight hundred steps more: the same number of ids, some with one more digit.
+    assert max(sizes) - min(sizes) < 100
+
+
+def test_a_resumed_buffer_takes_no_group_a_second_time(tmp_path: Path) -> None:
+    buffer = MemoryBuffer(BufferRules(train_batch_size=6))
+    play_steps(buffer, 1, 30)
+    assert len(buffer) == 2 * 30 * 4 - 6 * 30
+    buffer.save_state(tmp_path / "buffer.bin")
+    resumed = MemoryBuffer(BufferRules(train_batch_size=6))
+    resumed.load_state(tmp_path / "buffer.bin")
+    assert len(resumed) == len(buffer)
+    for step in (1, 15, 29, 30):
+        assert resumed.has_group(f"{step}/words/train/{step * 4}")
+        resumed.add(group(2, seed=step * 4, rollout=step))
+    assert len(resumed) == len(buffer)
+    assert not resumed.has_group("31/words/train/124")
+    play_steps(buffer, 31, 40)
+    play_steps(resumed, 31, 40)
+    left = [[e.id for e in one.take(41)] for one in (buffer, resumed)]
+    assert left[0] == left[1]
+
+
+def test_a_buffer_file_with_the_ids_of_all_groups_is_read_too(tmp_path: Path) -> None:
+    """Earlier versions kept them all, and numbered arrivals by them."""
+    buffer = MemoryBuffer(BufferRules(train_batch_size=6))
+    play_steps(buffer, 1, 30)
+    file = tmp_path / "buffer.bin"
+    buffer.save_state(file)
+    head, _, blocks = file.read_bytes().partition(b"\n")
+    about = json.loads(head)
+    known = [f"{step}/words/train/{step * 4 + seed}" for step in range(1, 31) for seed in range(4)]
+    earlier = {key: about[key] for key in ("next_step", "num_dropped", "waiting")} | {"known": sorted(known)}
+    file.write_bytes(json.dumps(earlier).encode() + b"\n" + blocks)
+    resumed = MemoryBuffer(BufferRules(train_batch_size=6))
+    resumed.load_state(file)
+    assert all(resumed.has_group(name) for name in known)
+    play_steps(buffer, 31, 32)
+    play_steps(resumed, 31, 32)
+    buffer.save_state(tmp_path / "one.bin")
+    resumed.save_state(tmp_path / "other.bin")
+    assert (tmp_path / "one.bin").read_bytes() == (tmp_path / "other.bin").read_bytes()
+
+
+class CountedBytes(bytes):
+    """Counts the bytes that are copied out of it."""
+
+    num_copied = 0
+
+    def __getitem__(self, part: Any) -> Any:
+        piece = CountedBytes(super().__getitem__(part))
+        CountedBytes.num_copied += len(piece)
+        return piece
+
+    def partition(self, mark: Any) -> Any:
+        return tuple(map(CountedBytes, super().partition(mark)))
+
+
+def test_reading_a_buffer_copies_each_group_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = MemoryBuffer(BufferRules())
+    buffer.add([e for seed in range(64) for e in group(2, seed=seed)])
+    file = tmp_path / "buffer.bin"
+    buffer.save_state(file)
+    content = CountedBytes(file.read_bytes())
+    monkeypatch.setattr(Path, "read_bytes", lambda _: content)
+    monkeypatch.setattr("turnwise.experience.buffer.decode_group", lambda block: decode_group(bytes(block)))
+    resumed = MemoryBuffer(BufferRules())
+    resumed.load_state(file)
+    assert len(resumed) == 128
+    assert CountedBytes.num_copied < 2 * len(content)
