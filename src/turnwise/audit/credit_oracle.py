@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.audit.breach import Breach, of_experience
-from turnwise.audit.oracle_rules import TOLD_AS_RETURNS, expect
+from turnwise.audit.oracle_rules import TOLD_AS_RETURNS, batch_spread, expect
 from turnwise.audit.plays import Play, play_back
 from turnwise.types import Annotations, Experience, Sample
 
@@ -38,7 +38,7 @@ def check_credit(samples: Sequence[Sample], annotations: Annotations, credit: An
         return _check_whitened_scores(samples, annotations, credit, chosen)
     rows = [i for i, sample in enumerate(samples) if sample.experience.id.trajectory.group == chosen]
     plays = list(play_back(samples, annotations, rows).values())
-    expected = expect(plays, credit)
+    expected = expect(plays, credit, spread=_spread_of_batch(samples, annotations, credit))
     if expected is None:
         return []
     # Whitened advantages are compared as the returns they came from; the whitening is checked over the whole batch.
@@ -46,6 +46,13 @@ def check_credit(samples: Sequence[Sample], annotations: Annotations, credit: An
     if breaches or credit.type not in TOLD_AS_RETURNS:
         return breaches
     return _check_whitening(samples, credit.type, is_wanted=getattr(credit, "whiten", True))
+
+
+def _spread_of_batch(samples: Sequence[Sample], annotations: Annotations, credit: Any) -> float | None:
+    """None where the rule takes that of a group."""
+    if credit.type != "multi_step_grpo" or credit.std_level != "batch":
+        return None
+    return batch_spread(list(play_back(samples, annotations, range(len(samples))).values()))
 
 
 def _check_numbers(samples: Sequence[Sample]) -> list[Breach]:

@@ -71,11 +71,20 @@ _BY_SCORE: dict[str, Callable[[Sequence[float], Any], list[float]]] = {
 }
 
 
-def _multi_step_grpo(plays: Sequence[Play], credit: Any) -> list[float] | None:
-    if credit.std_level == "batch":
-        return None
-    scores = [play.rewards[-1] + sum(play.penalties) for play in plays]
-    numbers = _grpo(scores, credit)
+def last_score(play: Play) -> float:
+    """What a trajectory earned in its last step, with all its penalties."""
+    return play.rewards[-1] + sum(play.penalties)
+
+
+def batch_spread(plays: Sequence[Play]) -> float:
+    """That of the last steps of all trajectories; 1 of a single one."""
+    return _spread([last_score(play) for play in plays]) if len(plays) > 1 else 1.0
+
+
+def _multi_step_grpo(plays: Sequence[Play], credit: Any, spread: float | None) -> list[float]:
+    scores = [last_score(play) for play in plays]
+    unit = None if spread is None else spread + _EPSILON
+    numbers = _grpo(scores, credit) if unit is None else [score / unit for score in _centred(scores)]
     if credit.step_norm:
         numbers = [number / len(play.rewards) for number, play in zip(numbers, plays, strict=True)]
     is_dead = credit.std_threshold is not None and (len(plays) == 1 or _spread(scores) <= credit.std_threshold)
@@ -191,9 +200,9 @@ TOLD_AS_RETURNS = frozenset({"gae", "turn_gae", "bi_level_gae", "reinforce_pp"})
 """Whose advantages may be whitened: their returns are what comes before that."""
 
 
-def expect(plays: Sequence[Play], credit: Any) -> Tokens | None:
+def expect(plays: Sequence[Play], credit: Any, *, spread: float | None = None) -> Tokens | None:
     """What the rule says of the trajectories of one group, before any whitening: returns of those named above,
-    advantages of the others; None of a rule that is not known.
+    advantages of the others; None of a rule that is not known. `spread` is that of the batch, where it counts.
     """
     if credit.type in _BY_PLAY:
         return [_BY_PLAY[credit.type](play, credit) for play in plays]
@@ -201,7 +210,7 @@ def expect(plays: Sequence[Play], credit: Any) -> Tokens | None:
         return _BY_TURNS[credit.type](plays, credit)
     numbers: list[float] | None = None
     if credit.type == "multi_step_grpo":
-        numbers = _multi_step_grpo(plays, credit)
+        numbers = _multi_step_grpo(plays, credit, spread)
     elif credit.type in _BY_SCORE:
         numbers = _BY_SCORE[credit.type]([play.total for play in plays], credit)
     if numbers is None:

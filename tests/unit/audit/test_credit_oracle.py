@@ -34,6 +34,7 @@ RULES = {
     "reinforce_pp_baseline": {},
     "multi_step_grpo": {},
     "multi_step_grpo by steps": {"step_norm": True, "std_threshold": 0.01},
+    "multi_step_grpo by batch": {"std_level": "batch"},
     "gigpo": {},
     "gigpo scaled": {"scale_by_std": True, "step_weight": 0.5},
     "step_return": {"gamma": 0.9},

@@ -40,6 +40,14 @@ class _AlteredBatch(Stand):
         return self.inner.step(self._alter(batch))
 
 
+class _WeightedLoss(Stand):
+    """Weighs tokens by their advantages where the loss should not."""
+
+    def __call__(self, logprobs: Any, behavior: Any, advantages: Any, turns: Any) -> Any:
+        losses, details = self.inner(logprobs, behavior, advantages, turns)
+        return losses * advantages, details
+
+
 class _MovingReference(Stand):
     def step(self, batch: Batch) -> StepReport:
         report = self.inner.step(batch)
@@ -111,12 +119,30 @@ _KL = ("learn.kl={type: loss, coef: 1.0, estimator: k1}", "learn.optim.lr=0.01")
 _CHEAP_KL = ("learn.kl={type: loss, coef: 0.001, estimator: k3}", "learn.optim.lr=0.01")
 _STATES = ("credit={type: gigpo}", "learn.critic={type: none}")
 
+_BATCH_SPREAD = ("credit={type: multi_step_grpo, std_level: batch}", "learn.critic={type: none}")
+
+
+def _loss(name: str, settings: str, function: str, wrap: Callable[[Any], Any]) -> Fault:
+    """Only of older samples are the ratios so far from 1 that they can be told apart."""
+    return Fault(
+        name=name,
+        room="learn",
+        overrides=(f"learn.loss={{{settings}}}", "sync.interval=2", "learn.optim.lr=0.01"),
+        patch=("turnwise.learn.losses", function, wrap),
+    )
+
+
+def _inverted(ratio: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda policy, behavior: ratio(behavior, policy)
+
+
 FAULTS = (
     _credit("wrong_advantage_sign", after=lambda s: replace(s, advantages=-s.advantages, returns=-s.returns)),
     _credit("advantages_not_whitened", after=lambda s: replace(s, advantages=s.returns - s.values + np.float32(0.1))),
     _credit("off_by_one_bootstrap", before=_late_values, overrides=_CRITIC),
     _credit("reward_counted_twice", before=_twice_paid, overrides=_CRITIC),
     _credit("group_scale_wrong", after=lambda s: replace(s, advantages=s.advantages / 2), overrides=_GROUPS),
+    _credit("batch_scale_wrong", after=lambda s: replace(s, advantages=s.advantages / 2), overrides=_BATCH_SPREAD),
     _credit("states_not_recognised", before=_in_other_states, overrides=_STATES),
     Fault(name="padding_in_the_loss", room="learn", learner=lambda x: _AlteredBatch(x, _with_padding)),
     Fault(
@@ -154,6 +180,16 @@ FAULTS = (
         room="learn",
         patch=("turnwise.learn.trainer", "value_loss", lambda f: lambda *given: 2 * f(*given)),
     ),
+    _loss("gspo_ratio_of_single_tokens", "type: gspo", "_mean_over_turns", lambda _: lambda moved, _turns: moved),
+    _loss("cispo_with_inverted_ratio", "type: cispo", "_ratio", _inverted),
+    _loss("sapo_with_inverted_ratio", "type: sapo", "_ratio", _inverted),
+    _loss(
+        "opmd_without_its_pull",
+        "type: opmd, tau: 0.5",
+        "OpmdLoss",
+        lambda loss: lambda params: loss(params.model_copy(update={"tau": 0.0})),
+    ),
+    _loss("sft_weighted_by_advantages", "type: sft", "Sft", lambda loss: lambda params: _WeightedLoss(loss(params))),
     Fault(name="wrong_position_ids", room="learn", learner=_move_positions),
     Fault(name="stale_reference", room="learn", overrides=_KL, learner=_MovingReference),
     Fault(name="optimizer_state_not_restored", room="learn", learner=_ForgetfulOptimizer, at_resume=True),
