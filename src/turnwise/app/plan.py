@@ -32,6 +32,8 @@ class Plan:
     max_sampled_tokens_per_step: int
     optimizer_steps: int
     demonstrations: int
+    warm_start: str
+    """Its type: where the demonstrations come from."""
     eval_episodes: int
     memory: MemoryReport
     """Of a built-in model at the largest vocabulary it may get."""
@@ -65,6 +67,7 @@ def make_plan(settings: TurnwiseSettings, pretrained: Sequence[Change] = ()) -> 
         max_sampled_tokens_per_step=episodes * rollout.max_turns * settings.context.max_response_tokens,
         optimizer_steps=learn.steps * learn.epochs * learn.minibatches,
         demonstrations=settings.warm_start.episodes if isinstance(settings.warm_start, LessonSettings) else 0,
+        warm_start=settings.warm_start.type,
         eval_episodes=sum(count_held_out(settings).values()),
         memory=memory,
         peak=None if is_parallel else plan_peak(settings, read_shape(settings), memory),
@@ -109,7 +112,7 @@ def describe_plan(plan: Plan) -> str:
         f"Before and after, {plan.eval_episodes} held-out episodes are played.",
     ]
     if plan.demonstrations:
-        lines.insert(1, f"It starts from {plan.demonstrations} demonstrations by the oracle.")
+        lines.insert(1, f"It starts from {plan.demonstrations} demonstrations by the {plan.warm_start}.")
     if plan.pretrained:
         lines.append("Because model.path is not 'tiny', the recipe's section 'pretrained' sets:")
         lines += [f"  {change}" for change in plan.pretrained]

@@ -133,6 +133,13 @@ def test_words() -> None:
     assert "demonstrations" not in other
 
 
+def test_the_teacher_of_a_warm_start_is_named() -> None:
+    endpoint = "warm_start={type: endpoint, url: 'http://127.0.0.1:9/v1', model: big, episodes: 20}"
+    text = describe_plan(make_plan(load_settings(RECIPE, [endpoint])))
+    assert "20 demonstrations by the endpoint" in text
+    assert "oracle" not in text
+
+
 def test_what_episodes_share_is_counted_once() -> None:
     episode = EpisodeTokens(row=158, prompt=126, beginning=80)
     assert episode.live(num_tasks=8, num_episodes=64) == 80 + 8 * 46 + 64 * 32
