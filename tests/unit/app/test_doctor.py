@@ -15,9 +15,11 @@ from turnwise.app.doctor.examine import examine
 from turnwise.app.doctor.findings import Examination, Status, guarded
 from turnwise.app.doctor.installation import examine_packages
 from turnwise.app.models import resolve_model
+from turnwise.app.plan import describe_plan, make_plan
 from turnwise.cli import main
 from turnwise.config.load import load_settings
-from turnwise.learn.memory import MemoryReport, ModelMemory
+from turnwise.learn.memory import MemoryReport, ModelMemory, size_words
+from turnwise.learn.peak import PROCESS_BYTES
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_layers": 1, "num_heads": 2}
 BASE: dict[str, Any] = {
@@ -208,8 +210,24 @@ def test_models_that_do_not_fit_are_a_problem() -> None:
         )
         return MemoryReport(models=(row,), loaded_bytes=num_bytes, saved_bytes=0)
 
-    assert examine_memory(need(1000))[0].status is Status.OK
-    assert examine_memory(need(10**15))[0].status is Status.PROBLEM
+    assert examine_memory(need(1000), None)[0].status is Status.OK
+    assert examine_memory(need(10**15), None)[0].status is Status.PROBLEM
+
+
+def test_memory_is_the_peak_that_the_plan_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(load_settings(BASE))
+    assert plan.peak is not None
+    assert plan.memory.loaded_bytes is not None
+    beside = plan.peak.num_bytes - PROCESS_BYTES
+    assert beside > plan.memory.loaded_bytes
+    monkeypatch.setattr("turnwise.app.doctor.estimate.free_bytes", lambda: beside)
+    (fine,) = examine_memory(plan.memory, plan.peak)
+    monkeypatch.setattr("turnwise.app.doctor.estimate.free_bytes", lambda: beside - 1)
+    (scarce,) = examine_memory(plan.memory, plan.peak)
+    assert (fine.status, scarce.status) == (Status.OK, Status.PROBLEM)
+    for message in (fine.message, scarce.message):
+        assert f"about {size_words(plan.peak.num_bytes)}" in message
+        assert size_words(plan.peak.num_bytes) in describe_plan(plan)
 
 
 def test_a_look_that_fails_is_a_finding() -> None:

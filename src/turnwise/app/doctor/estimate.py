@@ -7,19 +7,26 @@ from turnwise.app.doctor.installation import free_bytes
 from turnwise.app.doctor.probe import Probe
 from turnwise.app.plan import Plan
 from turnwise.learn.memory import MemoryReport, size_words
+from turnwise.learn.peak import PROCESS_BYTES, Peak
 from turnwise.report.progress import format_duration
 
 
-def examine_memory(memory: MemoryReport) -> list[Finding]:
-    """Held against what is free now."""
-    loaded = ", ".join(f"{row.name} {size_words(row.total_bytes)}" for row in memory.models if row.is_loaded)
-    words, free = f"{loaded}; activations come on top", free_bytes()
-    if memory.loaded_bytes is not None and free is not None and memory.loaded_bytes > free:
+def examine_memory(memory: MemoryReport, peak: Peak | None) -> list[Finding]:
+    """Compare the peak of the plan with what is free now; weights alone where the peak is not known."""
+    words = ", ".join(f"{row.name} {size_words(row.total_bytes)}" for row in memory.models if row.is_loaded)
+    needed, free = memory.loaded_bytes, free_bytes()
+    if peak is None:
+        words += f"; {size_words(needed)} in all, activations come on top"
+    else:
+        # Python and its packages are in memory already, those of this process.
+        needed = peak.num_bytes - PROCESS_BYTES
+        words += f"; about {size_words(peak.num_bytes)} at one time, while {peak.moment}"
+    if needed is not None and free is not None and needed > free:
         return [
             problem(
                 "memory",
-                f"{words}: {size_words(memory.loaded_bytes)} in all, and {size_words(free)} are free. Use a smaller "
-                "model, model.lora.type=lora, or model.dtype=bfloat16.",
+                f"{words}; {size_words(free)} are free. Use a smaller model, model.lora.type=lora, or "
+                "model.dtype=bfloat16.",
             )
         ]
     return [fine("memory", words)]

@@ -126,7 +126,7 @@ class _Patient:
         self.numbers["plan"] = self._plan.to_dict()
         if not fits(self._plan.memory):
             self._model_path = None
-        return examine_memory(self._plan.memory)
+        return examine_memory(self._plan.memory, self._plan.peak)
 
     # --- the probe ---------------------------------------------------------------------------------------------------
 
