@@ -27,6 +27,8 @@ from turnwise.report.run_dir import RunDirectory
 from turnwise.report.watch import CollapseWatch, Finding
 from turnwise.rollout.chosen import find_workflow
 
+_SAVES_APART = 20
+"""A checkpoint that only time asks for is this many times as far from the one before as that one took to write."""
 _PROGRESS, _BUFFER, _DIGESTS = "progress.json", "buffer.bin", "digests.json"
 
 
@@ -44,6 +46,8 @@ class Checkpointer:
         self._clock = clock
         self._max_age_s = settings.report.checkpoint_minutes * 60
         self._saved_at_s = clock()
+        self._save_s = 0.0
+        """How long the last checkpoint took to write."""
         self._by_time: int | None = None
         """The step whose checkpoint time alone asked for; the next one takes its place."""
         self._directory = directory
@@ -59,7 +63,11 @@ class Checkpointer:
         """Whether this step must be on disk; the very start too, where there must always be a way back."""
         if step == 0:
             return self._needs_way_back or self._can_be_lost or self._is_met
-        return self._is_due_by_steps(step) or 0 < self._max_age_s <= self._clock() - self._saved_at_s
+        return self._is_due_by_steps(step) or self._is_due_by_time()
+
+    def _is_due_by_time(self) -> bool:
+        age_s = self._clock() - self._saved_at_s
+        return self._max_age_s > 0 and age_s >= max(self._max_age_s, _SAVES_APART * self._save_s)
 
     def _is_due_by_steps(self, step: int) -> bool:
         return self._every > 0 and step % self._every == 0
@@ -67,10 +75,11 @@ class Checkpointer:
     def save(self, progress: Progress) -> None:
         folder = self._directory.step_checkpoint(progress.step)
         folder.parent.mkdir(parents=True, exist_ok=True)
+        started_s = self._clock()
         save_checkpoint(folder, self._parts.learner, self._parts.tokenizer, progress, self._parts.buffer)
         self._saved_at_s = self._clock()
-        # Where there must be a way back, `prune` decides what of it goes.
-        if self._by_time is not None and self._by_time != progress.step and not self._needs_way_back:
+        self._save_s = self._saved_at_s - started_s
+        if self._by_time is not None and self._by_time != progress.step:
             self._directory.remove_checkpoint(self._by_time)
         self._by_time = None if self._is_due_by_steps(progress.step) else progress.step
 
@@ -81,21 +90,28 @@ class Checkpointer:
         """Remove what no finding can ask for any more; checkpoints that the user asked for stay."""
         if not self._is_own_pace:
             return
-        saved = self._directory.checkpoint_steps()
-        needed = {_newest(saved, point) for point in watch.return_points()}
-        for step in saved:
+        saved, planned = self._directory.checkpoint_steps(), self._planned_steps()
+        needed = {_newest(planned, point) for point in watch.return_points()}
+        for step in saved[:-1]:
             if step not in needed:
                 self._directory.remove_checkpoint(step)
 
     def go_back(self, collapse: Finding) -> Progress:
         """The learner as it was before the trouble; later checkpoints are removed, so that this is the run's newest."""
         saved = self._directory.checkpoint_steps()
-        sound = _newest(saved, collapse.since - 1)
+        sound = _newest(self._planned_steps(), collapse.since - 1)
         # The newest first: a run that is killed here still has the sound one, and finds the collapse again.
         for step in reversed(saved):
             if step > sound:
                 self._directory.remove_checkpoint(step)
         return load_checkpoint(self._directory.step_checkpoint(sound), self._parts.learner)
+
+    def _planned_steps(self) -> list[int]:
+        """Checkpoints that every run with these settings has, so that a collapse ends it with the same policy however
+        fast it was. All of them where there is none.
+        """
+        saved = self._directory.checkpoint_steps()
+        return [step for step in saved if step == 0 or self._is_due_by_steps(step)] or saved
 
 
 @runtime_checkable

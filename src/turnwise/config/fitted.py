@@ -26,9 +26,8 @@ def fill_in(raw: dict[str, Any]) -> dict[str, Any]:
     if _has_eval_files(raw):
         raw = _with_default(raw, ("eval", "episodes"), "all")
     if _find(raw, "cluster", "type") == "ray":
-        # What runs elsewhere can be lost: what waits there must outlive it, and the way back must not be long.
+        # What runs elsewhere can be lost: what waits there must outlive it.
         raw = _with_default(raw, ("buffer", "type"), "sqlite")
-        raw = _with_default(raw, ("report", "checkpoint_minutes"), 10.0)
     if _find(raw, "engine", "type") == "vllm":
         raw = _fit_vllm(raw)
     return raw

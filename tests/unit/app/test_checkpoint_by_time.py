@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.app import recording, training
+from turnwise.app import checkpointer, recording, training
 from turnwise.app.checkpointer import Checkpointer
 from turnwise.app.run import Run, resume, train
 from turnwise.report.run_dir import RunDirectory
@@ -24,10 +24,10 @@ class Killed(BaseException):
 
 
 class Clock:
-    """Every step takes a minute."""
+    """Every step takes a minute, and every checkpoint `save_s`."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.now_s, self.dies_in = 0.0, -1
+        self.now_s, self.save_s, self.dies_in = 0.0, 0.0, -1
         plain = recording.ProgressDisplay.update
 
         def update(display: Any, step: int, *rest: Any) -> None:
@@ -36,7 +36,14 @@ class Clock:
             if step == self.dies_in:
                 raise Killed
 
+        plain_save = checkpointer.save_checkpoint
+
+        def save(*given: Any) -> None:
+            plain_save(*given)
+            self.now_s += self.save_s
+
         patch.setattr(recording.ProgressDisplay, "update", update)
+        patch.setattr(checkpointer, "save_checkpoint", save)
         patch.setattr(training, "Checkpointer", partial(Checkpointer, clock=lambda: self.now_s))
 
 
@@ -51,13 +58,13 @@ def saved(run: Run) -> list[int]:
 
 
 def test_a_run_killed_between_checkpoints_goes_on_exactly(tmp_path: Path, clock: Clock) -> None:
-    words = [*SMALL_LAKE, "learn.steps=6", "report.checkpoint_minutes=2"]
+    words = [*SMALL_LAKE, "learn.steps=6"]
     straight = train("frozenlake", words, run_dir=tmp_path / "straight")
     assert saved(straight) == [6]
     clock.dies_in = 5
     with pytest.raises(Killed):
         train("frozenlake", words, run_dir=tmp_path / "killed")
-    # The one of step 2 has made room for the one of step 4.
+    # Two minutes by default; the one of step 2 has made room for the one of step 4.
     assert saved(Run(tmp_path / "killed")) == [4]
     clock.dies_in = -1
     resumed = resume(tmp_path / "killed")
@@ -69,5 +76,27 @@ def test_checkpoints_that_steps_ask_for_stay(tmp_path: Path, clock: Clock) -> No
     words = [*SMALL_LAKE, "learn.steps=6", "report.checkpoint_minutes=2", "report.checkpoint_every=3"]
     assert saved(train("frozenlake", words, run_dir=tmp_path / "run")) == [3, 6]
     assert clock.now_s == 360
-    words = [*SMALL_LAKE, "learn.steps=5", "report.checkpoint_every=3"]
+    words = [*SMALL_LAKE, "learn.steps=5", "report.checkpoint_every=3", "report.checkpoint_minutes=0"]
     assert saved(train("frozenlake", words, run_dir=tmp_path / "by_steps")) == [3, 5]
+
+
+def test_saving_takes_at_most_a_twentieth_of_the_time(tmp_path: Path, clock: Clock) -> None:
+    clock.save_s, clock.dies_in = 12.0, 7
+    with pytest.raises(Killed):
+        train("frozenlake", [*SMALL_LAKE, "learn.steps=9"], run_dir=tmp_path / "run")
+    # Saved after two minutes, then four minutes later: twenty times the twelve seconds.
+    assert saved(Run(tmp_path / "run")) == [6]
+
+
+@pytest.mark.parametrize("every", [0, 3])
+def test_a_way_back_from_a_collapse_is_kept_by_steps_whatever_the_clock_says(
+    tmp_path: Path, clock: Clock, every: int
+) -> None:
+    words = [*SMALL_LAKE, "learn.steps=7", "watch.stop=collapse", "watch.window=3", f"report.checkpoint_every={every}"]
+    clock.dies_in = 6
+    with pytest.raises(Killed):
+        train("frozenlake", [*words, "report.checkpoint_minutes=1"], run_dir=tmp_path / "run")
+    steps = saved(Run(tmp_path / "run"))
+    assert {3, 5} <= set(steps) <= {0, 3, 5}
+    clock.dies_in = -1
+    assert set(saved(resume(tmp_path / "run"))) <= {0, 3, 5, 6, 7}

@@ -115,7 +115,7 @@ def test_with_vllm_what_other_kernels_change_is_corrected_and_heads_are_wide_eno
 
 def test_on_a_cluster_what_waits_is_kept_and_the_way_back_is_short() -> None:
     settings = load_settings(LAKE, ["cluster.type=ray"])
-    assert (settings.buffer.type, settings.report.checkpoint_minutes) == ("sqlite", 10.0)
+    assert (settings.buffer.type, settings.report.checkpoint_minutes) == ("sqlite", 2.0)
     assert load_settings(dump_settings_as_mapping(settings)) == settings
     chosen = load_settings(LAKE, ["cluster.type=ray", "report.checkpoint_minutes=1"])
     assert chosen.report.checkpoint_minutes == 1.0

@@ -11,9 +11,10 @@ from turnwise.config.settings import Settings
 
 class ReportSettings(Settings):
     checkpoint_every: int = Field(default=0, ge=0)
-    """Save every this many steps; 0: only at the end."""
-    checkpoint_minutes: float = Field(default=0.0, ge=0)
-    """Save also after the step in which the last checkpoint becomes this old; the newest of these stays; 0: never."""
+    """Save every this many steps; 0: only by time and at the end."""
+    checkpoint_minutes: float = Field(default=2.0, ge=0)
+    """Save also after the step in which the last checkpoint becomes this old, and 20 times as old as it took to write;
+    only the newest of these is kept; 0: never."""
     trajectories_per_step: int = Field(default=4, ge=0)
     """How many are written to trajectories/ each step, tokens included."""
     tokens: Literal["all", "none"] | PositiveInt = 200_000
