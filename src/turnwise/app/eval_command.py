@@ -52,7 +52,7 @@ def _evaluate_suite(options: argparse.Namespace, words: Sequence[str], told: Con
     """Settings that a rule cannot play are told and left out: not every world can be played at random."""
     recipes = find_suite(options.suite)
     rule = options.target or "oracle"
-    if _is_rule(rule, options, words, recipes[0]) and ":" not in rule:
+    if ":" not in rule and any(_is_rule(rule, options, words, recipe) for recipe in recipes):
         can_play = [names_a_rule(_setting_of(None, recipe, words), rule, options.split) for recipe in recipes]
         for recipe in [recipe for recipe, can in zip(recipes, can_play, strict=True) if not can]:
             print_notice(told, f"{recipe}: its environment cannot be played by '{rule}' and is left out.")
@@ -88,13 +88,10 @@ def _evaluate(
     # A suite that nobody is named for measures the yardstick.
     target = options.target or "oracle"
     if _is_rule(target, options, words, recipe):
-        setting = _setting_of(options.env, recipe, words)
-        evaluated, root = evaluate_rule(target, setting, options.split), setting.run.root
+        evaluated = evaluate_rule(target, _setting_of(options.env, recipe, words), options.split)
     else:
         evaluated = _evaluate_policy(target, options, words, told, recipe)
-        root = "runs"
-    folder = None if options.out is None else Path(options.out) / (name or "")
-    return evaluated.save(folder, Path(root))
+    return evaluated.save(None if options.out is None else Path(options.out) / (name or ""))
 
 
 def _evaluate_policy(

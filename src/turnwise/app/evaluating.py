@@ -52,11 +52,13 @@ class Evaluated:
 
     report: EvalReport
     trajectories: tuple[Trajectory, ...]
+    root: str
+    """The `run.root` of the settings."""
 
-    def save(self, folder: Path | None, root: Path) -> EvalReport:
+    def save(self, folder: Path | None) -> EvalReport:
         """Write everything down: into `folder`, or into a new one beside the run that played, or in `root`."""
         report = self.report
-        where = folder or _new_folder(report, root)
+        where = folder or _new_folder(report, Path(self.root))
         TrajectoryWriter(where, max_per_step=len(self.trajectories)).write(0, self.trajectories)
         saved = replace(report, folder=where)
         write_eval(where, saved.to_dict(), saved.tasks)
@@ -76,7 +78,8 @@ def _new_folder(report: EvalReport, root: Path) -> Path:
 def evaluate_rule(rule: str, settings: TurnwiseSettings, split: str) -> Evaluated:
     """How well `oracle`, `random` or another rule plays the main environment."""
     result = play_rule_in(settings, rule, held_out_tasks(settings, split))
-    return Evaluated(report=_report(rule, settings, split, result), trajectories=result.trajectories)
+    report = _report(rule, settings, split, result)
+    return Evaluated(report=report, trajectories=result.trajectories, root=settings.run.root)
 
 
 def evaluate_policy(
@@ -94,7 +97,8 @@ def evaluate_policy(
     num_episodes = len(parts.eval_tasks) * found.settings.eval.samples
     with phase(console, f"evaluating on {num_episodes} episodes") as advance:
         result = run_async(evaluate_once(parts, advance))
-    return Evaluated(report=report_policy(target, split, result, parts), trajectories=result.trajectories)
+    report = report_policy(target, split, result, parts)
+    return Evaluated(report=report, trajectories=result.trajectories, root=found.settings.run.root)
 
 
 def report_policy(target: str, split: str, result: Evaluation, parts: PlayParts) -> EvalReport:

@@ -31,11 +31,11 @@ def evals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("evals")
     for rule in ("random", "oracle"):
         settings = load_settings("frozenlake", ["eval.episodes=30"])
-        evaluate_rule(rule, settings, "eval").save(folder / rule, folder)
+        evaluate_rule(rule, settings, "eval").save(folder / rule)
     for seed in (1, 2, 3):
         settings = load_settings("frozenlake", ["eval.episodes=30", "eval.samples=2", "eval.temperature=1"])
-        evaluate_rule("random", settings, "eval").save(folder / "seeds" / f"random-{seed}", folder)
-        evaluate_rule("oracle", settings, "eval").save(folder / "best" / f"oracle-{seed}", folder)
+        evaluate_rule("random", settings, "eval").save(folder / "seeds" / f"random-{seed}")
+        evaluate_rule("oracle", settings, "eval").save(folder / "best" / f"oracle-{seed}")
     return folder
 
 
@@ -85,11 +85,11 @@ def test_a_finished_run_can_be_compared_as_it_is(finished: Run, evals: Path) -> 
 
 def test_other_worlds_are_refused(evals: Path, tmp_path: Path) -> None:
     larger = load_settings("frozenlake", ["eval.episodes=3", "env.size=6"])
-    evaluate_rule("oracle", larger, "eval").save(tmp_path / "larger", tmp_path)
+    evaluate_rule("oracle", larger, "eval").save(tmp_path / "larger")
     with pytest.raises(ConfigError, match=r"frozen_lake\.size is .* not the same"):
         compare(read_side(str(evals / "oracle")), read_side(str(tmp_path / "larger")))
     others = load_settings("frozenlake", ["eval.episodes=3", "eval.first_seed=900"])
-    evaluate_rule("oracle", others, "eval").save(tmp_path / "others", tmp_path)
+    evaluate_rule("oracle", others, "eval").save(tmp_path / "others")
     with pytest.raises(ConfigError, match="have no task in common"):
         compare(read_side(str(evals / "oracle")), read_side(str(tmp_path / "others")))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from turnwise.app.eval_texts import show_report, to_markdown
 from turnwise.app.evaluating import evaluate_policy, evaluate_rule
 from turnwise.app.policies import find_policy
 from turnwise.app.run import Run, train
+from turnwise.app.suites import SUITES
 from turnwise.cli import main
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError
@@ -156,14 +158,15 @@ def test_difficulties_are_told_where_the_environment_says_one() -> None:
 
 def test_episodes_and_results_are_always_saved(finished: Run, tmp_path: Path) -> None:
     result = evaluate_policy(str(finished.path), ["eval.episodes=4"], QUIET, recipe=None, split="eval")
-    saved = result.save(tmp_path / "here", tmp_path)
+    saved = result.save(tmp_path / "here")
     back = read_eval(tmp_path / "here")
     assert (back.tasks, back.seed, back.recipe) == (result.report.tasks, 0, "frozenlake")
     assert back.trajectories is not None
     assert [str(t.id) for t in read_trajectories(back.trajectories)] == [str(t.id) for t in result.trajectories]
     assert "frozen_lake" in (tmp_path / "here" / "eval.md").read_text()
     assert saved.to_dict()["folder"] == str(tmp_path / "here")
-    rule = evaluate_rule("oracle", load_settings("frozenlake", {"eval.episodes": 3}), "eval").save(None, tmp_path)
+    settings = load_settings("frozenlake", {"eval.episodes": 3, "run.root": str(tmp_path)})
+    rule = evaluate_rule("oracle", settings, "eval").save(None)
     assert rule.folder is not None
     assert rule.folder.parent == tmp_path / "evals"
     assert read_eval(rule.folder).tasks == rule.tasks
@@ -195,6 +198,29 @@ def test_the_command_plays_rules_suites_and_writes_pages(
     assert main(["eval", "random", "--suite", "mission", "--episodes", "1", "--out", "all"]) == 0
     assert {path.name for path in Path("all").iterdir()} >= {"frozenlake", "webshop", "alfworld"}
     assert "sokoban" in capsys.readouterr().out
+
+
+def test_a_rule_that_only_a_later_recipe_of_a_suite_knows_is_played_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(SUITES, "two", ("bandit", "frozenlake"))
+    assert main(["eval", "myopic", "--suite", "two", "--episodes", "2", "--out", "all"]) == 0
+    assert [path.name for path in Path("all").iterdir()] == ["frozenlake"]
+    assert "bandit: its environment cannot be played by 'myopic' and is left out" in capsys.readouterr().out
+    assert main(["eval", "myopia", "--suite", "two"]) == 2
+    assert "'myopia' is neither a run directory nor a model" in capsys.readouterr().err
+
+
+def test_what_a_model_or_a_rule_has_played_is_saved_under_the_root_of_runs(
+    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = shutil.copytree(finished.policy, tmp_path / "model")
+    for target in (str(model), "oracle"):
+        assert main(["eval", target, "--episodes", "2", f"run.root={tmp_path / 'elsewhere'}"]) == 0
+    assert len(list((tmp_path / "elsewhere" / "evals").iterdir())) == 2
+    assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize(

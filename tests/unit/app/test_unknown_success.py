@@ -163,13 +163,13 @@ def test_shares_are_over_the_plays_that_say_it(run: Run) -> None:
 def test_compare_goes_by_the_return(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["eval.episodes=8"]
     mine = evaluate_policy(str(run.path), settings, QUIET, recipe=None, split="eval")
-    mine.save(tmp_path / "one", tmp_path)
+    mine.save(tmp_path / "one")
     richer = replace(
         mine,
         trajectories=mine.trajectories,
         report=replace(mine.report, tasks=results_of(_paid_more(mine.trajectories))),
     )
-    richer.save(tmp_path / "two", tmp_path)
+    richer.save(tmp_path / "two")
     found = compare(read_side(str(tmp_path / "one")), read_side(str(tmp_path / "two")))
     assert (found.measure, found.unknown, found.success, found.difference, found.interval) == (
         "return",
