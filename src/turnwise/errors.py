@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from http import HTTPStatus
 
 
 class TurnwiseError(Exception):
@@ -87,6 +88,11 @@ class ServeError(TurnwiseError):
         self.status = status
         self.param = param
         self.code = code
+
+    @property
+    def kind(self) -> str:
+        """Its type in the words of OpenAI's APIs."""
+        return "server_error" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
 
 
 class RunError(TurnwiseError):

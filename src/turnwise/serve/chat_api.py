@@ -179,7 +179,8 @@ class ChatWriter:
         return b"".join(events) + b"data: [DONE]\n\n"
 
     def fail(self, error: ServeError) -> bytes:
-        return event({"error": {"message": str(error), "type": "server_error", "param": None, "code": error.code}})
+        told = {"message": str(error), "type": error.kind, "param": error.param, "code": error.code}
+        return event({"error": told})
 
     def _head(self, kind: str, responses: Sequence[Response] = ()) -> dict[str, Any]:
         head = {"id": self.id, "object": kind, "created": int(time.time()), "model": self.model}

@@ -43,8 +43,7 @@ class HttpLimits:
 
 def error_content(error: ServeError) -> dict[str, Any]:
     """In the shape that clients of OpenAI's APIs read, and of Anthropic's."""
-    kind = "server_error" if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-    told = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
+    told = {"message": str(error), "type": error.kind, "param": error.param, "code": error.code}
     # The outer type is where clients of Anthropic's API look.
     return {"type": "error", "error": told}
 

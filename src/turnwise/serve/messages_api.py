@@ -196,7 +196,7 @@ class MessagesWriter:
         return b"".join(events) + _event("message_stop")
 
     def fail(self, error: ServeError) -> bytes:
-        return _event("error", error={"type": "api_error", "message": str(error)})
+        return _event("error", error={"type": error.kind, "message": str(error)})
 
     def _begin_block(self, block: Mapping[str, Any]) -> bytes:
         self._is_open = True

@@ -222,7 +222,7 @@ class ResponsesWriter:
         return b"".join(events)
 
     def fail(self, error: ServeError) -> bytes:
-        return self._event("error", code=error.code or "server_error", message=str(error), param=error.param)
+        return self._event("error", code=error.code or error.kind, message=str(error), param=error.param)
 
     def _event(self, kind: str, **content: Any) -> bytes:
         self._num_events += 1

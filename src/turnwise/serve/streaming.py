@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
+from http import HTTPStatus
 from typing import Protocol
 
 from turnwise.context.recorder import Response
-from turnwise.errors import ServeError, TurnwiseError
+from turnwise.errors import ServeError
+from turnwise.floor.outsiders import tell_error
 from turnwise.rollout.model_handle import HALF_A_CHARACTER, TextDecoder
 from turnwise.serve.calls import ModelCall
 from turnwise.serve.episode import Episode
@@ -41,11 +43,9 @@ class Stream:
 
     def __init__(self, episode: Episode, call: ModelCall, step: int, writer: StreamWriter) -> None:
         self._episode = episode
+        self._call = call
         self._writer = writer
         self._heard: asyncio.Queue[tuple[int, int] | None] = asyncio.Queue()
-        marks = [*call.stop, *([episode.model.call_mark] if call.takes_calls else [])]
-        prefix = "" if call.tool_choice not in ("auto", "none") else episode.begin_reply(call)
-        self._texts = [StreamedText(episode.model.decode, marks, prefix) for _ in range(call.n)]
         self._asking = asyncio.create_task(episode.ask(call, step, lambda *heard: self._heard.put_nowait(heard)))
         self._asking.add_done_callback(lambda _: self._heard.put_nowait(None))
         self._first: tuple[int, int] | None = None
@@ -60,22 +60,33 @@ class Stream:
         if self._first is None:
             self._asking.result()
 
+    def _open_texts(self) -> list[StreamedText]:
+        """Once the call was not refused: a template without tools has no mark of a call."""
+        call, model = self._call, self._episode.model
+        marks = [*call.stop, *([model.call_mark] if call.takes_calls else [])]
+        prefix = self._episode.begin_reply(call)
+        return [StreamedText(model.decode, marks, prefix, takes_calls=call.takes_calls) for _ in range(call.n)]
+
     async def pieces(self) -> AsyncIterator[bytes]:
         try:
+            texts = self._open_texts()
             yield self._writer.begin()
             heard = self._first
             while heard is not None:
                 number, token = heard
-                if text := self._texts[number].add(token):
+                if text := texts[number].add(token):
                     yield self._writer.delta(number, text)
                 heard = await self._heard.get()
             try:
                 responses = self._asking.result()
-            except TurnwiseError as error:
-                yield self._writer.fail(error if isinstance(error, ServeError) else ServeError(str(error)))
+            except ServeError as error:
+                yield self._writer.fail(error)
+                return
+            except Exception as error:  # noqa: BLE001 - the boundary: the status has been sent, the client still hears
+                yield self._writer.fail(ServeError(tell_error(error), status=HTTPStatus.INTERNAL_SERVER_ERROR))
                 return
             for number, response in enumerate(responses):
-                if text := self._texts[number].rest(response.message.text):
+                if text := texts[number].rest(response.message.text):
                     yield self._writer.delta(number, text)
             yield self._writer.end(responses)
         finally:
@@ -91,22 +102,26 @@ class Stream:
 class StreamedText:
     """What one choice has said so far."""
 
-    def __init__(self, decode: Callable[[IntArray], str], marks: Sequence[str], prefix: str) -> None:
+    def __init__(
+        self, decode: Callable[[IntArray], str], marks: Sequence[str], prefix: str, *, takes_calls: bool = False
+    ) -> None:
+        """Where the reply may hold calls, whitespace around its text may belong to them, and is held back."""
         self._decoder = TextDecoder(decode)
         self._marks = marks
         self._prefix = prefix
+        self._takes_calls = takes_calls
         self._told = ""
 
     def add(self, token: int) -> str:
         """What is certain now and was not told yet."""
         self._decoder.add(token)
         text = self._prefix + self._decoder.text
-        if text.endswith(HALF_A_CHARACTER):
+        if text.endswith(HALF_A_CHARACTER) or (self._takes_calls and text[:1].isspace()):
             return ""
         # What was told holds no mark, and not the beginning of one.
         start = len(self._told)
         certain = text[: min((_find_mark(text, mark, start) for mark in self._marks), default=len(text))]
-        return self._tell(certain)
+        return self._tell(certain.rstrip() if self._takes_calls else certain)
 
     def rest(self, whole: str) -> str:
         return self._tell(whole)

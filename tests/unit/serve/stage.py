@@ -45,18 +45,25 @@ class Script(ScriptedEngine):
 class OneEpisode:
     """A host with a single episode, in which everything happens."""
 
-    def __init__(self, engine: ScriptedEngine, *, keeps_sampling: bool = False) -> None:
+    def __init__(
+        self,
+        engine: ScriptedEngine,
+        *,
+        keeps_sampling: bool = False,
+        template: LearnedTemplate | None = None,
+        prefix: str = "",
+    ) -> None:
         self.engine = engine
         model = ModelHandle(
             engine,
-            tool_template(),
+            template or tool_template(),
             sampling=Sampling(temperature=0.7, max_new_tokens=200),
             max_tokens=40_000,
             seed=1,
             name="episode",
         )
         self.episode = Episode(
-            "only", model, prefix="", max_calls=400, max_response_tokens=200, keeps_sampling=keeps_sampling
+            "only", model, prefix=prefix, max_calls=400, max_response_tokens=200, keeps_sampling=keeps_sampling
         )
 
     @property

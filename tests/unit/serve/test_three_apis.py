@@ -158,7 +158,7 @@ def test_a_stream_brings_tokens_one_by_one_and_holds_back_what_is_not_certain() 
         stopped = await stream_chat(client, stop=["the door"])
         assert "".join(stopped) == "look at "
         called = await stream_chat(client, tools=[LOOK])
-        assert "".join(called) == "I look. "
+        assert "".join(called) == "I look."
 
     check_tokens(perform(Script("look at the door ü", "look at the door", f"I look. {CALL}"), scene))
 
