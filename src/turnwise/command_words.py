@@ -36,7 +36,19 @@ class _Parser(argparse.ArgumentParser):
             return super().parse_known_args(args, namespace)
         known, settings = self._split(list(args))
         options, rest = super().parse_known_args(known, namespace)
+        self._refuse_empty(vars(options))
         return options, [*settings, *rest]
+
+    def _refuse_empty(self, given: dict[str, Any]) -> None:
+        """An empty argument is a variable that was not set, and never means the default."""
+        for action in self._actions:
+            found = given.get(action.dest)
+            values = found if isinstance(found, list) else [found]
+            if any(isinstance(value, str) and not value.strip() for value in values):
+                name = action.option_strings[0] if action.option_strings else action.metavar
+                is_needed = action.required and not action.option_strings
+                otherwise = "" if is_needed else " Leave it out for the default."
+                self.error(f"{name}: an empty word given; expected a name or a path.{otherwise}")
 
     def _split(self, waiting: list[str]) -> tuple[list[str], list[str]]:
         """Words of this command, and `--key value` or `--key=value` for keys that are none of its options."""

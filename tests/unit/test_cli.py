@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import io
 import json
@@ -21,7 +22,7 @@ import yaml
 import turnwise
 from turnwise.app.run import Run, train
 from turnwise.cli import main, parse_overrides
-from turnwise.command_words import COMMANDS
+from turnwise.command_words import COMMANDS, build_parser
 from turnwise.config.load import load_settings
 from turnwise.config.registry import CREDITS
 from turnwise.errors import LearnError
@@ -182,7 +183,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "--resume", ""], "--resume: an empty word given"),
         (["plan", ""], "RECIPE: an empty word given"),
         (["doctor", ""], "RECIPE: an empty word given"),
-        (["eval", "oracle", "--recipe", ""], "RECIPE: an empty word given"),
+        (["eval", "oracle", "--recipe", ""], "--recipe: an empty word given"),
         (["train", "frozenlake", "bandit"], "override 'bandit' is not of the form key.path=value"),
         (["train", "rollout.group_size=1", "credit={type: grpo}", "--credit.type", "grpo"], "credit"),
         (["train", "buffer.train_batch_size=2", "rollout.group_size=3"], "a group does not fit into"),
@@ -229,6 +230,20 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_a_mistake_gets_one_clear_message(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
     assert message in refused(capsys, *words)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_empty_argument_is_named_as_the_help_names_it(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    commands = next(action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
+    actions = [action for action in commands.choices[command]._actions if action.nargs != 0]
+    for chosen in [action for action in actions if action.type is None and action.choices is None]:
+        words = [command]
+        for action in actions:
+            if action is chosen or action.required:
+                value = "" if action is chosen else "1" if action.type is int else next(iter(action.choices or "x"))
+                words += [*action.option_strings[:1], value]
+        name = chosen.option_strings[0] if chosen.option_strings else chosen.metavar
+        assert f"turnwise: {name}: an empty word given" in refused(capsys, *words), words
 
 
 def test_broken_yaml(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

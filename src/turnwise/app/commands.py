@@ -34,20 +34,10 @@ _MAX_ACTIONS = 6
 
 def run(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Dispatch a parsed command; returns the exit code."""
-    _refuse_empty_words(options)
-    return _COMMANDS[options.command](options, list(overrides), Console())
-
-
-def _refuse_empty_words(options: argparse.Namespace) -> None:
-    """An empty word is a variable that was not set, and never means the default; an endless one is no name."""
     for given in vars(options).values():
         if isinstance(given, str):
             refuse_endless_name(given)
-    if empty := [name for name, given in vars(options).items() if isinstance(given, str) and not given.strip()]:
-        shown = (
-            empty[0].upper() if empty[0] in ("recipe", "target", "run", "dir") else f"--{empty[0].replace('_', '-')}"
-        )
-        raise ConfigError(f"{shown}: an empty word given; expected a name or a path. Leave it out for the default.")
+    return _COMMANDS[options.command](options, list(overrides), Console())
 
 
 def _train(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
