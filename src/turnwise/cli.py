@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from turnwise.command_words import build_parser
-from turnwise.errors import ClusterError, LearnError, SyncError, TurnwiseError
+from turnwise.errors import ClusterError, EngineError, LearnError, SyncError, TurnwiseError
 from turnwise.floor.async_calls import Terminated
 from turnwise.floor.files import tell_trouble
 from turnwise.floor.outsiders import tell_error
@@ -34,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return commands.run(options, parse_overrides(rest))
     except (LearnError, SyncError, ClusterError) as error:
         _tell(f"the run failed: {error}")
+        return 1
+    except EngineError as error:
+        _tell(str(error))
         return 1
     except TurnwiseError as error:
         _tell(str(error))

@@ -10,7 +10,7 @@ from turnwise.config.registry import import_rule
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import reset_env
-from turnwise.errors import ConfigError, did_you_mean
+from turnwise.errors import ConfigError, EngineError, did_you_mean
 from turnwise.floor.successes import share_of, tell_successes
 from turnwise.loop.build import build_judging
 from turnwise.loop.parts import PlayParts
@@ -20,7 +20,10 @@ from turnwise.report.metrics import split_by_tag, told_numbers
 from turnwise.rollout.judges import Judging
 from turnwise.rollout.rules import Rule, record_rules, rules_of
 from turnwise.rollout.worlds import World, main_world, worlds_of
-from turnwise.types import Metrics, Task, Trajectory
+from turnwise.types import Metrics, StopReason, Task, Trajectory
+
+_WITHOUT_REPLY = (StopReason.ENGINE_ERROR, StopReason.TIMEOUT)
+"""How an episode ends where the engine fails or hangs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +98,25 @@ async def evaluate_policy(parts: PlayParts, advance: Callable[[int, int], None] 
 
 
 async def evaluate_once(parts: PlayParts, advance: Callable[[int, int], None] | None = None) -> Evaluation:
-    """The same with parts that nobody needs afterwards: their engine is closed."""
+    """The same with parts that nobody needs afterwards: their engine is closed.
+
+    Raises EngineError where it never gave a reply: that says nothing of the policy.
+    """
     try:
-        return await evaluate_policy(parts, advance)
+        result = await evaluate_policy(parts, advance)
     finally:
         await parts.engine.close()
+    _check_replies(result.trajectories)
+    return result
+
+
+def _check_replies(trajectories: Sequence[Trajectory]) -> None:
+    silent = [t for t in trajectories if t.stop_reason in _WITHOUT_REPLY and not t.segments]
+    if silent and len(silent) == len(trajectories):
+        raise EngineError(
+            f"the engine gave no reply in any of {len(silent)} episodes, so nothing was evaluated. "
+            f"{silent[0].id} ended with {silent[0].stop_reason}: {silent[0].failure}"
+        )
 
 
 def is_evaluation_due(settings: TurnwiseSettings, step: int) -> bool:

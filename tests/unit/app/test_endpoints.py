@@ -164,6 +164,17 @@ def test_a_server_that_fails_in_the_middle_costs_episodes_and_not_the_evaluation
     assert report.stop_reasons["engine_error"] == 3
 
 
+def test_an_endpoint_that_never_answers_ends_the_evaluation_and_saves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with serving(FakeEndpoint(lambda _: refusal(500, "out of memory"))) as endpoint:
+        assert main(["eval", endpoint.url, "--episodes", "3", "--markdown", "m.md", "engine.max_retries=0"]) == 1
+    shown = " ".join(capsys.readouterr().err.split())
+    assert re.search(r"no reply in any of 3 episodes.* ended with engine_error: .*500.*out of memory", shown)
+    assert [str(path) for path in tmp_path.rglob("*") if path.name in ("m.md", "evals", "eval.json")] == []
+
+
 # --- never learnt from -----------------------------------------------------------------------------------------------
 
 
