@@ -52,10 +52,9 @@ async def explore(
     tasks are played and rewarded.
     """
     wanted, chosen = parts.groups_per_rollout, parts.settings.reward.filter
-    max_rounds = 1 if isinstance(chosen, NoFilter) else chosen.max_rounds
     played: list[Group] = []
     kept: list[Group] = []
-    for _ in range(max_rounds):
+    for _ in range(_max_rounds(parts)):
         tasks = parts.tasks.take(wanted, besides=[group.task for group in played])
         groups = stages.reward_model_step(await stages.rollout(parts, tasks, step, on_done=on_done, known=known))
         if is_written_anew(stages, "rollout", "reward_model_step"):
@@ -68,6 +67,16 @@ async def explore(
     explored = Explored(played=played, kept=kept[:wanted], num_left_behind=count_left_behind())
     parts.on_explored(step, explored)
     return explored
+
+
+def max_episodes(parts: ExploreParts) -> int:
+    """Episodes of one rollout, those of `mix` included; with a filter, if all its rounds are needed."""
+    return _max_rounds(parts) * parts.groups_per_rollout * parts.settings.rollout.group_size
+
+
+def _max_rounds(parts: ExploreParts) -> int:
+    chosen = parts.settings.reward.filter
+    return 1 if isinstance(chosen, NoFilter) else chosen.max_rounds
 
 
 async def explore_on_record(parts: ExploreParts, step: int, *, stages: Stages = STAGES) -> Explored:

@@ -15,12 +15,11 @@ from pathlib import Path
 
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.reward import NoFilter
-from turnwise.config.sections.rollout import RolloutSettings
 from turnwise.experience.build import build_experiences
 from turnwise.experience.files import read_experiences
 from turnwise.floor.async_calls import unbroken
 from turnwise.loop.build import open_mailbox
-from turnwise.loop.explore import Explored, explore
+from turnwise.loop.explore import Explored, explore, max_episodes
 from turnwise.loop.parts import ExploreParts, LearnParts
 from turnwise.loop.pipelined import Explorer
 from turnwise.loop.serial import LoopStep, describe_step, learn_from
@@ -161,7 +160,8 @@ async def explore_alone(
     record = before
     try:
         for number in range(before.step + 1, settings.learn.steps + 1):
-            if _has_ended(shared.trainer) and not _is_played(shared.journal(number), settings.rollout):
+            # Except for one that is played: a process that was killed has left only its record to be written.
+            if _has_ended(shared.trainer) and len(shared.journal(number).read()) < max_episodes(parts):
                 break
             # Twice: its admission may take that long, and then the rollout itself.
             explored = await explorer.wait_for(number, who="the explorer", timeout_s=2 * settings.sync.timeout_s)
@@ -176,11 +176,6 @@ async def explore_alone(
     finally:
         await explorer.stop()
     shared.explorer.write(replace(record, has_ended=True))
-
-
-def _is_played(journal: TrajectoryJournal, rollout: RolloutSettings) -> bool:
-    """A process that was killed has left no more of it to do than to write down that it is done."""
-    return len(journal.read()) >= rollout.groups * rollout.group_size
 
 
 async def _play_and_store(parts: ExploreParts, number: int, *, shared: Shared) -> Explored:

@@ -237,6 +237,27 @@ def test_a_rollout_that_was_played_is_finished_though_its_trainer_has_ended(
     assert list((path / "unfinished").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param(["mix={more: {groups: 2, max_turns: 3, env: {type: frozen_lake}}}"], id="other environments too"),
+        pytest.param(["reward.filter={type: threshold, above: 99, max_rounds: 2}"], id="groups that no filter passes"),
+    ],
+)
+def test_a_rollout_that_was_played_in_part_is_left_where_its_trainer_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str]
+) -> None:
+    path = tmp_path / "run"
+    # More episodes have ended than those of `rollout.groups`, and fewer than the rollout has.
+    small = ("rollout.groups=1", *overrides)
+    assert len(explore_and_break_down(path, monkeypatch, *small)) == FINISHED
+    RolePlace(path / "roles", "trainer").write(RoleRecord(step=1, has_ended=True))
+    appended = count_appends(monkeypatch)
+    run(path, "explore", "learn.steps=1", *small)
+    assert appended == []
+    assert RolePlace(path / "roles", "explorer").read().has_ended
+
+
 def test_episodes_of_tasks_that_are_not_chosen_again_are_stored_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
