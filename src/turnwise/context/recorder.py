@@ -140,7 +140,7 @@ class Recorder:
     ) -> Prompt:
         """The tokens to continue; raises ContextOverflow where a reply no longer fits behind them."""
         said = tuple(messages)
-        self._refuse_endless(said, tools)
+        self._refuse_endless(said, tools, prefix)
         before, context = self._encode(said, tools)
         if prefix:
             context = np.concatenate([context, self._template.encode_text(prefix)])
@@ -195,9 +195,13 @@ class Recorder:
             self._said.setdefault(_key_of((*prompt.messages, reply)), response)
         return response
 
-    def _refuse_endless(self, messages: tuple[Message, ...], tools: Sequence[ToolSchema]) -> None:
+    def _refuse_endless(self, messages: tuple[Message, ...], tools: Sequence[ToolSchema], prefix: str) -> None:
         """What can never fit is not cut into tokens first: a text of megabytes would hold everyone else up."""
-        length = sum(len(message.text) for message in messages) + sum(len(str(tool.to_mapping())) for tool in tools)
+        length = (
+            len(prefix)
+            + sum(len(message.text) for message in messages)
+            + sum(len(str(tool.to_mapping())) for tool in tools)
+        )
         if length > self._template.longest_token * self._max_tokens:
             raise ContextOverflow(
                 f"{length:,} characters do not fit into context.max_tokens = {self._max_tokens}, whatever they say: no "

@@ -53,6 +53,26 @@ class ModelCall:
         """Whether calls in the reply are read as such; otherwise they are text."""
         return bool(self.tools) and self.tool_choice != "none"
 
+    @property
+    def prefill(self) -> str:
+        """How the client itself begins the reply: a last message of the assistant, which the model continues."""
+        return self.messages[-1].text if self.messages[-1].role == "assistant" else ""
+
+    @property
+    def conversation(self) -> tuple[Message, ...]:
+        """What the reply answers."""
+        return self.messages[:-1] if self.messages[-1].role == "assistant" else self.messages
+
+    def continuation(self, text: str) -> str:
+        """The part of a reply's text behind the prefill; beside calls, whitespace around the text is missing."""
+        return text[_count_equal(text, self.prefill) or _count_equal(text, self.prefill.lstrip()) :]
+
+
+def _count_equal(text: str, other: str) -> int:
+    """The characters with which both begin."""
+    differing = (place for place, (a, b) in enumerate(zip(text, other, strict=False)) if a != b)
+    return next(differing, min(len(text), len(other)))
+
 
 class Body(BaseModel):
     """The plain values of a request; what has a structure is read by hand, so that mistakes are told in our words."""
@@ -87,7 +107,16 @@ def read_messages(given: object, where: str = "messages") -> tuple[Message, ...]
         raise ServeError(
             f"{where}: {reprlib.repr(given)} given; expected a list of messages, at least one.", param=where
         )
-    return tuple(_read_message(message, f"{where}.{place}") for place, message in enumerate(given))
+    messages = tuple(_read_message(message, f"{where}.{place}") for place, message in enumerate(given))
+    last = messages[-1]
+    if last.role == "assistant" and (last.tool_calls or len(messages) == 1):
+        raise ServeError(
+            f"{where}: the last message is the assistant's and {'calls tools' if last.tool_calls else 'the only one'}; "
+            "expected the results of its calls or a message of the user, or the text that the reply begins with behind "
+            "such a message.",
+            param=where,
+        )
+    return messages
 
 
 def _read_message(given: object, where: str) -> Message:

@@ -149,7 +149,7 @@ class ChatWriter:
         choices = [
             {
                 "index": number,
-                "message": _message(response),
+                "message": _message(response, self.call),
                 "logprobs": self._logprobs(response),
                 "finish_reason": _finish_reason(response),
             }
@@ -198,8 +198,8 @@ class ChatWriter:
         return {"content": token_logprobs(response, self.decode), "refusal": None}
 
 
-def _message(response: Response) -> dict[str, Any]:
-    said, calls = response.message.text, _calls(response)
+def _message(response: Response, call: ModelCall) -> dict[str, Any]:
+    said, calls = call.continuation(response.message.text), _calls(response)
     message: dict[str, Any] = {"role": "assistant", "content": said or None if calls else said, "refusal": None}
     return {**message, "tool_calls": calls} if calls else message
 

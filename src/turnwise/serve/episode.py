@@ -74,9 +74,17 @@ class Episode:
         return self.num_calls >= self._max_calls
 
     def begin_reply(self, call: ModelCall) -> str:
-        """What the reply to a call is made to begin with."""
-        if call.tool_choice in ("auto", "none"):
-            return self._prefix
+        """What the reply to a call is made to begin with. Raises ServeError for a prefill that says otherwise."""
+        is_free = call.tool_choice in ("auto", "none")
+        if call.prefill and not (is_free and call.prefill.startswith(self._prefix)):
+            begins = f"with context.answer.forced_prefix = {self._prefix!r}" if is_free else "with a call (tool_choice)"
+            raise ServeError(
+                f"the last message is the assistant's, and the reply to this request begins {begins}. End the "
+                "conversation with another message, or begin that text in the same way.",
+                param="messages",
+            )
+        if is_free:
+            return call.prefill or self._prefix
         return self.model.begin_call("" if call.tool_choice == "required" else call.tool_choice)
 
     def begin_step(self, agent: str) -> int:
@@ -106,7 +114,7 @@ class Episode:
         is_free = not self._keeps_sampling
         try:
             responses = await self.model.chat_async(
-                call.messages,
+                call.conversation,
                 n=call.n,
                 temperature=call.temperature if is_free else None,
                 max_tokens=max_tokens,
@@ -128,6 +136,8 @@ class Episode:
         except EngineError as error:
             told = ServeError(str(error), status=HTTPStatus.INTERNAL_SERVER_ERROR)
             raise self._refuse(StopReason.ENGINE_ERROR, told) from error
+        except ServeError:
+            raise
         except TurnwiseError as error:
             raise ServeError(str(error)) from error
         if call.top_logprobs and any(response.completion.alternatives is None for response in responses):

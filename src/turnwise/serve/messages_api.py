@@ -166,7 +166,7 @@ class MessagesWriter:
 
     def whole(self, responses: Sequence[Response]) -> dict[str, Any]:
         (response,) = responses
-        said = response.message.text
+        said = self._call.continuation(response.message.text)
         content: list[dict[str, Any]] = [{"type": "text", "text": said}] if said else []
         content += [
             {"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)}

@@ -234,7 +234,7 @@ class ResponsesWriter:
     # --- the parts -----------------------------------------------------------------------------------------------
 
     def _output(self, response: Response) -> list[dict[str, Any]]:
-        said, calls = response.message.text, response.message.tool_calls
+        said, calls = self._call.continuation(response.message.text), response.message.tool_calls
         # A stream that has begun a message goes on with it.
         logprobs = token_logprobs(response, self._decode) if self._call.wants_logprobs else []
         messages = [self._message(said, logprobs)] if said or not calls or self._text is not None else []

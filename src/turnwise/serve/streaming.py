@@ -65,7 +65,10 @@ class Stream:
         call, model = self._call, self._episode.model
         marks = [*call.stop, *([model.call_mark] if call.takes_calls else [])]
         prefix = self._episode.begin_reply(call)
-        return [StreamedText(model.decode, marks, prefix, takes_calls=call.takes_calls) for _ in range(call.n)]
+        return [
+            StreamedText(model.decode, marks, prefix, told=call.prefill, takes_calls=call.takes_calls)
+            for _ in range(call.n)
+        ]
 
     async def pieces(self) -> AsyncIterator[bytes]:
         try:
@@ -86,7 +89,7 @@ class Stream:
                 yield self._writer.fail(ServeError(tell_error(error), status=HTTPStatus.INTERNAL_SERVER_ERROR))
                 return
             for number, response in enumerate(responses):
-                if text := texts[number].rest(response.message.text):
+                if text := texts[number].rest(self._call.prefill + self._call.continuation(response.message.text)):
                     yield self._writer.delta(number, text)
             yield self._writer.end(responses)
         finally:
@@ -103,14 +106,23 @@ class StreamedText:
     """What one choice has said so far."""
 
     def __init__(
-        self, decode: Callable[[IntArray], str], marks: Sequence[str], prefix: str, *, takes_calls: bool = False
+        self,
+        decode: Callable[[IntArray], str],
+        marks: Sequence[str],
+        prefix: str,
+        *,
+        told: str = "",
+        takes_calls: bool = False,
     ) -> None:
-        """Where the reply may hold calls, whitespace around its text may belong to them, and is held back."""
+        """`told` is the part of the prefix that the client has. With `takes_calls`, whitespace around the text is held
+        back: it may belong to a call."""
         self._decoder = TextDecoder(decode)
         self._marks = marks
         self._prefix = prefix
         self._takes_calls = takes_calls
-        self._told = ""
+        self._told = told
+        self._start = 0
+        """What stands before it holds no mark, and not the beginning of one."""
 
     def add(self, token: int) -> str:
         """What is certain now and was not told yet."""
@@ -118,9 +130,7 @@ class StreamedText:
         text = self._prefix + self._decoder.text
         if text.endswith(HALF_A_CHARACTER) or (self._takes_calls and text[:1].isspace()):
             return ""
-        # What was told holds no mark, and not the beginning of one.
-        start = len(self._told)
-        certain = text[: min((_find_mark(text, mark, start) for mark in self._marks), default=len(text))]
+        certain = text[: min((_find_mark(text, mark, self._start) for mark in self._marks), default=len(text))]
         return self._tell(certain.rstrip() if self._takes_calls else certain)
 
     def rest(self, whole: str) -> str:
@@ -129,7 +139,7 @@ class StreamedText:
     def _tell(self, text: str) -> str:
         if not text.startswith(self._told):
             return ""
-        new, self._told = text[len(self._told) :], text
+        new, self._told, self._start = text[len(self._told) :], text, len(text)
         return new
 
 

@@ -14,7 +14,7 @@ from turnwise.context.template import LearnedTemplate
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import EngineError
 from turnwise.learn.tiny_model import fit_tokenizer
-from turnwise.types import Completion, GenerateRequest
+from turnwise.types import Completion, GenerateRequest, Message
 
 from .stage import Script, perform, tool_template
 
@@ -232,3 +232,88 @@ def error_in(path: str, reply: httpx.Response) -> dict[str, Any]:
         code = told["code"] or told["type"]
         return {"message": told["message"], "code": code, "param": told["param"]}
     return told
+
+
+# --- replies that the client begins ----------------------------------------------------------------------------------
+
+
+def said_in(path: str, told: Any) -> str:
+    if path == CHAT:
+        return told["message"]["content"] or ""
+    parts = told["content"] if path == MESSAGES else [part for item in told for part in item.get("content", [])]
+    return "".join(part.get("text", "") for part in parts)
+
+
+def begun_with(prefill: str) -> list[dict[str, Any]]:
+    return [HELLO, {"role": "assistant", "content": prefill}]
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize(
+    ("choice", "prefill", "sampled", "told", "has_call"),
+    [
+        ("no tool", "I look", " at the door \n", " at the door \n", False),
+        ("no tool", " I look ", "I look", "I look", False),
+        ("no tool", "", "a door", "a door", False),
+        ("auto", "I look", f" now. {CALL}", " now.", True),
+        ("auto", " I look ", f"now {CALL}", "now", True),
+        ("auto", "I look ", CALL, "", True),
+        ("auto", "I look ", "at it", "at it", False),
+        ("auto", CALL[:20], CALL[20:], "", True),
+        ("auto", "<tool_call> is ", "what I write", "what I write", False),
+    ],
+)
+def test_a_reply_goes_on_where_the_client_began_it(
+    path: str, choice: str, prefill: str, sampled: str, told: str, has_call: bool
+) -> None:
+    whole, streamed = ask_both(lambda: Script(sampled), path, body_of(path, choice, begun_with(prefill)))
+    answer = plain(path, whole)
+    assert joined(path, streamed) == answer
+    assert said_in(path, answer) == told
+    assert ('"look"' in whole.text.replace('"tools": [{"type": "function", "name": "look"', "")) is has_call
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_what_the_client_began_is_seen_and_never_trained_and_the_conversation_goes_on_over_it(path: str) -> None:
+    async def scene(_: str, client: httpx.AsyncClient) -> None:
+        reply = await client.post(path, json=body_of(path, "no tool", begun_with("I look")))
+        said = "I look" + said_in(path, plain(path, reply))
+        messages = [HELLO, {"role": "assistant", "content": said}, {"role": "user", "content": "and?"}]
+        await client.post(path, json=body_of(path, "no tool", messages))
+
+    host = perform(Script(" at the door", "a key"), scene)
+    assert host.differing() == []
+    (row,) = host.rows()
+    segment, template = row.segment, tool_template()
+    assert template.decode_reply(segment.token_ids[segment.loss_mask & (segment.turn_ids == 0)]) == " at the door"
+    first = template.encode_prompt([Message("user", HELLO["content"])])
+    assert segment.token_ids[: len(first)].tolist() == first.tolist()
+    begun = template.encode_text("I look")
+    assert segment.token_ids[len(first) : len(first) + len(begun)].tolist() == begun.tolist()
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize(
+    ("choice", "messages", "prefix", "why"),
+    [
+        ("named", begun_with("I look"), "", "begins with a call"),
+        ("required", begun_with("I look"), "", "begins with a call"),
+        ("no tool", begun_with("I look"), "<answer>", "context.answer.forced_prefix = '<answer>'"),
+        ("no tool", begun_with("I look")[1:], "", "the only one"),
+    ],
+)
+def test_a_beginning_that_cannot_be_is_refused(path: str, choice: str, messages: Any, prefix: str, why: str) -> None:
+    for reply in ask_both(lambda: Script("a door"), path, body_of(path, choice, messages), prefix=prefix):
+        assert reply.status_code == 400
+        assert why in reply.json()["error"]["message"]
+    begun = body_of(path, "no tool", begun_with("<answer>I"))
+    whole, streamed = ask_both(lambda: Script(" look"), path, begun, prefix="<answer>")
+    assert said_in(path, joined(path, streamed)) == said_in(path, plain(path, whole)) == " look"
+
+
+def test_a_reply_does_not_begin_with_calls_of_the_client() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    body = body_of(CHAT, "auto", [HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}])
+    for reply in ask_both(lambda: Script("a door"), CHAT, body):
+        assert reply.status_code == 400
+        assert "calls tools; expected the results of its calls" in reply.json()["error"]["message"]
