@@ -103,9 +103,9 @@ def _describe_section(field: FieldInfo, path: str) -> Iterator[str]:
     else:
         default = getattr(field.default, "type", None)
         for model in models:
-            name = _tag(model)
-            suffix = " (default)" if name == default else ""
-            yield f"## `{path}` with `type: {name}`{suffix}\n"
+            kinds = _tags(model)
+            suffix = " (default)" if default in kinds else ""
+            yield f"## `{path}` with {' or '.join(f'`type: {kind}`' for kind in kinds)}{suffix}\n"
             yield from _about(model)
             yield _table(model.model_fields)
 
@@ -160,9 +160,9 @@ def _annotation_words(annotation: Any) -> str:
         return " or ".join(f"`{argument}`" for argument in arguments)
     if origin in (Union, types.UnionType):
         return " or ".join(_annotation_words(argument) for argument in arguments)
-    if origin is tuple:
+    if origin is tuple and arguments[-1] is not ...:
         return f"list of {len(arguments)}: {', '.join(_annotation_words(argument) for argument in arguments)}"
-    if origin is list:
+    if origin in (list, tuple):
         return f"list of {_annotation_words(arguments[0])}"
     if origin is dict:
         return "mapping"
@@ -180,7 +180,7 @@ def _default_words(field: FieldInfo) -> str:
     if isinstance(default, BaseModel):
         return "as below"
     if isinstance(default, tuple):
-        return ", ".join(f"`{item}`" for item in default)
+        return ", ".join(f"`{item}`" for item in default) or "`[]`"
     if default is None or isinstance(default, bool):
         return f"`{'null' if default is None else str(default).lower()}`"
     if isinstance(default, float):
@@ -194,8 +194,8 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
     return [model for argument in get_args(annotation) for model in _models_in(argument)]
 
 
-def _tag(model: type[BaseModel]) -> str:
-    return str(get_args(model.model_fields["type"].annotation)[0])
+def _tags(model: type[BaseModel]) -> tuple[str, ...]:
+    return get_args(model.model_fields["type"].annotation)
 
 
 def _join(path: str, name: str) -> str:

@@ -53,6 +53,15 @@ def test_a_generated_page_is_fresh(script: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_every_setting_has_a_type_and_a_meaning() -> None:
+    page = (DOCS / "configuration.md").read_text(encoding="utf-8")
+    rows = [re.split(r" (?<!\\)\| ", line[2:-1]) for line in page.splitlines() if line.startswith("| `")]
+    assert len(rows) > 200
+    assert not [name for name, *_, meaning in rows if not meaning.strip()]
+    assert not [name for name, kind, *_ in rows if re.match("list of 2: .*section", kind)]
+    assert {"`type: truncated` or `type: masked`"} <= set(re.findall(r"## `learn.correction` with (.* or .*)", page))
+
+
 def missing_modules(page: Path, text: str) -> list[str]:
     """Modules that a page names and that are nowhere where a reader would look for them."""
     of_the_reader = set(re.findall(r"^(?:# |`)([\w.]+)`?:?$", text, flags=re.MULTILINE))

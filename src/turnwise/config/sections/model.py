@@ -15,6 +15,7 @@ class TinySettings(Settings):
     hidden_size: PositiveInt = 128
     """Width of the network."""
     num_layers: PositiveInt = 2
+    """Transformer layers."""
     num_heads: PositiveInt = 4
     """Attention heads; must divide hidden_size."""
     intermediate_size: PositiveInt = 384

@@ -18,9 +18,13 @@ class LakeSymbols(Settings):
     """One visible character each, all different."""
 
     player: Symbol = "P"
+    """The player on ice."""
     ice: Symbol = "_"
+    """A cell that can be walked on."""
     hole: Symbol = "O"
+    """A cell that ends the episode without success."""
     goal: Symbol = "G"
+    """The cell to reach."""
     fallen: Symbol = "X"
     """The player in a hole."""
     arrived: Symbol = "√"
@@ -48,11 +52,13 @@ class LakeParams(Settings):
     max_distance: int | None = Field(default=None, ge=1)
     """The most moves from start to goal, around the holes; null sets no limit."""
     is_slippery: bool = False
+    """Whether a move may go sideways, at the rate of `slip_rate`."""
     slip_rate: float = Field(default=2 / 3, ge=0, le=1)
     """On slippery ice, the chance of going sideways instead, evenly to either side."""
     view: Literal["grid", "objects"] = "grid"
     """A map of one character per cell, or one word per object: its symbol and the name of its cell."""
     symbols: LakeSymbols = LakeSymbols()
+    """How the map is drawn."""
     blind_solvable_keep: float = Field(default=1.0, ge=0, le=1)
     """The share kept of the layouts that walking straight to the goal solves both ways, rows or columns first."""
     random_start_rate: float = Field(default=0.0, ge=0, le=1)

@@ -18,13 +18,19 @@ class SokobanSymbols(Settings):
     """One visible character each, all different."""
 
     wall: Symbol = "#"
+    """A cell that nothing can enter."""
     floor: Symbol = "_"
+    """An empty cell."""
     target: Symbol = "O"
+    """A cell where a box belongs."""
     box: Symbol = "X"
+    """A box beside the targets."""
     stored: Symbol = "√"
     """A box on a target."""
     player: Symbol = "P"
+    """The player on the floor."""
     player_on_target: Symbol = "S"
+    """The player on a target."""
 
     @model_validator(mode="after")
     def _differ(self) -> SokobanSymbols:
@@ -52,6 +58,7 @@ class SokobanParams(Settings):
     view: Literal["grid", "objects"] = "grid"
     """A map of one character per cell, or one word per object: its symbol and the name of its cell."""
     symbols: SokobanSymbols = SokobanSymbols()
+    """How the map is drawn."""
     action_reward: float = -0.1
     """Paid for every action that is understood, those without effect included."""
     box_on_reward: float = 1.0
