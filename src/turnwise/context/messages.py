@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from turnwise.errors import MessageError
+from turnwise.floor.outsiders import whole_json
 from turnwise.types import ImagePart, Message, Part, TextPart, ToolCall, ToolSchema
 
 _NUM_SHORT_ID_CHARACTERS = 9
@@ -148,7 +149,7 @@ def _read_call(call: object) -> ToolCall:
         value = json.loads(arguments or "{}") if isinstance(arguments, str | None) else arguments
         if not isinstance(value, Mapping):
             raise ValueError(f"found {type(value).__name__}")
-        return ToolCall(name, write_json(value), _read_word(call, "id"))
+        return ToolCall(name, write_json(whole_json(value)), _read_word(call, "id"))
     except (ValueError, TypeError, RecursionError) as error:
         raise MessageError(
             f"tool call of '{name}': arguments {reprlib.repr(arguments)} are no JSON object: {error}."

@@ -27,6 +27,17 @@ def whole_text(text: str) -> str:
     return text
 
 
+def whole_json(value: object) -> object:
+    """The same JSON value, all its texts and keys as `whole_text` has them."""
+    if isinstance(value, str):
+        return whole_text(value)
+    if isinstance(value, list):
+        return [whole_json(item) for item in value]
+    if isinstance(value, dict):
+        return {whole_json(key): whole_json(item) for key, item in value.items()}
+    return value
+
+
 def show(value: object) -> str:
     """A short `repr`, also of what has none: an author's class may raise there, and so does an endless integer."""
     try:

@@ -7,6 +7,7 @@ episodes and the words of one API.
 from __future__ import annotations
 
 import json
+import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +17,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from turnwise.context.messages import read_message
 from turnwise.errors import ServeError, TurnwiseError
+from turnwise.floor.outsiders import whole_json
 from turnwise.types import Message, ToolSchema
 
 _MAX_TOOLS = 128
 _MAX_STOPS = 16
+_HALF = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
+"""Where half a character may stand in JSON, as it is or escaped; whole ones may be spelled so as well."""
 _T = TypeVar("_T", bound="Body")
 
 
@@ -81,9 +85,12 @@ class Body(BaseModel):
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """A JSON object; an empty body is an empty one."""
+    """A JSON object; an empty body is an empty one. Half a character, which no tokenizer takes, is replaced."""
     try:
-        content = json.loads(body or b"{}", parse_constant=_refuse_constant)
+        text = (body or b"{}").decode(json.detect_encoding(body), "surrogatepass")
+        content = json.loads(text, parse_constant=_refuse_constant)
+        if _HALF.search(text):
+            content = whole_json(content)
     except (ValueError, RecursionError) as error:
         raise ServeError(f"the body is not JSON: {error}. Send a JSON object.") from error
     if not isinstance(content, dict):
@@ -131,10 +138,7 @@ def _read_message(given: object, where: str) -> Message:
     mapping = {**given, "role": "system" if role == "developer" else role}
     try:
         message = read_message(mapping)
-        # JSON can spell half a character, which no tokenizer takes; in arguments it was looked for already.
-        calls = [word for call in message.tool_calls for word in (call.name, call.id)]
-        "".join((message.text, message.name, message.tool_call_id, *calls)).encode()
-    except (TurnwiseError, UnicodeEncodeError) as error:
+    except TurnwiseError as error:
         raise ServeError(f"{where}: {error}", param=where) from error
     if not isinstance(message.content, str):
         raise ServeError(f"{where}: holds an image; expected text alone.", param=where)
@@ -161,9 +165,7 @@ def _read_tool(given: object, where: str) -> ToolSchema:
             param=where,
         )
     try:
-        tool = ToolSchema.from_mapping(given)
-        (tool.name + tool.description + tool.parameters).encode()
-        return tool
+        return ToolSchema.from_mapping(given)
     except ValueError as error:
         raise ServeError(f"{where}: {error}.", param=where) from error
 

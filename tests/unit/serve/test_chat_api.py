@@ -92,7 +92,6 @@ def test_parameters_that_ask_for_nothing_pass(neutral: dict[str, Any]) -> None:
         ({"messages": "hello"}, "messages", "expected a list"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "expected system"),
         ({"messages": [{"role": "user", "content": None}]}, "messages.0", "expected a text or a list of parts"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages.0", "surrogates not allowed"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "messages.0", "image"),
         ({"messages": [{"role": "assistant", "content": "", "tool_calls": [1]}]}, "messages.0", "tool call"),
     ],

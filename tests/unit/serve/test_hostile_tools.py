@@ -120,10 +120,6 @@ def described(**schema: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "look", **schema}}
 
 
-HALF = "\ud800"
-"""JSON can spell half a character."""
-
-
 @pytest.mark.parametrize(
     "messages",
     [
@@ -133,21 +129,14 @@ HALF = "\ud800"
         asked('{"at": 1e999}'),
         asked(7),
         asked([["at", "door"]]),
-        asked(json.dumps({"at": HALF})),
-        asked({"at": HALF}),
-        asked({HALF: 1}),
-        asked("{}", name=HALF),
         asked("{}", name=["look"]),
-        asked("{}", identity=HALF),
         asked("{}", identity={"a": 1}),
-        [HELLO, {"role": "tool", "tool_call_id": HALF, "content": "x"}],
-        [HELLO, {"role": "tool", "tool_call_id": "1", "name": HALF, "content": "x"}],
         [HELLO, {"role": "tool", "tool_call_id": "1", "content": {"a": 1}}],
         asked("[" * 100_000),
         asked(json.dumps({"at": "x" * 500_000})),
         [HELLO, {"role": "tool", "tool_call_id": "1", "content": "x" * 500_000}],
     ],
-    ids=range(19),
+    ids=range(12),
 )
 def test_a_conversation_that_cannot_be_is_refused_with_a_reason_and_the_episode_goes_on(messages: list[Any]) -> None:
     check_refused(messages)
@@ -156,9 +145,6 @@ def test_a_conversation_that_cannot_be_is_refused_with_a_reason_and_the_episode_
 @pytest.mark.parametrize(
     "tools",
     [
-        [described(name=HALF)],
-        [described(description=HALF)],
-        [described(parameters={"type": HALF})],
         [described(parameters=nested(900))],
         [described(parameters=["object"])],
         [described(name="")],
@@ -166,7 +152,7 @@ def test_a_conversation_that_cannot_be_is_refused_with_a_reason_and_the_episode_
         [LOOK] * 129,
         [nested(900)],
     ],
-    ids=range(9),
+    ids=range(6),
 )
 def test_tools_that_cannot_be_are_refused_with_a_reason_and_the_episode_goes_on(tools: list[Any]) -> None:
     check_refused([HELLO], tools=tools)
