@@ -6,7 +6,6 @@ transformers asks on the terminal whether to run the code of a folder with `auto
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from turnwise.errors import ConfigError, ModelError
+from turnwise.floor.parsing import parse_json
 
 _JSON_FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 _FILE_LISTS = {"config.json": "configuration_files", "tokenizer_config.json": "fast_tokenizer_files"}
@@ -188,10 +188,9 @@ def _require_inside(source: str, names: object) -> None:
 
 def _read_mapping(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        why = "nested too deeply" if isinstance(error, RecursionError) else f"no JSON ({error})"
-        raise ModelError(f"{file.name} is {why}.") from error
+        content = parse_json(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{file.name} is no JSON: {error}.") from error
     if not isinstance(content, dict):
         raise ModelError(f"{file.name} must hold a mapping, got {type(content).__name__}.")
     return content

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from rich.console import Console
 
 from turnwise.app.checkpointer import sound_checkpoint
@@ -27,6 +26,7 @@ from turnwise.config.secrets import find_secrets, is_hidden
 from turnwise.errors import ConfigError
 from turnwise.floor.async_calls import run_async
 from turnwise.floor.files import read_text
+from turnwise.floor.parsing import parse_yaml
 from turnwise.loop.evaluate import Evaluation, evaluate_once
 from turnwise.report.callbacks import Callback
 from turnwise.report.console import phase, print_notice
@@ -163,7 +163,7 @@ def _find_start(directory: RunDirectory, console: Console, *, has_played: bool =
 def _refuse_other_settings(settings: TurnwiseSettings, directory: RunDirectory) -> None:
     """Both processes of a run have the same settings, `run.mode` aside."""
     # As they are written down: a secret is in nobody's file, and need not be exported to be compared.
-    ours, theirs = _flatten(yaml.safe_load(dump_settings(settings))), _flatten(_read_written(directory))
+    ours, theirs = _flatten(parse_yaml(dump_settings(settings))), _flatten(_read_written(directory))
     others = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     others = [key for key in others if not (is_hidden(ours.get(key)) and is_hidden(theirs.get(key)))]
     if differing := [key for key in others if key != "run.mode"]:
@@ -177,10 +177,13 @@ def _refuse_other_settings(settings: TurnwiseSettings, directory: RunDirectory) 
 
 def _read_written(directory: RunDirectory) -> Mapping[str, Any]:
     """The settings of a run as its file has them, and what it does not name as it is by default."""
-    written = yaml.safe_load(read_text(directory.config))
+    try:
+        written = parse_yaml(read_text(directory.config))
+    except ValueError as error:
+        raise ConfigError(f"{directory.config} is damaged: {error}. Choose another --run-dir.") from error
     hidden = {path: "" for path, value in _flatten(written).items() if is_hidden(value)}
     # The rest is understood as ever; a file of an older version lacks what is new.
-    plain = yaml.safe_load(dump_settings(load_settings(str(directory.config), hidden)))
+    plain = parse_yaml(dump_settings(load_settings(str(directory.config), hidden)))
     for path in hidden:
         *sections, name = path.split(".")
         place = plain

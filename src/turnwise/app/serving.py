@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import logging
 import os
 import secrets
@@ -35,6 +34,7 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError
 from turnwise.experience.build import build_experiences
 from turnwise.floor.files import read_text, write_whole
+from turnwise.floor.parsing import parse_json
 from turnwise.floor.waits import show_waits
 from turnwise.loop.build import load_words, open_buffer, open_engine
 from turnwise.loop.separate import Shared, as_groups
@@ -116,7 +116,7 @@ def _plain(model: Path) -> dict[str, object]:
     room = _UNKNOWN_TOKENS
     described = model.expanduser() / "config.json"
     if described.is_file():
-        content = json.loads(described.read_text(encoding="utf-8"))
+        content = parse_json(described.read_text(encoding="utf-8"))
         room = min(int(content.get("max_position_embeddings") or room), _MAX_PLAIN_TOKENS)
     return {
         "recipe": _PLAIN,

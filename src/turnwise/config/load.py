@@ -48,8 +48,13 @@ from turnwise.config.secrets import hide_secrets
 from turnwise.config.sections.env import EnvSettings
 from turnwise.config.shorthands import expand_shorthands
 from turnwise.errors import ConfigError
+from turnwise.floor.parsing import MAX_DEPTH, check_yaml_depth, parse_yaml
 
 _log = logging.getLogger("turnwise.config")
+_MAX_SHOWN = 200
+"""Characters of a value or of another package's error that a message repeats."""
+_MERGE_ERRORS = (OmegaConfBaseException, ValueError, TypeError, RecursionError)
+"""What OmegaConf raises about values and references; RecursionError where references are nested in each other."""
 _LENGTHS = ("learn.steps", "tasks.epochs")
 _SETTINGS_SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -285,6 +290,7 @@ def _tell(notice: str | None) -> None:
 
 def _read_yaml(path: Path) -> DictConfig:
     try:
+        check_yaml_depth(path.read_text(encoding="utf-8"))
         config = OmegaConf.load(path)
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError, OmegaConfBaseException) as error:
         if path.suffix not in _SETTINGS_SUFFIXES:
@@ -311,8 +317,8 @@ def _is_text(config: DictConfig, path: Path) -> bool:
 def _is_mapping(text: str) -> bool:
     """OmegaConf's reader takes some text that YAML's own refuses."""
     try:
-        return isinstance(yaml.safe_load(text), dict)
-    except yaml.YAMLError:
+        return isinstance(parse_yaml(text), dict)
+    except ValueError:
         return False
 
 
@@ -324,27 +330,39 @@ def _override_items(overrides: Sequence[str] | Mapping[str, object]) -> list[tup
 
 
 def _parse_override(text: str) -> DictConfig:
-    key, equals, _ = text.partition("=")
+    key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"override '{text}' is not of the form key.path=value.")
+        raise ConfigError(f"override '{_shorten(text)}' is not of the form key.path=value.")
+    _refuse_endless_key(key)
     try:
+        check_yaml_depth(value)
         return OmegaConf.from_dotlist([text])
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError, IndexError, TypeError, AttributeError) as error:
-        raise ConfigError(f"override '{text}': the value is not valid YAML: {_one_line(error)}") from error
+    except (yaml.YAMLError, IndexError, AttributeError, *_MERGE_ERRORS) as error:
+        raise ConfigError(f"override '{_shorten(text)}': the value is not valid YAML: {_one_line(error)}") from error
+
+
+def _refuse_endless_key(key: str) -> None:
+    if key.count(".") + key.count("[") >= MAX_DEPTH:
+        raise ConfigError(f"override '{_shorten(key)}' must be at most {MAX_DEPTH} levels deep.")
 
 
 def _nest(key: str, value: object) -> DictConfig:
+    _refuse_endless_key(key)
     nested = value
     for part in reversed(key.split(".")):
         nested = {part: nested}
     try:
         return cast(DictConfig, OmegaConf.create(cast(dict[str, Any], nested)))
-    except (OmegaConfBaseException, ValueError, TypeError, RecursionError) as error:
+    except _MERGE_ERRORS as error:
         raise ConfigError(f"override '{key}': the value cannot be a setting: {_one_line(error)}") from error
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
+    return _shorten(" ".join(str(error).split()))
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]} … ({len(text):,} characters)"
 
 
 def _merge(base: DictConfig, new: DictConfig | dict[str, Any], source: str) -> DictConfig:
@@ -357,7 +375,7 @@ def _merge(base: DictConfig, new: DictConfig | dict[str, Any], source: str) -> D
         if _says(changes, "learn.steps") and _is_section(base, "tasks"):
             base.tasks.pop("epochs", None)
         return cast(DictConfig, OmegaConf.unsafe_merge(base, changes))
-    except (OmegaConfBaseException, ValueError, TypeError) as error:
+    except _MERGE_ERRORS as error:
         raise ConfigError(f"{source} does not fit the settings it changes: {_one_line(error)}") from error
 
 
@@ -369,7 +387,7 @@ def _merge_foreign(base: DictConfig, new: DictConfig | dict[str, Any], source: s
     """As `_merge`, for keys of which ours may be none: nothing is dropped where another choice is made."""
     try:
         return cast(DictConfig, OmegaConf.merge(base, new))
-    except (OmegaConfBaseException, ValueError, TypeError) as error:
+    except _MERGE_ERRORS as error:
         raise ConfigError(f"{source} does not fit the settings it changes: {_one_line(error)}") from error
 
 

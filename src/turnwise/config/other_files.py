@@ -6,8 +6,9 @@ alone, and knows nothing of what settings mean.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+
+from turnwise.floor.parsing import parse_json
 
 _HEAD_BYTES = 64_000
 _MAGIC = {
@@ -52,6 +53,6 @@ def _look(path: Path) -> tuple[str, str]:
 
 def _is_object(line: str) -> bool:
     try:
-        return isinstance(json.loads(line), dict)
+        return isinstance(parse_json(line), dict)
     except ValueError:
         return False

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from turnwise.context.messages import write_json
+from turnwise.floor.parsing import decode_json_at, parse_json
 from turnwise.types import ToolCall
 
 _MAX_CALLS = 64
@@ -144,8 +145,8 @@ def _read_json(text: str, start: int) -> tuple[object, int]:
     """The JSON value that begins here, whitespace aside, and where it ends; None where there is none."""
     start = _skip_space(text, start)
     try:
-        return _DECODER.raw_decode(text, start)
-    except (ValueError, RecursionError):
+        return decode_json_at(text, start, _DECODER)
+    except ValueError:
         return None, start
 
 
@@ -168,12 +169,12 @@ def _as_call(value: object, keys: Sequence[str]) -> ToolCall | None:
     try:
         (name + identity).encode("utf-8")
         return ToolCall(name, write_json(arguments), identity)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
 
 
 def _write_call(call: ToolCall, key: str, **more: str) -> str:
-    return write_json({"name": call.name, key: json.loads(call.arguments), **more})
+    return write_json({"name": call.name, key: parse_json(call.arguments), **more})
 
 
 def _beside(said: Sequence[str], calls: list[ToolCall]) -> tuple[str, tuple[ToolCall, ...]]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from turnwise.errors import MessageError
 from turnwise.floor.outsiders import whole_json
+from turnwise.floor.parsing import check_json_depth, parse_json
 from turnwise.types import ImagePart, Message, Part, TextPart, ToolCall, ToolSchema
 
 _NUM_SHORT_ID_CHARACTERS = 9
@@ -91,6 +92,7 @@ def write_json(value: object) -> str:
     """The one way to write arguments; raises ValueError for what JSON cannot say, half a surrogate pair included."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     text.encode("utf-8")
+    check_json_depth(text)
     return text
 
 
@@ -146,7 +148,7 @@ def _read_call(call: object) -> ToolCall:
         )
     arguments = function.get("arguments")
     try:
-        value = json.loads(arguments or "{}") if isinstance(arguments, str | None) else arguments
+        value = parse_json(arguments or "{}") if isinstance(arguments, str | None) else arguments
         if not isinstance(value, Mapping):
             raise ValueError(f"found {type(value).__name__}")
         return ToolCall(name, write_json(whole_json(value)), _read_word(call, "id"))
@@ -188,7 +190,7 @@ def _write_call(call: ToolCall, dialect: Dialect) -> dict[str, object]:
 
 def _parse(call: ToolCall) -> object:
     try:
-        return json.loads(call.arguments)
+        return parse_json(call.arguments)
     except (ValueError, RecursionError) as error:
         raise MessageError(
             f"tool call of '{call.name}': arguments {reprlib.repr(call.arguments)} are no JSON: {error}."

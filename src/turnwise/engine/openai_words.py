@@ -14,6 +14,7 @@ from typing import Any
 
 from turnwise.config.sections.endpoint import EndpointSettings
 from turnwise.errors import ContextOverflow, EngineError, TurnwiseError
+from turnwise.floor.parsing import parse_json
 from turnwise.types import FinishReason, GenerateRequest, ImagePart, Message, Part, ToolCall
 
 _MAX_CHARACTERS = 1_000_000
@@ -83,7 +84,7 @@ def read_reply(answer: Any) -> tuple[Message, FinishReason]:
 def _read_call(given: Any) -> ToolCall:
     name, arguments = given.function.name, given.function.arguments
     try:
-        read = json.loads(arguments)
+        read = parse_json(arguments)
         written = json.dumps(read, ensure_ascii=False, allow_nan=False)
         # Half a character can be spelled in JSON, and no tokenizer takes it.
         size = len((name + written).encode())

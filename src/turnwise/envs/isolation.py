@@ -23,6 +23,7 @@ from turnwise.envs.check import Check, CheckReport
 from turnwise.envs.other_python import OtherProcess, check_under, find_python
 from turnwise.envs.served import OUT_OF_MEMORY, serve
 from turnwise.errors import ConfigError, EnvError, TaskError
+from turnwise.floor.parsing import parse_json
 
 _START_LIMIT_S = 180.0
 """A process may import a large package before its first answer."""
@@ -175,7 +176,7 @@ class IsolatedEnv(RemoteEnv):
                 raise EnvError(
                     f"{self._target}.{method} took longer than rollout.isolation.time_limit_s = {limit_s:g}."
                 )
-            answer = json.loads(self._pipe.recv_bytes(_MAX_ANSWER_BYTES))
+            answer = parse_json(self._pipe.recv_bytes(_MAX_ANSWER_BYTES))
         except (EOFError, OSError, ValueError):
             raise self._died(method) from None
         return self._read(answer)

@@ -6,7 +6,6 @@ and is replaced at the next reset. It refuses to know where Ray puts it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -16,6 +15,7 @@ from turnwise.envs.isolation import RemoteEnv
 from turnwise.envs.make import make_env
 from turnwise.envs.served import answer_call, introduce, tell_error
 from turnwise.errors import EnvError
+from turnwise.floor.parsing import parse_json
 
 _needed = partial(require_package, extra="ray", asked_by="rollout.isolation.type: 'ray'")
 
@@ -65,7 +65,7 @@ class RayEnv(RemoteEnv):
     def _wait(self, method: str, asked: Any, limit_s: float, hint: str = "") -> Any:
         ray, failures = _needed("ray"), _needed("ray.exceptions")
         try:
-            answer = json.loads(ray.get(asked, timeout=limit_s))
+            answer = parse_json(ray.get(asked, timeout=limit_s))
         except failures.GetTimeoutError:
             self.close()
             raise EnvError(

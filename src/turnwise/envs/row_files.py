@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from turnwise.config.packages import require_package
 from turnwise.errors import TaskError
+from turnwise.floor.parsing import NestingError, decode_json_at, parse_json
 
 _GZIP_MAGIC, _PARQUET_MAGIC = b"\x1f\x8b", b"PAR1"
 _LIST_START = re.compile(r'\[\s*(["{\[\]]|$)')
@@ -28,7 +29,6 @@ _LIST_START = re.compile(r'\[\s*(["{\[\]]|$)')
 _OBJECT_START = re.compile(r'\{\s*(["}]|$)')
 _BLANK = re.compile(r"[ \t\n]*")
 _JSON_SUFFIXES = (".json", ".jsonl")
-_decode = json.JSONDecoder().raw_decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,16 +153,16 @@ def _is_text(first_line: str, file: RowFile) -> bool:
 
 def _parse_or_none(text: str) -> object:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text)
+    except ValueError:
         return None
 
 
 def _line_rows(text: str, file: RowFile) -> Iterator[Row]:
     for number, line in _lines(text):
         try:
-            content = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            content = parse_json(line)
+        except ValueError as error:
             if isinstance(_parse_or_none(text), dict):
                 raise TaskError(
                     f"{file.path}, line 1: found one object over many lines; expected a list [...] of rows, or one row "
@@ -181,7 +181,7 @@ def _list_rows(text: str, file: RowFile) -> Iterator[Row]:
         number += 1
         line, counted = line + text.count("\n", counted, position), position
         try:
-            content, position = _decode(text, position)
+            content, position = decode_json_at(text, position)
             position = _skip_blank(text, position)
             is_over = text[position : position + 1] == "]"
             if not is_over and text[position : position + 1] != ",":
@@ -189,7 +189,7 @@ def _list_rows(text: str, file: RowFile) -> Iterator[Row]:
         except json.JSONDecodeError as error:
             found = text[error.pos : error.pos + 80].partition("\n")[0]
             raise _not_json(file, error.lineno, found, f"valid JSON in a list ({error.msg})") from error
-        except RecursionError as error:
+        except NestingError as error:
             raise TaskError(
                 f"{file.path}, line {line}: found lists inside lists without end; expected {file.format.row}. "
                 f"Set {file.format.setting} to {file.format.file}."

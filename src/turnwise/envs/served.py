@@ -20,6 +20,7 @@ from turnwise.envs.base import BaseEnv
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.floor import outsiders
+from turnwise.floor.parsing import check_json_depth, parse_json
 
 OUT_OF_MEMORY = 77
 """The exit code of a process that could not even say so."""
@@ -39,7 +40,7 @@ def serve(pipe: Connection, name: str, params: Mapping[str, object], max_memory_
         return
     while True:
         try:
-            method, args, kwargs = json.loads(pipe.recv_bytes())
+            method, args, kwargs = parse_json(pipe.recv_bytes())
             pipe.send_bytes(answer_call(env, method, args, kwargs).encode())
         except (EOFError, OSError):
             return
@@ -88,7 +89,9 @@ def _limit_memory(max_memory_mb: int) -> None:
 
 def _write(answer: Mapping[str, object]) -> str:
     try:
-        return json.dumps(answer, default=_as_plain)
+        text = json.dumps(answer, default=_as_plain)
+        check_json_depth(text)
+        return text
     except (TypeError, ValueError, RecursionError) as error:
         return tell_error(error)
 

@@ -16,6 +16,7 @@ from typing import ClassVar
 from turnwise.config.sections.buffer import BufferSettings, BufferUnit
 from turnwise.experience.codec import decode_group, encode_group
 from turnwise.experience.priorities import Newest, group_version, priority_seed
+from turnwise.floor.parsing import parse_json
 from turnwise.protocols import GroupPriority
 from turnwise.sites import BufferSite
 from turnwise.types import Experience
@@ -167,7 +168,7 @@ class MemoryBuffer:
         """Be as the buffer that wrote the file was."""
         content = file.read_bytes()
         start = content.index(b"\n") + 1
-        about = json.loads(content[:start])
+        about = parse_json(content[:start])
         # Files of earlier versions hold the ids of all groups, and no count.
         self._num_added = about.get("num_added", len(about["known"]))
         self._known = {}

@@ -15,6 +15,7 @@ import numpy as np
 from turnwise.config.packages import require_package
 from turnwise.errors import StoreError
 from turnwise.floor.files import whole_file
+from turnwise.floor.parsing import parse_json
 from turnwise.types import Experience, ExperienceId, Segment, TrajectoryId
 
 _IDS = {"rollout": "int64", "task_id": "string", "sibling": "int32", "segment_index": "int32"}
@@ -102,7 +103,7 @@ def _jsonl_rows(path: Path) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             try:
-                row = json.loads(line)
+                row = parse_json(line)
             except ValueError as error:
                 raise StoreError(f"{path}, line {number} is not JSON: {error}.") from error
             if not isinstance(row, dict):

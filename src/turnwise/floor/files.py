@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from turnwise.errors import RunError, TurnwiseError
+from turnwise.floor.parsing import parse_json
 
 _TROUBLES = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE}
@@ -157,7 +158,7 @@ def read_text(path: Path) -> str:
 def read_object(path: Path) -> dict[str, object]:
     """The JSON object that a file holds."""
     try:
-        value = json.loads(read_text(path))
+        value = parse_json(read_text(path))
     except ValueError as error:
         raise RunError(
             f"{path} is damaged: expected a JSON object ({error}). Restore it or start a new run."

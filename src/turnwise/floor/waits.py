@@ -24,6 +24,7 @@ from typing import Any
 
 from turnwise.errors import RunError
 from turnwise.floor.files import write_whole
+from turnwise.floor.parsing import parse_json
 
 log = logging.getLogger(__name__)
 
@@ -179,7 +180,7 @@ def _write(path: Path, found: list[dict[str, Any]]) -> None:
 
 def _read(path: Path) -> list[Any]:
     try:
-        rows = json.loads(path.read_text())
+        rows = parse_json(path.read_text())
     except (OSError, ValueError):
         return []
     return rows if isinstance(rows, list) else []

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from transformers import PreTrainedModel
 
 from turnwise.errors import RunError
+from turnwise.floor.parsing import parse_json
 from turnwise.learn.adapters import has_adapter
 from turnwise.learn.optimizer_state import read_optimizer, write_optimizer
 from turnwise.learn.parallel.team import Team
@@ -92,7 +93,7 @@ def read_state(trainer: Trainer, folder: Path) -> None:
     """Put a learner back to where it was, its policy included."""
     try:
         _read_models(trainer, folder)
-        state: dict[str, Any] = json.loads((folder / "learner.json").read_text())
+        state: dict[str, Any] = parse_json((folder / "learner.json").read_text())
         trainer.policy_version = state["policy_version"]
         trainer.rng.bit_generator.state = state["rng"]
         if trainer.kl_price is not None:

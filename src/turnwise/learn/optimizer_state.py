@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from turnwise.floor.parsing import parse_json
 from turnwise.learn.parallel.team import Team
 from turnwise.learn.whole import piece_like
 
@@ -57,7 +58,7 @@ def read_optimizer(optimizer: torch.optim.AdamW, folder: Path, team: Team) -> No
 
 def _read_pieces(optimizer: torch.optim.AdamW, folder: Path, *, is_alone: bool) -> None:
     parameters = _parameters(optimizer)
-    steps = {int(number): step for number, step in json.loads((folder / _STEPS).read_text()).items()}
+    steps = {int(number): step for number, step in parse_json((folder / _STEPS).read_text()).items()}
     pieces = {_name(n, moment): torch.zeros_like(parameters[n]) for n in steps for moment in _MOMENTS}
     if pieces:
         with warnings.catch_warnings():

@@ -13,6 +13,7 @@ import zlib
 from pathlib import Path
 
 from turnwise.floor.files import append_line, write_whole
+from turnwise.floor.parsing import parse_json
 from turnwise.report.run_dir import step_name
 from turnwise.report.trajectories import decode_trajectory, encode_trajectory
 from turnwise.types import Trajectory
@@ -65,7 +66,7 @@ class TrajectoryJournal:
         if content is None:
             log.warning("%s: an episode is damaged and is left out", self._path)
             return None
-        return decode_trajectory(json.loads(content))
+        return decode_trajectory(parse_json(content))
 
     def remove(self) -> None:
         """Its rollout is stored elsewhere."""

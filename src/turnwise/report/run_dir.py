@@ -25,6 +25,7 @@ from turnwise.floor.files import (
     write_first,
     write_whole,
 )
+from turnwise.floor.parsing import parse_json
 from turnwise.report.learning_record.file import forget_steps
 from turnwise.report.manifest import Manifest
 from turnwise.report.summary import Summary
@@ -303,7 +304,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _parse_row(line: str) -> dict[str, Any]:
-    row = json.loads(line)
+    row = parse_json(line)
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):
         raise ValueError("expected a JSON object with a step")
     return row

@@ -20,6 +20,7 @@ import numpy as np
 from turnwise.errors import RunError
 from turnwise.floor.files import read_text, write_whole
 from turnwise.floor.outsiders import show
+from turnwise.floor.parsing import parse_json
 from turnwise.floor.segments import decode_text, encode_text
 from turnwise.provenance import Origin
 from turnwise.report.run_dir import step_name
@@ -53,7 +54,7 @@ def read_sound_trajectories(path: Path) -> list[Trajectory]:
     """
     trajectories = read_trajectories(path)
     for number, line in enumerate(_lines(path), start=1):
-        record = json.loads(line)
+        record = parse_json(line)
         written = record.pop("checksum", None)
         if written is not None and written != _checksum(json.dumps(record)):
             raise RunError(f"{path}, line {number} is damaged: its checksum is another one.")
@@ -64,7 +65,7 @@ def read_trajectories(path: Path) -> list[Trajectory]:
     trajectories: list[Trajectory] = []
     for number, line in enumerate(_lines(path), start=1):
         try:
-            trajectories.append(decode_trajectory(json.loads(line)))
+            trajectories.append(decode_trajectory(parse_json(line)))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunError(
                 f"{path}, line {number}: expected a trajectory ({type(error).__name__}: {error})."

@@ -9,12 +9,12 @@ is gone costs the episode, and no other.
 from __future__ import annotations
 
 import asyncio
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turnwise.errors import ConfigError
+from turnwise.floor.parsing import parse_json
 from turnwise.rollout.mcp_servers import McpServer
 from turnwise.rollout.mcp_transports import require_mcp
 from turnwise.rollout.model_handle import ModelHandle
@@ -112,8 +112,8 @@ class McpToolsWorkflow(ToolWorkflow):
 
 def _read_arguments(text: str) -> dict[str, Any] | None:
     try:
-        given = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+        given = parse_json(text or "{}")
+    except ValueError:
         return None
     return given if isinstance(given, dict) else None
 

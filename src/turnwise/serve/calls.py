@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from turnwise.context.messages import read_message
 from turnwise.errors import ServeError, TurnwiseError
 from turnwise.floor.outsiders import whole_json
+from turnwise.floor.parsing import parse_json
 from turnwise.types import Message, ToolSchema
 
 _MAX_TOOLS = 128
@@ -88,10 +89,10 @@ def read_object(body: bytes) -> dict[str, Any]:
     """A JSON object; an empty body is an empty one. Half a character, which no tokenizer takes, is replaced."""
     try:
         text = (body or b"{}").decode(json.detect_encoding(body), "surrogatepass")
-        content = json.loads(text, parse_constant=_refuse_constant)
+        content = parse_json(text, parse_constant=_refuse_constant)
         if _HALF.search(text):
             content = whole_json(content)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ServeError(f"the body is not JSON: {error}. Send a JSON object.") from error
     if not isinstance(content, dict):
         raise ServeError(f"the body is a JSON {type(content).__name__}; expected an object.")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from turnwise.errors import TurnwiseError
+from turnwise.floor.parsing import parse_json
 
 ACTION_FIELD = "message"
 OBSERVATION_FIELD = "text"
@@ -185,8 +186,8 @@ def _count(state: Mapping[str, object]) -> int:
 def _read(text: str | None) -> tuple[str, Mapping[str, object]]:
     """A message's kind and content."""
     try:
-        message = json.loads(text or "")
-    except (ValueError, RecursionError) as error:
+        message = parse_json(text or "")
+    except ValueError as error:
         raise _RefusedError("INVALID_JSON", f"no JSON ({type(error).__name__})") from error
     data = message.get("data", {}) if isinstance(message, dict) else None
     if not isinstance(message, dict) or not isinstance(data, dict):

@@ -5,7 +5,6 @@ It refuses to know HTTP and episodes.
 
 from __future__ import annotations
 
-import json
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from pydantic import Field, PositiveInt
 
 from turnwise.context.recorder import Response
 from turnwise.errors import ServeError
+from turnwise.floor.parsing import parse_json
 from turnwise.serve.calls import (
     Body,
     ModelCall,
@@ -169,7 +169,7 @@ class MessagesWriter:
         said = self._call.continuation(response.message.text)
         content: list[dict[str, Any]] = [{"type": "text", "text": said}] if said else []
         content += [
-            {"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)}
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": parse_json(call.arguments)}
             for call in response.message.tool_calls
         ]
         return {**self._about(response.prompt_length, len(response.tokens)), "content": content, **self._end(response)}

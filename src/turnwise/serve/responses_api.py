@@ -6,7 +6,6 @@ refuses to know HTTP and episodes.
 
 from __future__ import annotations
 
-import json
 import reprlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from pydantic import Field, PositiveInt
 from turnwise.alternatives import MAX_ALTERNATIVES
 from turnwise.context.recorder import Response
 from turnwise.errors import ServeError
+from turnwise.floor.parsing import parse_json
 from turnwise.serve.calls import (
     Body,
     ModelCall,
@@ -282,7 +282,7 @@ _CHOICES = ("auto", "none", "required")
 
 
 def _tool(tool: ToolSchema) -> dict[str, Any]:
-    parameters = json.loads(tool.parameters)
+    parameters = parse_json(tool.parameters)
     return {"type": "function", "name": tool.name, "description": tool.description, "parameters": parameters,
             "strict": False}  # fmt: skip
 

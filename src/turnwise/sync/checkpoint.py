@@ -20,6 +20,7 @@ from safetensors.torch import load, save
 from turnwise.config.sections.sync import SyncSettings
 from turnwise.errors import ConfigError, SyncError
 from turnwise.floor.files import write_whole
+from turnwise.floor.parsing import parse_json
 from turnwise.protocols import PolicyMark, Weights
 from turnwise.sites import TransportSite
 
@@ -136,7 +137,7 @@ def as_safetensors(weights: Weights) -> bytes:
 def read_record(file: Path) -> Mapping[str, Any] | None:
     """The object that a JSON file holds; None where there is no such file."""
     try:
-        about = json.loads(file.read_text())
+        about = parse_json(file.read_text())
         if not isinstance(about, dict):
             raise ValueError(f"expected a JSON object, found {type(about).__name__}")
         return about

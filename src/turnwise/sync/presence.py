@@ -21,6 +21,7 @@ from typing import IO, Any, Literal
 
 from turnwise.errors import RunError, SyncError
 from turnwise.floor.files import write_whole
+from turnwise.floor.parsing import parse_json
 from turnwise.sync.checkpoint import read_record
 
 log = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ class RolePlace:
 
     def _tell_holder(self) -> str:
         try:
-            holder = json.loads(self._lock.read_text())
+            holder = parse_json(self._lock.read_text())
             return f"process {holder['pid']} on {holder['host']}, since {holder['since']}"
         except (OSError, ValueError, LookupError, TypeError):
             # It has the lock and has not yet said who it is.

@@ -6,10 +6,11 @@ A line that is damaged is left out: whoever looks at a run sees what can be seen
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from threading import Lock
 from typing import Any
+
+from turnwise.floor.parsing import parse_json
 
 
 class GrowingRows:
@@ -51,7 +52,7 @@ class GrowingRows:
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError:
         return None
     return row if isinstance(row, dict) else None

@@ -5,7 +5,6 @@ Files are one per step, for training and for evaluations apart. A name without a
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import RunError
+from turnwise.floor.parsing import parse_json
 
 _STEP_FILE = re.compile(r"step-(\d{6,})\.jsonl")
 
@@ -53,7 +53,7 @@ def list_episode_files(trajectories: Path) -> list[EpisodeFile]:
 def read_episode(line: bytes) -> dict[str, Any] | None:
     """What a line holds, as plain data; None where it is no trajectory."""
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except ValueError:
         return None
     return record if isinstance(record, dict) and isinstance(record.get("turns"), list) else None

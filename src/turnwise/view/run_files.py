@@ -7,7 +7,6 @@ not installed here can be looked at. It refuses to change anything in a run.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from functools import cached_property
@@ -15,10 +14,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-import yaml
 from numpy.typing import NDArray
 
 from turnwise.errors import RunError
+from turnwise.floor.parsing import parse_json, parse_yaml
 from turnwise.report.learning_record.file import LearningRecord
 from turnwise.report.learning_record.tokens import StepTokens
 from turnwise.report.run_dir import RunDirectory
@@ -51,8 +50,8 @@ class RunFiles:
     def settings(self) -> dict[str, Any]:
         """As they were written at the beginning."""
         try:
-            found = yaml.safe_load(self.directory.config.read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError):
+            found = parse_yaml(self.directory.config.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
 
@@ -150,7 +149,7 @@ class RunFiles:
 def read_json(path: Path, *, kind: type[Any] = dict) -> Any:
     """What a file holds, where it is there and is what it should be."""
     try:
-        found = json.loads(path.read_bytes())
+        found = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return None
     return found if isinstance(found, kind) else None

@@ -7,7 +7,6 @@ was killed.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from turnwise.floor.parsing import parse_json
 from turnwise.report.run_dir import RunDirectory
 
 _QUIET_S = 120.0
@@ -103,7 +103,7 @@ def _held_places() -> set[str] | None:
 
 def _read_lock(lock: Path) -> dict[str, Any]:
     try:
-        told = json.loads(lock.read_text(encoding="utf-8"))
+        told = parse_json(lock.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return {key: told.get(key) for key in ("pid", "host", "since")} if isinstance(told, dict) else {}

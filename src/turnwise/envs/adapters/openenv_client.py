@@ -21,6 +21,7 @@ from urllib.request import ProxyHandler, build_opener
 
 from turnwise.config.packages import require_package
 from turnwise.errors import ConfigError, EnvError
+from turnwise.floor.parsing import parse_json
 
 _SCHEMES = {"http": ("http", "ws"), "ws": ("http", "ws"), "https": ("https", "wss"), "wss": ("https", "wss")}
 _MAX_MESSAGE_BYTES = 16 << 20
@@ -79,13 +80,13 @@ def fetch_schema(address: Address, label: str, time_limit_s: float) -> Mapping[s
     opener = build_opener(ProxyHandler({})) if address.is_local else build_opener()
     try:
         with opener.open(address.schema, timeout=time_limit_s) as response:
-            schema = json.loads(response.read(_MAX_MESSAGE_BYTES))
+            schema = parse_json(response.read(_MAX_MESSAGE_BYTES))
     except (OSError, HTTPException) as error:
         raise ConfigError(
             f"env.type: '{label}': no OpenEnv server answers at {address.schema} ({_cause(error)}). Start the server, "
             "or correct the address."
         ) from error
-    except (ValueError, RecursionError):
+    except ValueError:
         schema = None
     if not isinstance(schema, dict) or not all(isinstance(schema.get(key), dict) for key in ("action", "observation")):
         raise ConfigError(
@@ -145,8 +146,8 @@ class Session:
 
     def _read(self, text: str | bytes, kind: str) -> Reply:
         try:
-            message = json.loads(text)
-        except (ValueError, RecursionError):
+            message = parse_json(text)
+        except ValueError:
             message = None
         data = message.get("data") if isinstance(message, dict) else None
         if isinstance(message, dict) and isinstance(data, dict):

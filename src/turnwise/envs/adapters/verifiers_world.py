@@ -23,6 +23,7 @@ from turnwise.envs.adapters.foreign import SPLITS, ForeignWorld, Option, foreign
 from turnwise.envs.adapters.verifiers_stage import LOADED_LATER, PACKAGES, Asked, Outcome, VerifiersStage
 from turnwise.envs.base import check_split
 from turnwise.errors import ConfigError, EnvError
+from turnwise.floor.parsing import parse_json
 from turnwise.floor.seeds import fingerprint
 
 _CALL_BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
@@ -183,8 +184,8 @@ def _read_calls(action: str) -> list[tuple[str, Mapping[str, Any]]] | None:
     calls: list[tuple[str, Mapping[str, Any]]] = []
     for block in blocks:
         try:
-            call = json.loads(block)
-        except (ValueError, RecursionError):
+            call = parse_json(block)
+        except ValueError:
             return None
         if not isinstance(call, dict) or not isinstance(call.get("name"), str):
             return None

@@ -6,7 +6,6 @@ makes no sense are one error with the place and the setting to change. It refuse
 
 from __future__ import annotations
 
-import json
 import os
 import reprlib
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from zlib import crc32
 from turnwise.envs.alfworld.household import Household
 from turnwise.envs.alfworld.pddl import read_household
 from turnwise.errors import TaskError
+from turnwise.floor.parsing import parse_json
 
 _FOLDERS = {"train": "train", "valid_train": "train", "valid_seen": "seen", "valid_unseen": "unseen"}
 """The original's names of splits, which are folders in the path of each game."""
@@ -97,8 +97,8 @@ def _read_row(line: str, folder: Path, place: str) -> _Row:
     if not line.startswith(("{", '"')):
         return _Row(find_data(line, folder), None)
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        row = parse_json(line)
+    except ValueError as error:
         raise TaskError(
             f"{place}: found {reprlib.repr(line)}, which is not valid JSON; expected a path, or an object with "
             "'game_file'. Mend the line, or set env.games to another list."

@@ -6,13 +6,13 @@ are built into `game.py`, so it refuses files with other rules instead of playin
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from zlib import crc32
 
 from turnwise.envs.alfworld.household import Goal, Household, Receptacle, TaskType, Thing, name_ids
 from turnwise.errors import TaskError
+from turnwise.floor.parsing import parse_json
 
 _COMMENT = re.compile(r";[^\n]*")
 _FACT = re.compile(r"\(([a-z]+)\s+([^()]+)\)")
@@ -80,8 +80,8 @@ _ADVICE = "Give a game.tw-pddl of ALFWorld's release json_2.1.1."
 
 def _read_parts(text: str, source: str) -> dict[str, str]:
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        data = parse_json(text)
+    except ValueError as error:
         raise TaskError(f"{source}: found text that is not JSON; expected a game file. {_ADVICE}") from error
     keys = ("pddl_domain", "pddl_problem", "grammar")
     if not isinstance(data, dict) or not all(isinstance(data.get(key), str) for key in keys):

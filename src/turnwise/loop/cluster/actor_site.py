@@ -8,11 +8,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ClusterError
+from turnwise.floor.parsing import parse_yaml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +41,7 @@ def begin(site: ActorSite) -> TurnwiseSettings:
     if site.working_folder.is_dir():
         os.chdir(site.working_folder)
     _write_to(site.log)
-    return load_settings(yaml.safe_load(site.settings_yaml))
+    return load_settings(parse_yaml(site.settings_yaml))
 
 
 def _write_to(log: Path) -> None:

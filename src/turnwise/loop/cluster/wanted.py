@@ -7,6 +7,7 @@ from pathlib import Path
 
 from turnwise.errors import ClusterError
 from turnwise.floor.files import write_whole
+from turnwise.floor.parsing import parse_json
 
 _FILE = "explorers.json"
 
@@ -19,7 +20,7 @@ def write_wanted(run_path: Path, explorers: int) -> None:
 def read_wanted(run_path: Path, default: int) -> int:
     """What was written last; `default` where nothing was, or no number."""
     try:
-        wanted = json.loads((run_path / _FILE).read_text())["explorers"]
+        wanted = parse_json((run_path / _FILE).read_text())["explorers"]
     except (OSError, ValueError, KeyError, TypeError):
         return default
     return wanted if isinstance(wanted, int) and wanted > 0 else default
