@@ -82,6 +82,9 @@ def _run_in_thread(work: Coroutine[object, object, T]) -> T:
     """Under an event loop of its own. Ctrl-C reaches the thread of the caller, which passes it on."""
     begun: Future[Callable[[], object]] = Future()
     outcome: Future[T] = Future()
+    caller = asyncio.current_task()
+    # Read before the work begins: Ctrl-C may come before this thread waits for it.
+    num_cancels = caller.cancelling() if caller is not None else 0
 
     async def cancellable() -> T:
         main = asyncio.current_task()
@@ -99,7 +102,10 @@ def _run_in_thread(work: Coroutine[object, object, T]) -> T:
     try:
         # A daemon: after a second Ctrl-C the interpreter can end without it.
         threading.Thread(target=run, name="turnwise-async", daemon=True).start()
-        _wait_unless_cancelled(outcome)
+        # `asyncio.run` answers the first Ctrl-C by cancelling its main task, which cannot react while it waits here.
+        while not wait((outcome,), timeout=_LOOK_S).done:
+            if caller is not None and caller.cancelling() > num_cancels:
+                raise KeyboardInterrupt
     except KeyboardInterrupt as interrupt:
         wait((begun, outcome), timeout=_BEGIN_S, return_when=FIRST_COMPLETED)
         if begun.done():
@@ -111,15 +117,6 @@ def _run_in_thread(work: Coroutine[object, object, T]) -> T:
                 raise interrupt from failure
         raise
     return outcome.result()
-
-
-def _wait_unless_cancelled(outcome: Future[T]) -> None:
-    """`asyncio.run` answers the first Ctrl-C by cancelling its main task, which cannot react while it waits here."""
-    caller = asyncio.current_task()
-    num_cancels = caller.cancelling() if caller is not None else 0
-    while not wait((outcome,), timeout=_LOOK_S).done:
-        if caller is not None and caller.cancelling() > num_cancels:
-            raise KeyboardInterrupt
 
 
 def _may_listen() -> bool:

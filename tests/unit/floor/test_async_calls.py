@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Coroutine
 
 import pytest
@@ -86,3 +88,22 @@ def test_ctrl_c_under_a_running_loop_keeps_what_failed_in_the_clean_up() -> None
         assert isinstance(raised.value.__cause__, OSError)
 
     run_as_a_notebook_does(inside())
+
+
+def test_ctrl_c_before_the_caller_waits_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def start_late(thread: threading.Thread) -> None:
+        start(thread)
+        caller = asyncio.current_task()
+        while caller is not None and not caller.cancelling():
+            time.sleep(0.001)
+
+    async def inside() -> None:
+        monkeypatch.setattr(threading.Thread, "start", start_late)
+        with pytest.raises(KeyboardInterrupt):
+            run_async(Interrupted().run())
+        raise KeyError("reached")
+
+    with pytest.raises(KeyError, match="reached"):
+        asyncio.run(inside())
