@@ -14,11 +14,9 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from turnwise.app.length import settle_length
-from turnwise.app.run import Run, new_directory
+from turnwise.app.run import Run, check_start, new_directory
 from turnwise.app.set_up import Workers, open_workers
 from turnwise.app.training import Training
-from turnwise.config.checks import check_settings
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, RunError
@@ -55,9 +53,9 @@ class PPOTrainer(Stages):
     ) -> None:
         """`config` is a recipe's name, a file, a mapping (OmegaConf's too) or settings; `overrides` as in `train`."""
         self.config = config
-        self.settings = settle_length(self.read_config(config, overrides))
-        check_settings(self.settings)
+        self.settings = self.read_config(config, overrides)
         _check_loop(self.settings)
+        self.settings = check_start(self.settings)
         self._run_dir = run_dir
         self._console = console or Console(quiet=True)
         self._opened: _Opened | None = None

@@ -18,7 +18,7 @@ from turnwise.config.checks import find_contradictions
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.learn import FilePtx, OraclePtx
 from turnwise.config.sections.reward import ModelJudgeSettings
-from turnwise.config.sections.warm_start import EndpointWarmStart, LessonSettings, OracleWarmStart
+from turnwise.config.sections.warm_start import EndpointWarmStart, LessonSettings, NoWarmStart, OracleWarmStart
 from turnwise.config.trust import DistrustError, refuse_stranger
 from turnwise.engine.openai_address import Endpoint
 from turnwise.envs.boundary import reset_env
@@ -40,9 +40,15 @@ class Refusal:
     message: str
 
 
-def refuse_what_cannot_run(settings: TurnwiseSettings) -> None:
-    """Raise a ConfigError that lists every reason why these settings cannot run."""
-    reasons = [refusal.message for refusal in find_refusals(settings)]
+def refuse_what_cannot_run(settings: TurnwiseSettings, *, is_resumed: bool = False) -> None:
+    """Raise a ConfigError that lists every reason why these settings cannot run.
+
+    A run that is resumed from a checkpoint has its model there, and its warm start behind it.
+    """
+    if is_resumed:
+        settings = settings.model_copy(update={"warm_start": NoWarmStart()})
+    found = find_refusals(settings)
+    reasons = [refusal.message for refusal in found if not (is_resumed and refusal.about == "model")]
     if reasons:
         raise ConfigError("\n  ".join(["this cannot run:", *reasons]) if reasons[1:] else reasons[0])
 

@@ -96,9 +96,7 @@ def train_loaded(
     callbacks: Sequence[Callback] = (),
 ) -> Run:
     """The same, for a recipe that was loaded already."""
-    refuse_what_cannot_run(loaded.settings)
-    require_reachable(loaded.settings.model.path)
-    settings, pretrained = settle_length(loaded.settings), loaded.pretrained
+    settings, pretrained = check_start(loaded.settings), loaded.pretrained
     console = console or Console(quiet=True)
     _tell_secrets(settings, console)
     if settings.run.mode == "both":
@@ -111,6 +109,13 @@ def train_loaded(
     directory = new_directory(settings, run_dir, is_shared=True, pretrained=pretrained)
     _run_part(settings, directory, console, callbacks)
     return Run(directory.path)
+
+
+def check_start(settings: TurnwiseSettings) -> TurnwiseSettings:
+    """Raise a ConfigError with every reason against a new run, before its directory is made; return what will run."""
+    refuse_what_cannot_run(settings)
+    require_reachable(settings.model.path)
+    return settle_length(settings)
 
 
 def _tell_secrets(settings: TurnwiseSettings, console: Console) -> None:
@@ -204,6 +209,7 @@ def resume(run: str | Path, *, console: Console | None = None) -> Run:
     """Go on with an interrupted run from its newest checkpoint, or from its start where there is none yet."""
     directory, console = RunDirectory.open(Path(run)), console or Console(quiet=True)
     settings = load_settings(str(directory.config))
+    refuse_what_cannot_run(settings, is_resumed=directory.latest_checkpoint() is not None)
     # A run that was killed in its first moments has none.
     directory.write_manifest(collect_manifest(settings.recipe, settings.run.seed))
     if settings.run.mode != "both":

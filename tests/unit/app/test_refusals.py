@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+import turnwise as tw
 from turnwise.app.models import resolve_model
 from turnwise.app.refusals import find_refusals, refuse_what_cannot_run
 from turnwise.cli import main
-from turnwise.config.load import load_settings
+from turnwise.config.load import dump_settings, load_settings
 from turnwise.errors import ConfigError
+from turnwise.report.manifest import collect_manifest
+from turnwise.report.run_dir import RunDirectory
 
 from ...small_run import SMALL_MODEL
 
@@ -32,6 +38,16 @@ class Unpaid(tw.StepWiseRewardWorkflow):
 
 def plain(task):
     return 1.0
+
+class Agent(tw.BaseAgent):
+    def reset(self, **kw):
+        pass
+
+    def get_llm_prompts(self, *args):
+        return []
+
+    def get_env_outputs(self, *args):
+        return []
 """
 
 
@@ -111,6 +127,51 @@ def test_a_trainer_of_its_own_needs_no_games(model: Path) -> None:
     games = ["env.type=alfworld", "env.games=no_games"]
     assert reasons(LAKE, *words, *games, "eval.episodes=0") == []
     assert reasons(LAKE, *words, *games, "eval.episodes=4") != []
+
+
+@pytest.mark.parametrize("start", ["train", "PPOTrainer", "AgentTrainer", "resume"])
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["learn.ptx.type=file", "learn.ptx.path=none.jsonl"], "learn.ptx.path: 'none.jsonl' cannot be read"),
+        (["model.path=./no_model"], "The model folder './no_model' does not exist"),
+        (["report.trackers=[swanlab]"], "report.trackers: swanlab needs the package 'swanlab'"),
+        (["report.callbacks=[nowhere_at_all:Callback]"], "module 'nowhere_at_all' cannot be imported"),
+        (["buffer.train_batch_size=1"], "a group does not fit"),
+    ],
+)
+def test_every_way_to_start_refuses_before_anything_is_made(
+    start: str, overrides: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "swanlab", None)
+    given = {key: yaml.safe_load(value) for key, value in (word.split("=") for word in overrides)}
+    run, made = tmp_path / "run", set[Path]()
+
+    def attempt() -> None:
+        if start == "resume":
+            written = dump_settings(load_settings(LAKE, ["learn.steps=1", "eval.episodes=0", *overrides]))
+            RunDirectory.create(run, config_yaml=written, manifest=collect_manifest("mine", seed=0))
+            made.update(run.iterdir())
+            tw.resume(run)
+        elif start == "AgentTrainer":
+            tw.AgentTrainer(LAKE, agent_cls="refused_plug_ins:Agent", overrides=given, run_dir=run)
+        elif start == "PPOTrainer":
+            tw.PPOTrainer(LAKE, given, run_dir=run)
+        else:
+            tw.train(LAKE, given, run_dir=run)
+
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        attempt()
+    assert set(run.glob("*")) == made
+
+
+def test_a_run_is_resumed_without_the_model_and_the_teacher_it_started_from() -> None:
+    gone = load_settings(LAKE, ["model.path=./no_model", "warm_start={type: endpoint, url: 'http://127.0.0.1:9/v1'}"])
+    assert len(find_refusals(gone)) == 2
+    refuse_what_cannot_run(gone, is_resumed=True)
+    broken = load_settings(LAKE, ["learn.ptx.type=file", "learn.ptx.path=none.jsonl", "model.path=./no_model"])
+    with pytest.raises(ConfigError, match=r"none\.jsonl"):
+        refuse_what_cannot_run(broken, is_resumed=True)
 
 
 def test_a_model_folder_must_hold_a_model_of_the_right_kind(model: Path, tmp_path: Path) -> None:
