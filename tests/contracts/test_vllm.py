@@ -29,6 +29,9 @@ from .test_engines import TOLERANCE, asked, assert_exact, request, stops
 from .vllm_servers import NEEDS_VLLM, PYTHON, open_client, shared_servers, start_servers
 
 pytestmark = list(NEEDS_VLLM)
+_NEW = 800
+"""Tokens of a reply under which weights change."""
+_MAX_TRIES = 10
 _OLD_HEAD = """
 
 class SharedMemoryTransfer(SharedMemoryTransfer):
@@ -73,9 +76,21 @@ def test_a_server_killed_in_the_middle_costs_no_reply_and_comes_back_with_the_ne
 
 @pytest.mark.parametrize("in_flight", ["wait", "keep", "abort"])
 def test_requests_under_way_end_go_on_or_are_asked_again(in_flight: str) -> None:
+    expected = {"wait": {_NEW}, "keep": set(range(1, _NEW)), "abort": {0}}[in_flight]
+    # On a busy machine all replies may have ended before the weights come.
+    for _ in range(_MAX_TRIES):
+        nums_old = _change_weights_under_way(in_flight)
+        assert in_flight == "keep" or {0, _NEW} >= nums_old
+        if nums_old & expected:
+            return
+    pytest.fail(f"engine.in_flight={in_flight}: of {_NEW} tokens, old weights sampled {nums_old} in the last try")
+
+
+def _change_weights_under_way(in_flight: str) -> set[int]:
+    """How many tokens of each reply are of the old weights."""
     engine = open_client(stops(), choices=(f"engine.in_flight={in_flight}",))
     models = {0: make_model(), 1: make_model(noise_seed=1)}
-    given = [request(seed, new=800) for seed in range(6)]
+    given = [request(seed, new=_NEW) for seed in range(6)]
     engine._stop_ids = frozenset()  # none ends before its budget
 
     async def play() -> list[Completion]:
@@ -86,15 +101,10 @@ def test_requests_under_way_end_go_on_or_are_asked_again(in_flight: str) -> None
         return await asyncio.gather(*running)
 
     completions = asyncio.run(play())
-    assert [len(completion.token_ids) for completion in completions] == [800] * len(given)
-    if in_flight == "keep":
-        nums_old = [_num_old(models, one, completion) for one, completion in zip(given, completions, strict=True)]
-        assert any(0 < num_old < 800 for num_old in nums_old), f"no reply has tokens of both: {nums_old} old ones"
-        assert [completion.policy_version for completion in completions] == [0 if num else 1 for num in nums_old]
-        return
-    for one, completion in zip(given, completions, strict=True):
-        assert_exact(models[completion.policy_version], one, completion)
-    assert {completion.policy_version for completion in completions} >= {0 if in_flight == "wait" else 1}
+    assert [len(completion.token_ids) for completion in completions] == [_NEW] * len(given)
+    nums_old = [_num_old(models, one, completion) for one, completion in zip(given, completions, strict=True)]
+    assert [completion.policy_version for completion in completions] == [0 if num else 1 for num in nums_old]
+    return set(nums_old)
 
 
 def _num_old(models: dict[int, Any], given: GenerateRequest, completion: Completion) -> int:
