@@ -12,6 +12,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,6 +30,8 @@ from turnwise.types import Completion, FinishReason, FloatArray, GenerateRequest
 
 _MAX_TRIES = 4
 """Of one request, where servers die under it."""
+_RESUME_S = 10.0
+"""Longest wait for servers to go on after a sync that failed."""
 
 
 class VllmEngine:
@@ -48,9 +51,9 @@ class VllmEngine:
     def __init__(self, settings: VllmEngineParams, site: EngineSite) -> None:
         self._settings = settings
         self._stop_ids = site.template.stop_ids
-        self._policy_version = self._first_version = site.policy_version
+        self._policy_version = self._newest_version = self._first_version = site.policy_version
         self._has_sent = False
-        """Whether servers have other weights than those they were started with."""
+        """Whether `_newest_version` is of weights that were sent, and not of those that servers were started with."""
         self._transfer = _open_transfer(settings, site)
         self._pool = ServerPool(
             self._make_servers(site),
@@ -80,6 +83,7 @@ class VllmEngine:
         for server in self._pool.servers:
             if server.raising is not None and not server.raising.done():
                 server.raising.cancel()
+                await asyncio.gather(server.raising, return_exceptions=True)
             await server.client.close()
         self._transfer.close()
         await asyncio.to_thread(self._stop_servers)
@@ -160,26 +164,49 @@ class VllmEngine:
     async def update_weights(self, weights: Weights, policy_version: int) -> None:
         """Pause all servers, bring them the weights, let them go on; one that is gone gets them when it is back.
 
-        A server that refuses them ends the run: what it would sample is not the policy.
+        A server that refuses them ends the run: what it would sample is not the policy. Where the sync fails or is
+        cancelled, no server stays paused, and `policy_version` is that of the last sync that was right.
         """
         await self._be_ready()
         await self._transfer.prepare(weights)
         # In one step with the weights: a server that is on its way back takes both from here.
-        self._policy_version, self._has_sent = policy_version, True
-        servers = await self._each(self._pool.up, lambda server: server.client.pause(self._settings.in_flight))
-        failures = await self._transfer.send([server.client for server in servers], weights, policy_version)
-        for server, failure in zip(list(servers), failures, strict=True):
-            self._judge(server, failure)
-        updated = [server for server in servers if server.is_up]
-        for server in updated:
-            server.version = policy_version
-        await self._each(updated, self._resume)
+        self._newest_version, self._has_sent = policy_version, True
+        paused = self._pool.up
+        try:
+            servers = await self._each(paused, lambda server: server.client.pause(self._settings.in_flight))
+            failures = await self._transfer.send([server.client for server in servers], weights, policy_version)
+            await self._each(self._take_over(servers, failures, policy_version), self._resume)
+        except BaseException:
+            await self._resume_anyway(paused)
+            raise
         await self._be_ready()
+        self._policy_version = policy_version
+
+    def _take_over(
+        self, servers: Sequence[Server], failures: Sequence[BaseException | None], version: int
+    ) -> list[Server]:
+        """Those that have the weights. One that refuses them may have parts of them, and is asked for nothing more."""
+        for server, failure in zip(servers, failures, strict=True):
+            if failure is None:
+                server.version = version
+            elif isinstance(failure, EngineError):
+                self._pool.lose(server, failure)
+        for server, failure in zip(servers, failures, strict=True):
+            self._judge(server, failure)
+        return [server for server in servers if server.is_up]
 
     async def _resume(self, server: Server) -> None:
-        if self._settings.in_flight == "keep":
-            await server.client.forget_prefixes()
-        await server.client.resume()
+        try:
+            if self._settings.in_flight == "keep":
+                await server.client.forget_prefixes()
+        finally:
+            await server.client.resume()
+
+    async def _resume_anyway(self, servers: Sequence[Server]) -> None:
+        """After a failure, which is what is reported: servers of `engine.urls` also serve others."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_RESUME_S):
+                await asyncio.gather(*map(self._resume, servers), return_exceptions=True)
 
     async def _be_ready(self) -> None:
         try:
@@ -199,7 +226,7 @@ class VllmEngine:
             self._pool.lose(server, failure)
         elif isinstance(failure, EngineError):
             raise SyncError(
-                f"{server} did not take the weights of version {self._policy_version}: {failure} A server of your own "
+                f"{server} did not take the weights of version {self._newest_version}: {failure} A server of your own "
                 f"needs VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config "
                 f'\'{{"backend": "{self._settings.transfer}"}}\' (docs/vllm.md).'
             ) from failure
@@ -212,28 +239,29 @@ class VllmEngine:
         """What a healthy server must have before it serves: the newest weights, and their number."""
         await self._transfer.greet(server.client)
         if not self._has_sent and server.process is not None:
-            await server.client.set_version(self._policy_version)
+            await server.client.set_version(self._newest_version)
         # Looked at again: the first weights may have been sent to the others meanwhile.
         if self._has_sent and not self._transfer.can_repeat:
             raise EngineError(
                 f"{server} is back, and engine.transfer '{self._settings.transfer}' cannot send it weights"
             )
-        while self._has_sent and server.version != self._policy_version:
+        while self._has_sent and server.version != self._newest_version:
             await self._catch_up(server)
 
     async def _catch_up(self, server: Server) -> None:
-        version = self._policy_version
-        # It may have been there all the time: at work, with prefixes of other weights, or still paused.
-        await server.client.pause(self._settings.in_flight)
+        version = self._newest_version
         try:
+            # It may have been there all the time: at work, with prefixes of other weights, or still paused.
+            await server.client.pause(self._settings.in_flight)
             await self._transfer.repeat(server.client, version)
-        except ServerRefusedError:
+        except BaseException as error:
             # Newer weights may have taken the place of these while they were on their way.
-            if version == self._policy_version:
-                raise
-        else:
-            await self._resume(server)
-            server.version = version
+            if isinstance(error, ServerRefusedError) and version != self._newest_version:
+                return
+            await self._resume_anyway([server])
+            raise
+        await self._resume(server)
+        server.version = version
 
     def _make_servers(self, site: EngineSite) -> list[Server]:
         settings = self._settings

@@ -398,6 +398,62 @@ def test_a_server_that_refuses_weights_ends_the_run(servers: list[FakeVllm], pat
         run(engine.update_weights(weights(1.0), 5))
 
 
+@pytest.mark.parametrize("in_flight", ["wait", "keep"])
+@pytest.mark.parametrize("path", ["/pause", "/start_weight_update", "/update_weights", "/finish_weight_update"])
+def test_after_a_failed_sync_no_server_is_paused_and_the_version_is_that_before(
+    servers: list[FakeVllm], path: str, in_flight: str
+) -> None:
+    engine = open_engine(servers[:2], in_flight=in_flight)
+    run(engine.update_weights(weights(0.5), 4))
+    servers[1].refused[path] = 400
+    with pytest.raises(SyncError, match=rf"version 5: .*{path}.* says 400"):
+        run(engine.update_weights(weights(1.0), 5))
+    assert [server.is_paused for server in servers[:2]] == [False, False]
+    assert engine.policy_version == 4
+    servers[1].refused.clear()
+
+    async def sync_again() -> None:
+        await engine.update_weights(weights(0.25), 6)
+        await engine._pool.settle()
+
+    run(sync_again())
+    assert [(server.version, server.number) for server in servers[:2]] == [("6", 0.25)] * 2
+    assert engine.policy_version == 6
+
+
+def test_an_interrupted_sync_leaves_no_server_paused(servers: list[FakeVllm]) -> None:
+    engine = open_engine(servers[:2])
+    servers[1].may_load.clear()
+
+    async def play() -> None:
+        update = asyncio.create_task(engine.update_weights(weights(0.5), 3))
+        await until(lambda: "/update_weights" in servers[1].calls)
+        update.cancel()
+        await asyncio.gather(update, return_exceptions=True)
+        assert update.cancelled()
+
+    run(play())
+    servers[1].may_load.set()
+    assert [server.is_paused for server in servers[:2]] == [False, False]
+    assert engine.policy_version == 2
+
+
+def test_one_that_comes_back_and_refuses_the_weights_is_left_running(servers: list[FakeVllm]) -> None:
+    engine = open_engine(servers[:2])
+    run(engine.update_weights(weights(0.5), 3))
+    late = servers[1]
+    late.is_healthy, late.refused["/pause"] = False, 500
+
+    async def play() -> None:
+        await engine.update_weights(weights(0.75), 4)
+        late.refused = {"/update_weights": 400}
+        late.is_healthy = True
+        await engine._pool.settle()
+
+    run(play())
+    assert (engine.state()["servers_up"], late.calls.count("/pause") > 1, late.is_paused) == (1, True, False)
+
+
 def test_it_outlives_an_event_loop_in_which_servers_were_on_their_way(servers: list[FakeVllm]) -> None:
     engine = open_engine(servers[:1])
     servers[0].is_healthy = False
