@@ -55,7 +55,7 @@ def close_run(
             f"{turnwise} eval {run}",
             f"{turnwise} play {summary.env} --agent {run}",
             f"{turnwise} train {_train_words(settings, directory)} run.seed={summary.seed + 1}",
-            f"{command('tensorboard')} --logdir {directory.tensorboard}",
+            *([f"{command('tensorboard')} --logdir {directory.tensorboard}"] if directory.tensorboard.is_dir() else []),
         ],
     )
 

@@ -111,7 +111,7 @@ def load_served(target: str, *, recipe: str | None = None, overrides: Sequence[s
 def _plain(model: Path) -> dict[str, object]:
     """The setting of a model without a recipe: what clients say is all it sees, and it says what it likes.
 
-    The environment is there because every run has one; nobody plays it.
+    The environment is there because every run has one. It is not what clients do, so it is not evaluated either.
     """
     room = _UNKNOWN_TOKENS
     described = model.expanduser() / "config.json"
@@ -121,6 +121,7 @@ def _plain(model: Path) -> dict[str, object]:
     return {
         "recipe": _PLAIN,
         "env": {"type": "bandit"},
+        "eval": {"episodes": 0},
         "context": {"answer": {"type": "plain"}, "max_tokens": room, "max_response_tokens": max(room // 4, 1)},
     }
 

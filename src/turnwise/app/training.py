@@ -108,6 +108,7 @@ class Training:
 
     def _measure_baselines(self, start: Start) -> dict[str, float]:
         if not start.evaluator.is_wanted:
+            print_notice(self._console, "the policy is not evaluated: eval.episodes is 0")
             return {}
         play = start.evaluator.play
         return measure_baselines(self._settings, play.eval_tasks, play.judging)

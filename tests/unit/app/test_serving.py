@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import re
@@ -154,6 +155,33 @@ def test_a_folder_without_a_recipe_is_served_as_it_is(
     # With the recipe whose setting it was trained in, every reply begins as that one wants it.
     lake = load_served(str(folder), recipe="frozenlake")
     assert lake.settings.context.answer.forced_prefix == "<answer>"
+
+
+def test_training_a_model_served_without_a_recipe_evaluates_no_environment(
+    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its environment is a placeholder: 400 episodes of it were played before and after."""
+    monkeypatch.chdir(tmp_path)
+    without_plots(monkeypatch)
+    folder = shutil.copytree(finished.policy, tmp_path / "model")
+    small = ["context.max_response_tokens=4", "learn.steps=3", "report.tensorboard=false", f"sync.timeout_s={HANG_S}"]
+    served = load_served(str(folder), overrides=small)
+    play(served)
+    path = served.directory.path
+    console = Console(record=True, width=200, file=io.StringIO())
+    told = train(path / "config.yaml", ["run.mode=train"], run_dir=path, console=console).summary
+    assert told.steps == 1
+    assert (told.eval_episodes, told.baselines, told.envs) == (0, {}, {})
+    assert (told.success_before, told.success_after, told.return_before, told.return_after) == (None,) * 4
+    assert not list(path.glob("trajectories/eval/*"))
+    said = console.export_text()
+    assert said.count("the policy is not evaluated: eval.episodes is 0") == 1
+    assert "evaluating on" not in said
+    # There is no such folder either.
+    assert "tensorboard" not in said
+    # It may still be measured where the user names an environment.
+    own = load_served(str(folder), overrides=["env.type=frozen_lake", "eval.episodes=5"])
+    assert (own.settings.env.type, own.settings.eval.episodes) == ("frozen_lake", 5)
 
 
 @pytest.mark.slow
