@@ -30,7 +30,7 @@ def run_eval(options: argparse.Namespace, overrides: list[str], console: Console
         # Without a target, the first word may be a setting.
         overrides, options.target = [options.target, *overrides], None
     _refuse_what_does_not_fit(options)
-    words = _with_counts(options, overrides)
+    words = _with_counts(options, [_own_key(word) for word in overrides])
     # Progress on the console would stand in front of the JSON.
     told = Console(quiet=True) if options.json else console
     if options.suite:
@@ -69,6 +69,11 @@ def _refuse_what_does_not_fit(options: argparse.Namespace) -> None:
         raise ConfigError(f"{' and '.join(given)} given; expected one of them.")
     if options.target is None and not options.suite:
         raise ConfigError("who is to play? Give TARGET: a run, a model, the URL of an endpoint, oracle or random.")
+
+
+def _own_key(word: str) -> str:
+    """`--temperature` is that of the evaluation, and not a key of other systems that is called so."""
+    return f"eval.{word}" if word.partition("=")[0].strip() == "temperature" else word
 
 
 def _with_counts(options: argparse.Namespace, overrides: list[str]) -> list[str]:

@@ -31,6 +31,7 @@ from turnwise.app.models import describe_set_up
 from turnwise.app.policies import find_policy, open_policy, run_of
 from turnwise.app.refusals import worlds_by_path
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.errors import ConfigError
 from turnwise.floor.async_calls import run_async
 from turnwise.floor.files import write_whole
 from turnwise.loop.build import held_out_tasks
@@ -77,6 +78,7 @@ def _new_folder(report: EvalReport, root: Path) -> Path:
 
 def evaluate_rule(rule: str, settings: TurnwiseSettings, split: str) -> Evaluated:
     """How well `oracle`, `random` or another rule plays the main environment."""
+    _refuse_no_episodes(settings)
     result = play_rule_in(settings, rule, held_out_tasks(settings, split))
     report = _report(rule, settings, split, result)
     return Evaluated(report=report, trajectories=result.trajectories, root=settings.run.root)
@@ -92,6 +94,7 @@ def evaluate_policy(
 ) -> Evaluated:
     """How well a run, a model or an endpoint plays, in its own setting or in that of a recipe."""
     found = find_policy(target, overrides, recipe=recipe)
+    _refuse_no_episodes(found.settings)
     with phase(console, "setting up the model" if found.model else describe_set_up(found.settings.model.path)):
         parts = open_policy(found, split=split)
     num_episodes = len(parts.eval_tasks) * found.settings.eval.samples
@@ -99,6 +102,11 @@ def evaluate_policy(
         result = run_async(evaluate_once(parts, advance))
     report = report_policy(target, split, result, parts)
     return Evaluated(report=report, trajectories=result.trajectories, root=found.settings.run.root)
+
+
+def _refuse_no_episodes(settings: TurnwiseSettings) -> None:
+    if not settings.eval.is_wanted:
+        raise ConfigError("eval.episodes must be at least 1 to evaluate, got 0. Give --episodes N.")
 
 
 def report_policy(target: str, split: str, result: Evaluation, parts: PlayParts) -> EvalReport:

@@ -237,6 +237,29 @@ def test_words_that_do_not_fit_are_refused(words: list[str], told: str, capsys: 
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("words", "played"), [(["--temperature", "0"], 0), (["temperature=1.5"], 1.5)])
+def test_the_temperature_of_an_evaluation_is_its_own(
+    finished: Run, words: list[str], played: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was taken for another system's key of rollout.temperature, which 0 is no value of."""
+    assert main(["eval", str(finished.path), "--episodes", "2", "--json", *words]) == 0
+    (report,) = json.loads(capsys.readouterr().out)
+    assert report["temperature"] == played
+
+
+def test_a_temperature_that_is_none_is_refused_by_the_name_of_the_setting(
+    finished: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", str(finished.path), "--temperature", "-1"]) == 2
+    assert "eval.temperature: -1 given" in capsys.readouterr().err
+
+
+def test_an_evaluation_of_no_episodes_is_refused(finished: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    for target in (str(finished.path), "random"):
+        assert main(["eval", target, "eval.episodes=0"]) == 2
+        assert "eval.episodes must be at least 1 to evaluate, got 0. Give --episodes N." in capsys.readouterr().err
+
+
 def test_an_evaluation_changes_nothing_in_a_training_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_plots(monkeypatch)
     often = ["eval.every=1", "eval.samples=2", "eval.temperature=1"]
