@@ -33,6 +33,7 @@ from turnwise.config.registry import BUFFERS, TRANSPORTS
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError
 from turnwise.experience.build import build_experiences
+from turnwise.floor.async_calls import end_tasks
 from turnwise.floor.files import read_text, write_whole
 from turnwise.floor.parsing import parse_json
 from turnwise.floor.waits import show_waits
@@ -189,7 +190,7 @@ async def open_endpoint(
         with show_waits(served.directory.waits):
             yield endpoint
     finally:
-        following.cancel()
+        await end_tasks([following])
         await endpoint.close()
         recorder.close()
         await served.engine.close()

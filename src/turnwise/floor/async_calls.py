@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from typing import TypeVar
@@ -15,6 +16,9 @@ _LOOK_S = 0.2
 """How often a caller in a coroutine looks whether Ctrl-C has cancelled it."""
 _BEGIN_S = 10.0
 """Longest wait for a thread to begin where Ctrl-C comes in that moment."""
+_END_S = 60.0
+"""Longest wait for tasks that were cancelled; a program may ignore that."""
+log = logging.getLogger(__name__)
 
 
 class Terminated(KeyboardInterrupt):
@@ -52,6 +56,32 @@ async def unbroken(work: Awaitable[T]) -> T:
         if not running.done():
             await running
         raise
+
+
+async def gather_or_end(work: Iterable[Coroutine[object, object, T]]) -> list[T]:
+    """As `asyncio.gather`, but where one fails, or the caller is cancelled, none of the others runs on."""
+    running = [asyncio.create_task(one) for one in work]
+    try:
+        return await asyncio.gather(*running)
+    finally:
+        await end_tasks(running)
+
+
+async def end_tasks(tasks: Iterable[asyncio.Task[T]]) -> None:
+    """Cancel what still runs, and wait until it has ended. Failures are dropped."""
+    unfinished = [task for task in tasks if not task.done()]
+    for task in unfinished:
+        # A second cancellation would break off what the first one has it clean up.
+        if not task.cancelling():
+            task.cancel()
+    if not unfinished:
+        return
+    ended, running = await asyncio.wait(unfinished, timeout=_END_S)
+    for task in ended:
+        # Asked for, so that Python does not print it when the task is collected.
+        _ = task.cancelled() or task.exception()
+    if running:
+        log.warning("%d tasks still run %g s after they were cancelled: %s", len(running), _END_S, running)
 
 
 def _run_here(work: Coroutine[object, object, T]) -> T:

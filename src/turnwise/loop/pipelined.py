@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from turnwise.experience.build import build_experiences
-from turnwise.floor.async_calls import unbroken
+from turnwise.floor.async_calls import end_tasks, unbroken
 from turnwise.loop.explore import Explored, explore, explore_on_record
 from turnwise.loop.parts import ExploreParts, TrainParts
 from turnwise.loop.serial import LoopStep, describe_step, env_seconds, learn_from
@@ -163,10 +163,7 @@ class Explorer:
     async def stop(self) -> None:
         """End what is still running; nobody waits for it any more."""
         assert self._admitting is not None
-        running = [self._admitting, *(rollout.playing for rollout in self._rollouts.values())]
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await end_tasks([self._admitting, *(rollout.playing for rollout in self._rollouts.values())])
 
     def _has_failed(self) -> bool:
         admitting = self._admitting

@@ -23,6 +23,7 @@ from typing import Any
 from turnwise.config.sections.context import ContextSettings
 from turnwise.context.trajectory import make_trajectory
 from turnwise.errors import ConfigError, ContextOverflow, EngineError, EnvError, WorkflowError
+from turnwise.floor.async_calls import gather_or_end
 from turnwise.floor.daemon_threads import DaemonThreads
 from turnwise.floor.outsiders import read_reward, show, tell_error, told_by
 from turnwise.floor.seals import seal_turns
@@ -111,18 +112,13 @@ class AgentProxy:
         gate = nullcontext() if limit is None else asyncio.Semaphore(limit)
         tables = [(task, names) for task in tasks for names in self._seat(rollout, task)]
         met = await self._draw_rivals(tasks, rollout)
-        running = [
-            asyncio.ensure_future(self._play_and_score(task, names, met.get(task.id), gate, on_done))
+        playing = [
+            self._play_and_score(task, names, met.get(task.id), gate, on_done)
             for task, names in tables
             # Half a table cannot be played again.
             if not known.keys() >= set(names)
         ]
-        try:
-            ended = {each.id: each for table in await asyncio.gather(*running) for each in table}
-        finally:
-            # Where one breaks, its siblings must not go on behind the caller's back.
-            for unfinished in running:
-                unfinished.cancel()
+        ended = {each.id: each for table in await gather_or_end(playing) for each in table}
         all_names = [name for _, names in tables for name in names]
         ended |= {each.id: each for each in await self._score([known[n] for n in all_names if n not in ended])}
         played = [ended[name] for name in all_names]

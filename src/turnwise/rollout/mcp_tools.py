@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turnwise.errors import ConfigError
+from turnwise.floor.async_calls import gather_or_end
 from turnwise.floor.parsing import parse_json
 from turnwise.rollout.mcp_servers import McpServer
 from turnwise.rollout.mcp_transports import require_mcp
@@ -68,7 +69,7 @@ class McpToolsWorkflow(ToolWorkflow):
         return tuple(schema for _, schema in self._tools.values())
 
     async def run(self) -> Trajectory:
-        await asyncio.gather(*(server.open() for server in self._servers))
+        await gather_or_end(server.open() for server in self._servers)
         self._tools = self._choose_tools()
         return await super().run()
 

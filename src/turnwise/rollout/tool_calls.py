@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from turnwise.context.recorder import Response
+from turnwise.floor.async_calls import gather_or_end
 from turnwise.rollout.environment import StepWiseEnvironmentWorkflow
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.rollout.tools import find_tools
@@ -52,7 +53,7 @@ class ToolWorkflow(StepWiseEnvironmentWorkflow):
         for _ in range(self.max_calls):
             if not reply.message.tool_calls:
                 break
-            messages += [reply.message, *await asyncio.gather(*map(self.run_call, reply.message.tool_calls))]
+            messages += [reply.message, *await gather_or_end(map(self.run_call, reply.message.tool_calls))]
             reply = await self._ask(messages)
         return reply
 

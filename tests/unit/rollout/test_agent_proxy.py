@@ -112,20 +112,44 @@ def test_fast_episodes_finish_while_a_slow_one_is_in_its_first_turn() -> None:
     assert [len(t.turns) for g in groups for t in g.trajectories] == [4] * 4
 
 
-def test_where_one_workflow_breaks_its_siblings_do_not_go_on() -> None:
-    engine = WaitingEngine(slow={0, 2, 3})
+class SlowToClose(EnvironmentWorkflow):
+    """Closing takes a few turns of the event loop, for each sibling others."""
 
-    def break_down(_trajectory: Trajectory) -> None:
-        raise ZeroDivisionError
+    closed: ClassVar[set[str]] = set()
+
+    async def close(self) -> None:
+        for _ in range(9 * (1 + self.task.task.seed + self.task.id.sibling)):
+            await asyncio.sleep(0)
+        await super().close()
+        self.closed.add(str(self.task.id))
+
+
+@pytest.mark.parametrize("end", ["failure", "cancellation"])
+def test_no_episode_goes_on_after_its_rollout(end: str) -> None:
+    engine = WaitingEngine(slow={0, 2, 3})
+    SlowToClose.closed.clear()
 
     async def run() -> set[asyncio.Task[object]]:
-        with pytest.raises(ZeroDivisionError):
-            async with asyncio.timeout(HANG_S):
-                await make_proxy(engine).collect(TASKS, rollout=0, on_done=break_down)
-        await asyncio.sleep(0)
+        has_ended = asyncio.Event()
+
+        def break_down(_trajectory: Trajectory) -> None:
+            has_ended.set()
+            if end == "failure":
+                raise ZeroDivisionError
+
+        states = make_states(lambda *_: WordWorld(), groups=2, group_size=2, limits=Limits(max_turns=4))
+        proxy = proxy_of(engine, TEMPLATE, states, workflow=SlowToClose)
+        rollout = asyncio.create_task(proxy.collect(TASKS, rollout=0, on_done=break_down))
+        async with asyncio.timeout(HANG_S):
+            await has_ended.wait()
+            if end == "cancellation":
+                rollout.cancel()
+            with pytest.raises(ZeroDivisionError if end == "failure" else asyncio.CancelledError):
+                await rollout
         return asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[arg-type]
 
     assert asyncio.run(run()) == set()
+    assert len(SlowToClose.closed) == 4
 
 
 def test_a_reply_without_tokens_is_an_engine_error() -> None:

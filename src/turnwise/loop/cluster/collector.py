@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import NoReturn
 
 from turnwise.errors import EngineError, LostError
+from turnwise.floor.async_calls import end_tasks
 from turnwise.loop.cluster.crew import Crew
 from turnwise.loop.cluster.shares import Kind, Player, Share, deal
 from turnwise.loop.journals import Journals
@@ -70,7 +71,7 @@ class CrewCollector:
                     except LostError:
                         waiting += share.tasks
         finally:
-            await _stop(running)
+            await end_tasks(running)
         return [groups[task.id] for task in tasks]
 
     async def _hand_out(
@@ -119,13 +120,6 @@ class CrewCollector:
             raise
         finally:
             self._crew.end(player)
-
-
-async def _stop(running: Mapping[asyncio.Task[list[Group]], Share]) -> None:
-    """Where one share breaks, the others must not go on behind the caller's back."""
-    for playing in running:
-        playing.cancel()
-    await asyncio.gather(*running, return_exceptions=True)
 
 
 class CrewEngine:

@@ -20,6 +20,7 @@ from turnwise.audit.gaps import Rescorer
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import TurnwiseError
 from turnwise.experience.codec import decode_experiences
+from turnwise.floor.async_calls import end_tasks
 from turnwise.learn.parallel.hosts import Note
 from turnwise.learn.parallel.rank import Rank
 from turnwise.learn.parallel.sent_weights import ReceivedWeights
@@ -169,7 +170,7 @@ class ExplorerHost:
             ended.append(trajectory)
             news.set()
 
-        playing = asyncio.ensure_future(
+        playing = asyncio.create_task(
             collector.collect(share.tasks, rollout=share.rollout, on_done=on_done, known=share.known)
         )
         playing.add_done_callback(lambda _: news.set())
@@ -186,7 +187,7 @@ class ExplorerHost:
             yield Told(groups=tuple(await playing), env_seconds=spent_s)
         finally:
             self._playing.pop(share.number, None)
-            playing.cancel()
+            await end_tasks([playing])
 
     async def stop(self, number: int) -> None:
         """Nobody waits for this share any more."""
