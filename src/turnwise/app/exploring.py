@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,11 +75,14 @@ class Exploring:
 
     async def _explore(self, parts: ExploreParts, shared: Shared, start: PolicyMark) -> None:
         steps, report = self._settings.learn.steps, self._settings.report
-        sinks, watch = Sinks([JsonlSink(self._directory.explorer_metrics)]), Stopwatch()
+        watch = Stopwatch()
         writer = TrajectoryWriter(self._directory.trajectories, max_per_step=max(report.trajectories_per_step, 1))
         title = f"exploring {self._settings.env.type}"
         first = shared.explorer.read().step
-        with ProgressDisplay(steps, title, console=self._console, start_step=first) as display:
+        with (
+            closing(Sinks([JsonlSink(self._directory.explorer_metrics)])) as sinks,
+            ProgressDisplay(steps, title, console=self._console, start_step=first) as display,
+        ):
 
             def on_rollout(number: int, explored: Explored) -> None:
                 metrics = {
@@ -98,7 +102,6 @@ class Exploring:
             look = FirstLook(self._settings, parts.template, self._directory, self._console)
             watched = replace(parts, on_explored=look.after_rollout)
             await explore_alone(watched, shared, start=start, on_rollout=on_rollout)
-        sinks.close()
 
 
 async def evaluate_alone(

@@ -22,6 +22,7 @@ from turnwise.errors import ConfigError, RunError, SyncError
 from turnwise.experience.files import write_experiences
 from turnwise.experience.store import ExperienceStore
 from turnwise.report.journal import TrajectoryJournal
+from turnwise.report.metrics import JsonlSink
 from turnwise.report.run_dir import RunDirectory
 from turnwise.sync.presence import RolePlace, RoleRecord
 from turnwise.types import Trajectory
@@ -109,6 +110,20 @@ def test_an_explorer_with_a_bound_gives_up_on_a_trainer_that_never_comes(tmp_pat
     with pytest.raises(SyncError, match=expected):
         run(tmp_path / "run", "explore", "sync.timeout_s=0.3", "sync.max_staleness=1", "learn.steps=4")
     assert count_groups(tmp_path / "run") == 2 * GROUPS
+
+
+def test_an_explorer_that_fails_closes_its_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[JsonlSink] = []
+    close = JsonlSink.close
+
+    def note(sink: JsonlSink) -> None:
+        close(sink)
+        closed.append(sink)
+
+    monkeypatch.setattr(JsonlSink, "close", note)
+    with pytest.raises(SyncError):
+        run(tmp_path / "run", "explore", "sync.timeout_s=0.3", "sync.max_staleness=0", "learn.steps=2")
+    assert closed
 
 
 def test_an_explorer_goes_on_with_the_newest_weights(tmp_path: Path) -> None:
