@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PARALLEL := -n auto --maxprocesses=8 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test coverage test-fast test-vllm envs-of-others test-envs test-ray test-agents test-ui chaos fuzz soak docs check format bench bench-peers results clean
+.PHONY: help install train test coverage test-fast test-vllm envs-of-others test-envs test-ray test-agents test-ui chaos fuzz soak docs check format bench bench-peers bench-against results clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -98,6 +98,9 @@ bench: install ## run the benchmarks; writes benchmarks/results/*.json
 
 bench-peers: install ## one update of the same agent in turnwise and in TRL; writes benchmarks/results/peers.json
 	$(BIN)/python -m benchmarks.run peers
+
+bench-against: install ## speed of this commit over REV=COMMIT, by section; ARGS="--steps 20 --pairs 6 --valgrind"
+	$(BIN)/python -m benchmarks.against "$(REV)" $(ARGS)
 
 results: install ## train presets and environments over three seeds; writes docs/results/
 	$(BIN)/python -m benchmarks.presets
