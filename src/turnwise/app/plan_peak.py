@@ -54,7 +54,7 @@ def plan_peak(settings: TurnwiseSettings, config: PreTrainedConfig | None, memor
         sampled_tokens=max(pass_size.micro_batch_tokens, episode.row),
         live_tokens=max(episode.live(num_tasks, num_episodes) for num_tasks, num_episodes in rows),
         live_rows=max(num_episodes for _, num_episodes in rows),
-        is_overlapped=settings.loop.type != "serial",
+        is_overlapped=not settings.loop.is_in_turns,
         is_frozen=isinstance(settings.model.lora, Lora),
         is_tied=bool(getattr(config.get_text_config(), "tie_word_embeddings", False)),
         dtype=torch_dtype(settings.model.dtype),

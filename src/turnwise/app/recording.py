@@ -75,7 +75,7 @@ class RunRecorder:
         spent = {name: seconds - self._last_split.get(name, 0.0) for name, seconds in split.items()}
         self._last_split = split
         # Where both run at the same time, episodes are played during the whole step.
-        played_s = sum(spent.values()) if self._settings.loop.type == "pipelined" else spent["rollout"] + spent["env"]
+        played_s = spent["rollout"] + spent["env"] if self._settings.loop.is_in_turns else sum(spent.values())
         return {
             **step.metrics,
             "rollout/env_steps": float(sum(len(t.turns) for group in step.groups for t in group.trajectories)),

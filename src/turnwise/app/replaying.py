@@ -82,7 +82,7 @@ def _refuse(settings: TurnwiseSettings, directory: RunDirectory, step: int, over
     done = [int(row["step"]) for row in directory.read_metrics()]
     if step < 1 or step not in done:
         raise RunError(f"--step: {step} given; the run has steps 1 to {max(done, default=0)}.")
-    is_serial = settings.loop.type == "serial" and settings.run.mode == "both" and settings.cluster.type == "none"
+    is_serial = settings.loop.is_in_turns and settings.run.mode == "both" and settings.cluster.type == "none"
     if not is_serial:
         raise RunError(
             "only runs of loop.type 'serial' in one process can be replayed: elsewhere it depends on the moment which "

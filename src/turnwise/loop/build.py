@@ -202,7 +202,7 @@ def samples_in_place(settings: TurnwiseSettings) -> bool:
     this process.
     """
     is_here = settings.run.mode == "both" and settings.cluster.type == "none" and settings.learn.parallel.type == "none"
-    is_in_turns = settings.loop.type == "serial" and is_here and settings.sync.interval == 1
+    is_in_turns = settings.loop.is_in_turns and is_here and settings.sync.interval == 1
     is_alike = settings.model.dtype == "float32" and settings.learn.device == getattr(settings.engine, "device", "auto")
     return is_in_turns and is_alike and getattr(chosen_engine(settings), "samples_in_place", False)
 

@@ -22,6 +22,6 @@ def _bound_of_staleness(settings: TurnwiseSettings) -> int | None:
     buffer = settings.buffer
     if settings.run.mode != "both" or not buffer.train_batch_size is buffer.reuse_cooldown is None:
         return None
-    if settings.loop.type == "serial":
+    if settings.loop.is_in_turns:
         return settings.sync.interval - 1
     return rules_of(settings.sync).max_staleness if settings.loop.type == "pipelined" else None

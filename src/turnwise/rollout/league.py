@@ -147,7 +147,7 @@ def _check_run(settings: TurnwiseSettings, args: LeagueArgs) -> None:
             "report.checkpoint_every: 0 given; past_selves and rival_run of rollout.workflow_args meet what was saved "
             "on the way. Set it to how many steps apart two of them are, such as 10."
         )
-    if settings.loop.type != "serial" or settings.run.mode != "both":
+    if not settings.loop.is_in_turns or settings.run.mode != "both":
         raise ConfigError(
             f"loop.type: '{settings.loop.type}' and run.mode: '{settings.run.mode}' given; with past_selves or "
             "rival_run in rollout.workflow_args it must be certain which checkpoints are there. Set loop.type to "

@@ -17,9 +17,11 @@ from transformers import AutoModelForCausalLM
 
 from turnwise.app import recording
 from turnwise.app.run import Run, evaluate, resume, train
+from turnwise.config.sections.loop import LoopSettings
 from turnwise.errors import ConfigError, LearnError, ModelError, RunError
 from turnwise.learn.trainer import Trainer
 from turnwise.loop import stages
+from turnwise.report.summary import TIME_SECTIONS
 from turnwise.report.trajectories import read_trajectories
 
 from ...small_run import SMALL_LAKE, without_plots
@@ -389,3 +391,18 @@ def test_an_existing_run_is_not_overwritten(finished: Run) -> None:
     with pytest.raises(RunError, match="already holds a run"):
         train("frozenlake", SMALL_LAKE, run_dir=finished.path)
     assert (finished.path / "metrics.jsonl").read_text() == before
+
+
+def test_tokens_per_second_of_a_loop_of_ones_own_are_those_of_the_whole_step(tmp_path: Path) -> None:
+    """It opens no sections of the stopwatch, so that rollouts have taken no time by their own account."""
+    words = [*SMALL_LAKE, "learn.steps=1", "eval.episodes=0", "warm_start.type=none"]
+    run = train("frozenlake", [*words, "loop.type=examples.plug_ins:plain_loop"], run_dir=tmp_path)
+    (row,) = [row for row in run.metrics() if row["step"] == 1]
+    spent = sum(row[f"time/{name}_s"] for name in TIME_SECTIONS)
+    sampled = run.summary.tokens_sampled
+    assert row["rollout/tokens_per_s"] == pytest.approx(sampled / spent)
+
+
+def test_a_loop_of_ones_own_may_play_while_it_learns() -> None:
+    in_turns = {name: LoopSettings(type=name).is_in_turns for name in ("serial", "pipelined", "mine:loop")}
+    assert in_turns == {"serial": True, "pipelined": False, "mine:loop": False}
