@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PARALLEL := -n auto --maxprocesses=8 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test coverage test-fast test-vllm envs-of-others test-envs test-ray test-agents test-ui chaos fuzz soak docs check format bench bench-peers bench-against results clean
+.PHONY: help install train test coverage test-fast test-vllm envs-of-others test-envs test-ray test-agents test-ui chaos fuzz soak docs check budgets format bench bench-peers bench-against results clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -29,7 +29,7 @@ train: install ## train the default recipe and show the curve
 	$(BIN)/turnwise train frozenlake
 
 test: install ## run all tests that need no extra service
-	$(BIN)/pytest $(PARALLEL) --durations=8
+	$(BIN)/pytest $(PARALLEL) --durations=8 --times .cache/test_times.json
 
 coverage: install ## the same, and which lines no test runs; takes longer
 	$(BIN)/pytest $(PARALLEL) --cov=src/turnwise --cov-report=term-missing:skip-covered
@@ -88,6 +88,9 @@ check: install ## format, lint, types, import layers
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+budgets: install ## lower tests/budgets.json to today's numbers, and to the times of the last `make test`
+	$(BIN)/python -m tests.budgets --lower $(if $(wildcard .cache/test_times.json),--times .cache/test_times.json)
 
 format: install ## put the code into the house format
 	$(BIN)/ruff check --fix .

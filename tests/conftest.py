@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from .core_seconds import CoreSeconds, used_s
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -27,9 +29,49 @@ settings.register_profile("fuzz", settings.get_profile("whole"), max_examples=10
 settings.load_profile("whole")
 
 
+_TIMES = CoreSeconds()
+"""Filled in the process that prints the summary."""
+_used_until_s = used_s()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow tests come first, so that no process is left alone with a long one at the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--times", metavar="FILE", help="print and write core-seconds by folder, beside their budgets")
+
+
+def pytest_runtest_logstart() -> None:
+    global _used_until_s
+    _used_until_s = used_s()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A part of a test: set-up, call or tear-down. The report travels to the process that sums up."""
+    global _used_until_s
+    report = yield
+    now_s = used_s()
+    report.core_s, _used_until_s = now_s - _used_until_s, now_s  # type: ignore[attr-defined]
+    return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _TIMES.add(report.nodeid, getattr(report, "core_s", 0.0))
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: pytest.ExitCode, config: pytest.Config
+) -> None:
+    # What was interrupted has measured a part only.
+    has_ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not config.option.collectonly
+    if config.option.times and has_ended:
+        _TIMES.write(Path(config.option.times))
+        terminalreporter.write_sep("=", "core-seconds by folder")
+        for line in _TIMES.format():
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")
