@@ -7,7 +7,7 @@ import logging
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import TypeVar
 
@@ -110,17 +110,20 @@ def _run_here(work: Coroutine[object, object, T]) -> T:
 
 def _run_in_thread(work: Coroutine[object, object, T]) -> T:
     """Under an event loop of its own. Ctrl-C reaches the thread of the caller, which passes it on."""
-    begun: Future[Callable[[], object]] = Future()
+    has_begun = threading.Event()
+    cancel: Callable[[], object] | None = None
     outcome: Future[T] = Future()
     caller = asyncio.current_task()
     # Read before the work begins: Ctrl-C may come before this thread waits for it.
     num_cancels = caller.cancelling() if caller is not None else 0
 
     async def cancellable() -> T:
+        nonlocal cancel
         main = asyncio.current_task()
         assert main is not None
         loop = asyncio.get_running_loop()
-        begun.set_result(lambda: loop.call_soon_threadsafe(main.cancel))
+        cancel = lambda: loop.call_soon_threadsafe(main.cancel)  # noqa: E731 - a variable of the caller
+        has_begun.set()
         return await work
 
     def run() -> None:
@@ -128,6 +131,8 @@ def _run_in_thread(work: Coroutine[object, object, T]) -> T:
             outcome.set_result(asyncio.run(cancellable()))
         except BaseException as error:  # noqa: BLE001 - the caller gets it, whatever it is
             outcome.set_exception(error)
+        finally:
+            has_begun.set()
 
     try:
         # A daemon: after a second Ctrl-C the interpreter can end without it.
@@ -137,10 +142,10 @@ def _run_in_thread(work: Coroutine[object, object, T]) -> T:
             if caller is not None and caller.cancelling() > num_cancels:
                 raise KeyboardInterrupt
     except KeyboardInterrupt as interrupt:
-        wait((begun, outcome), timeout=_BEGIN_S, return_when=FIRST_COMPLETED)
-        if begun.done():
+        has_begun.wait(_BEGIN_S)
+        if cancel is not None:
             with suppress(RuntimeError):  # its loop has just been closed
-                begun.result()()
+                cancel()
             wait((outcome,))
             failure = outcome.exception()
             if failure is not None and not isinstance(failure, asyncio.CancelledError):
