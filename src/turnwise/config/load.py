@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from turnwise.config.choices import made_for, without_switched
-from turnwise.config.dialects.known import OUR_SECTIONS, describe_likeness, detect_dialect
+from turnwise.config.dialects.known import describe_likeness, detect_dialect
 from turnwise.config.dialects.load import (
     find_composed,
     foreign_key,
@@ -29,7 +29,7 @@ from turnwise.config.dialects.load import (
 from turnwise.config.dialects.table import Dialect
 from turnwise.config.dialects.translate import Translation
 from turnwise.config.fitted import fill_in
-from turnwise.config.other_files import describe_other_file
+from turnwise.config.other_files import read_settings_file
 from turnwise.config.pretrained import (
     Change,
     Layer,
@@ -41,22 +41,19 @@ from turnwise.config.pretrained import (
     split_layer,
     without_tiny,
 )
-from turnwise.config.problems import describe_problems
+from turnwise.config.problems import describe_problems, one_line, shorten
 from turnwise.config.recipes import describe_namesake, find_base, find_recipe
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.secrets import hide_secrets
 from turnwise.config.sections.env import EnvSettings
 from turnwise.config.shorthands import expand_shorthands
 from turnwise.errors import ConfigError
-from turnwise.floor.parsing import MAX_DEPTH, check_yaml_depth, parse_yaml
+from turnwise.floor.parsing import MAX_DEPTH, check_yaml_depth
 
 _log = logging.getLogger("turnwise.config")
-_MAX_SHOWN = 200
-"""Characters of a value or of another package's error that a message repeats."""
 _MERGE_ERRORS = (OmegaConfBaseException, ValueError, TypeError, RecursionError)
 """What OmegaConf raises about values and references; RecursionError where references are nested in each other."""
 _LENGTHS = ("learn.steps", "tasks.epochs")
-_SETTINGS_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,7 +265,7 @@ def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> list[Layer]:
     """The layers of a file, its bases first."""
     if path.resolve() in seen:
         raise ConfigError(f"'{path}' extends itself: {' -> '.join(p.name for p in (*seen, path))}")
-    config = _read_yaml(path)
+    config = read_settings_file(path)
     for part in find_composed(config, path.parent):
         composed = _merge_layers(_plain(_read_with_bases(part, (*seen, path.resolve()))))
         config = _merge_foreign(composed, config, str(path))
@@ -288,40 +285,6 @@ def _tell(notice: str | None) -> None:
         _log.warning(notice)
 
 
-def _read_yaml(path: Path) -> DictConfig:
-    try:
-        check_yaml_depth(path.read_text(encoding="utf-8"))
-        config = OmegaConf.load(path)
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError, OmegaConfBaseException) as error:
-        if path.suffix not in _SETTINGS_SUFFIXES:
-            raise ConfigError(describe_other_file(path)) from error
-        raise ConfigError(f"'{path}' is not valid YAML: {_one_line(error)}") from error
-    except OSError as error:
-        # OmegaConf says the same of a file that holds a number alone.
-        reason = error.strerror
-        raise ConfigError(f"'{path}' cannot be read: {reason}." if reason else describe_other_file(path)) from error
-    if isinstance(config, ListConfig) and path.suffix in _SETTINGS_SUFFIXES:
-        raise ConfigError(f"'{path}' must hold settings as 'key: value'; found a list.")
-    if not isinstance(config, DictConfig) or _is_text(config, path):
-        raise ConfigError(describe_other_file(path))
-    return config
-
-
-def _is_text(config: DictConfig, path: Path) -> bool:
-    """OmegaConf takes plain text for a key without a value, and YAML takes 'Question: ...' for a setting."""
-    if path.suffix in _SETTINGS_SUFFIXES:
-        return len(config) == 1 and not _is_mapping(path.read_text(encoding="utf-8"))
-    return not config.keys() & OUR_SECTIONS and detect_dialect(config) is None
-
-
-def _is_mapping(text: str) -> bool:
-    """OmegaConf's reader takes some text that YAML's own refuses."""
-    try:
-        return isinstance(parse_yaml(text), dict)
-    except ValueError:
-        return False
-
-
 def _override_items(overrides: Sequence[str] | Mapping[str, object]) -> list[tuple[str, str, DictConfig]]:
     """Each override as a config of its own, beside the words it was given in and its key."""
     if isinstance(overrides, Mapping):
@@ -332,18 +295,18 @@ def _override_items(overrides: Sequence[str] | Mapping[str, object]) -> list[tup
 def _parse_override(text: str) -> DictConfig:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"override '{_shorten(text)}' is not of the form key.path=value.")
+        raise ConfigError(f"override '{shorten(text)}' is not of the form key.path=value.")
     _refuse_endless_key(key)
     try:
         check_yaml_depth(value)
         return OmegaConf.from_dotlist([text])
     except (yaml.YAMLError, IndexError, AttributeError, *_MERGE_ERRORS) as error:
-        raise ConfigError(f"override '{_shorten(text)}': the value is not valid YAML: {_one_line(error)}") from error
+        raise ConfigError(f"override '{shorten(text)}': the value is not valid YAML: {one_line(error)}") from error
 
 
 def _refuse_endless_key(key: str) -> None:
     if key.count(".") + key.count("[") >= MAX_DEPTH:
-        raise ConfigError(f"override '{_shorten(key)}' must be at most {MAX_DEPTH} levels deep.")
+        raise ConfigError(f"override '{shorten(key)}' must be at most {MAX_DEPTH} levels deep.")
 
 
 def _nest(key: str, value: object) -> DictConfig:
@@ -354,15 +317,7 @@ def _nest(key: str, value: object) -> DictConfig:
     try:
         return cast(DictConfig, OmegaConf.create(cast(dict[str, Any], nested)))
     except _MERGE_ERRORS as error:
-        raise ConfigError(f"override '{key}': the value cannot be a setting: {_one_line(error)}") from error
-
-
-def _one_line(error: BaseException) -> str:
-    return _shorten(" ".join(str(error).split()))
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]} … ({len(text):,} characters)"
+        raise ConfigError(f"override '{key}': the value cannot be a setting: {one_line(error)}") from error
 
 
 def _merge(base: DictConfig, new: DictConfig | dict[str, Any], source: str) -> DictConfig:
@@ -376,7 +331,7 @@ def _merge(base: DictConfig, new: DictConfig | dict[str, Any], source: str) -> D
             base.tasks.pop("epochs", None)
         return cast(DictConfig, OmegaConf.unsafe_merge(base, changes))
     except _MERGE_ERRORS as error:
-        raise ConfigError(f"{source} does not fit the settings it changes: {_one_line(error)}") from error
+        raise ConfigError(f"{source} does not fit the settings it changes: {one_line(error)}") from error
 
 
 def _is_section(config: DictConfig, key: str) -> bool:
@@ -388,7 +343,7 @@ def _merge_foreign(base: DictConfig, new: DictConfig | dict[str, Any], source: s
     try:
         return cast(DictConfig, OmegaConf.merge(base, new))
     except _MERGE_ERRORS as error:
-        raise ConfigError(f"{source} does not fit the settings it changes: {_one_line(error)}") from error
+        raise ConfigError(f"{source} does not fit the settings it changes: {one_line(error)}") from error
 
 
 def _as_dict(config: object) -> dict[str, Any]:
@@ -399,7 +354,7 @@ def _resolve(config: DictConfig) -> dict[str, Any]:
     try:
         return cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
     except (OmegaConfBaseException, RecursionError) as error:
-        raise ConfigError(f"a reference cannot be resolved: {_one_line(error)}") from error
+        raise ConfigError(f"a reference cannot be resolved: {one_line(error)}") from error
 
 
 def validate(raw: dict[str, Any]) -> TurnwiseSettings:

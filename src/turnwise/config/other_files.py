@@ -1,15 +1,22 @@
-"""Files that are no settings: what they look like, and where such a file belongs.
+"""Read a settings file; say of other files what they look like, and where such a file belongs.
 
-In: a file that was given as a recipe and holds none. Out: the words of its refusal. It reads the beginning of a file
-alone, and knows nothing of what settings mean.
+A file that holds no settings is refused with a ConfigError. What settings mean is not known here.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from turnwise.floor.parsing import parse_json
+import yaml
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
+from turnwise.config.dialects.known import OUR_SECTIONS, detect_dialect
+from turnwise.config.problems import one_line
+from turnwise.errors import ConfigError
+from turnwise.floor.parsing import check_yaml_depth, parse_json, parse_yaml
+
+_SETTINGS_SUFFIXES = (".yaml", ".yml", ".json")
 _HEAD_BYTES = 64_000
 _MAGIC = {
     b"PAR1": "a Parquet file",
@@ -19,6 +26,40 @@ _MAGIC = {
 }
 _PROMPTS = "Prompts are read with env.type=prompts env.path={path}."
 _ROWS = "Rows of data belong into the setting of an environment that reads them, such as env.path={path}."
+
+
+def read_settings_file(path: Path) -> DictConfig:
+    try:
+        check_yaml_depth(path.read_text(encoding="utf-8"))
+        config = OmegaConf.load(path)
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError, OmegaConfBaseException) as error:
+        if path.suffix not in _SETTINGS_SUFFIXES:
+            raise ConfigError(describe_other_file(path)) from error
+        raise ConfigError(f"'{path}' is not valid YAML: {one_line(error)}") from error
+    except OSError as error:
+        # OmegaConf says the same of a file that holds a number alone.
+        reason = error.strerror
+        raise ConfigError(f"'{path}' cannot be read: {reason}." if reason else describe_other_file(path)) from error
+    if isinstance(config, ListConfig) and path.suffix in _SETTINGS_SUFFIXES:
+        raise ConfigError(f"'{path}' must hold settings as 'key: value'; found a list.")
+    if not isinstance(config, DictConfig) or _is_text(config, path):
+        raise ConfigError(describe_other_file(path))
+    return config
+
+
+def _is_text(config: DictConfig, path: Path) -> bool:
+    """OmegaConf takes plain text for a key without a value, and YAML takes 'Question: ...' for a setting."""
+    if path.suffix in _SETTINGS_SUFFIXES:
+        return len(config) == 1 and not _is_mapping(path.read_text(encoding="utf-8"))
+    return not config.keys() & OUR_SECTIONS and detect_dialect(config) is None
+
+
+def _is_mapping(text: str) -> bool:
+    """OmegaConf's reader takes some text that YAML's own refuses."""
+    try:
+        return isinstance(parse_yaml(text), dict)
+    except ValueError:
+        return False
 
 
 def describe_other_file(path: Path) -> str:

@@ -9,6 +9,17 @@ from pydantic import BaseModel, ValidationError
 
 from turnwise.errors import did_you_mean
 
+_MAX_SHOWN = 200
+"""Characters of a value or of another package's error that a message repeats."""
+
+
+def one_line(error: BaseException) -> str:
+    return shorten(" ".join(str(error).split()))
+
+
+def shorten(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]} … ({len(text):,} characters)"
+
 
 def describe_problems(error: ValidationError, root: type[BaseModel]) -> str:
     """One line per problem."""
