@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2.exceptions import SecurityError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
+from turnwise.chat_templates import render_chat
 from turnwise.config.sections.context import ContextSettings
 from turnwise.errors import ConfigError
 
@@ -48,12 +49,14 @@ def _read(tokenizer: PreTrainedTokenizerBase, path: str) -> str:
             "a Jinja chat template, or leave it out for the model's own."
         ) from error
     try:
-        tokenizer.apply_chat_template([{"role": "user", "content": "?"}], chat_template=text, tokenize=False)
+        render_chat(tokenizer, [{"role": "user", "content": "?"}], chat_template=text)
     except TemplateSyntaxError as error:
         raise ConfigError(
             f"context.template: '{path}' is no valid Jinja template: line {error.lineno}: {error.message}"
         ) from error
-    except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError):
+    except SecurityError as error:
+        raise ConfigError(f"context.template: '{path}' cannot be used: {error}.") from error
+    except Exception:  # noqa: BLE001 - a template is a program, and raises what it likes
         # What it makes of a conversation is tried elsewhere; here it must only be a template.
         pass
     return text

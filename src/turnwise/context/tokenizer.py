@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TypeAlias, cast
 
 import numpy as np
-from jinja2 import TemplateError
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
+from turnwise.chat_templates import render_chat
 from turnwise.config.sections.context import ContextSettings
 from turnwise.context.chosen_template import choose_template
 from turnwise.context.messages import Dialect, write_message
@@ -142,20 +142,14 @@ class Codec:
         turns = [write_message(message, dialect) for message in messages]
         given = [tool.to_mapping() for tool in tools] or None
         try:
-            text = self._tokenizer.apply_chat_template(
-                turns,  # type: ignore[arg-type]
-                tools=given,  # type: ignore[arg-type]
-                tokenize=False,
-                add_generation_prompt=True,
-            )
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+            return render_chat(self._tokenizer, turns, tools=given, add_generation_prompt=True)
+        except Exception as error:  # a template is a program, and raises what it likes
             roles = ", ".join(message.role for message in messages)
             raise ModelError(
                 f"The chat template refuses a conversation with the roles [{roles}]: {_first_line(error)}. Expected a "
                 "template for text that accepts these roles in this order. Leave the system message away if the "
                 "template forbids it, or use another chat template."
             ) from error
-        return cast(str, text)
 
 
 def _optional_int(value: object) -> int | None:

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from turnwise.chat_templates import render_chat
 from turnwise.errors import ModelError
+from turnwise.floor.outsiders import told_by
 from turnwise.pretrained import load_classifier, load_tokenizer_of
 from turnwise.types import Message
 
@@ -59,7 +61,13 @@ class ConversationReader:
         turns = [{"role": message.role, "content": self._guarded(message.text)} for message in conversation]
         if not self._tokenizer.chat_template:
             return "\n".join(turn["content"] for turn in turns)
-        return cast(str, self._tokenizer.apply_chat_template(turns, tokenize=False))
+        try:
+            return render_chat(self._tokenizer, turns)
+        except Exception as error:  # a template is a program, and raises what it likes
+            raise ModelError(
+                f"reward.judge.path: the chat template of the reward model refuses a conversation: {told_by(error)}. "
+                "Give another reward model."
+            ) from error
 
     def _guarded(self, text: str) -> str:
         """The text with every spelled control token broken: a policy must not end its turn and praise itself."""
