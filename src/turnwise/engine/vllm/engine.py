@@ -30,6 +30,8 @@ from turnwise.types import Completion, FinishReason, FloatArray, GenerateRequest
 
 _MAX_TRIES = 4
 """Of one request, where servers die under it."""
+_MAX_ABORTS = 8
+"""Of one request: weights change faster than it is answered, or something else aborts requests."""
 _RESUME_S = 10.0
 """Longest wait for servers to go on after a sync that failed."""
 
@@ -93,8 +95,8 @@ class VllmEngine:
     async def generate(self, request: GenerateRequest) -> Completion:
         if len(request.prompt_ids) == 0:
             raise EngineError("a request needs at least one prompt token")
-        num_tries = 0
-        while True:
+        num_tries, num_aborts = 0, 0
+        while num_aborts < _MAX_ABORTS:
             server = await self._pool.choose(request.cache_key)
             given, num_losses = server.version, server.num_losses
             server.num_running += 1
@@ -114,6 +116,12 @@ class VllmEngine:
             server.has_answered = True
             if not reply.is_aborted:
                 return self._complete(request, reply)
+            num_aborts += 1
+        raise EngineError(
+            f"vLLM aborted one request {num_aborts} times: weights change faster than it is answered, or another "
+            f"program aborts requests. engine.in_flight is '{self._settings.in_flight}'; with wait and keep, a change "
+            "of weights aborts none."
+        )
 
     def release(self, cache_key: str) -> None:
         self._pool.release(cache_key)

@@ -34,6 +34,8 @@ class FakeVllm:
         self.is_healthy = True
         self.dies_at_requests = False
         """As a program: what it is asked to sample ends it."""
+        self.aborts_all = False
+        """Every request is broken off, without any change of weights."""
         self.may_answer = threading.Event()
         self.may_answer.set()
         """Cleared: requests run until it is set."""
@@ -143,7 +145,7 @@ class FakeVllm:
             self.changed.wait_for(lambda: not self.is_paused or first[0] == self.version)
             versions = list(dict.fromkeys([first[0], self.version]))
             self.num_running -= 1
-            is_aborted = num_aborts != self.num_aborts
+            is_aborted = self.aborts_all or num_aborts != self.num_aborts
             self.changed.notify_all()
         num_new = params["max_tokens"]
         ids = [(sum(prompt) + params.get("seed", 0) + place) % 5 for place in range(num_new)]

@@ -389,6 +389,15 @@ def test_running_requests_end_go_on_or_are_asked_again(
     assert run(engine.generate(request())).policy_version == 3
 
 
+def test_a_request_that_is_always_broken_off_fails_and_says_why(servers: list[FakeVllm]) -> None:
+    engine = open_engine(servers[:1], in_flight="abort")
+    servers[0].aborts_all = True
+    with pytest.raises(EngineError, match=r"8 times.*weights change.*engine\.in_flight"):
+        run(engine.generate(request()))
+    assert num_requests(servers)[0] == 8
+    assert engine.state()["running"] == 0
+
+
 @pytest.mark.parametrize("path", ["/pause", "/update_weights", "/resume"])
 def test_a_server_that_refuses_weights_ends_the_run(servers: list[FakeVllm], path: str) -> None:
     engine = open_engine(servers[:2])
