@@ -28,7 +28,7 @@ from turnwise.protocols import Weights
 from turnwise.sites import EngineSite
 from turnwise.types import Completion, FinishReason, FloatArray, GenerateRequest, IntArray, Metrics
 
-_MAX_TRIES = 4
+_MAX_TRIES = 3
 """Of one request, where servers die under it."""
 _MAX_ABORTS = 8
 """Of one request: weights change faster than it is answered, or something else aborts requests."""

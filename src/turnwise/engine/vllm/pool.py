@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.25
 _TELL_S = 30.0
 """How often a long start is told of."""
-_MAX_VAIN_LIVES = 5
+_MAX_VAIN_LIVES = 4
 """In a row, of one server: what has died so often before its first answer will not serve. More than one request has
 tries, so that one that kills servers does not end them all."""
 
@@ -113,8 +113,8 @@ class ServerPool:
         if server.num_vain_lives == _MAX_VAIN_LIVES:
             self._give_up(
                 server,
-                f"{server} came up {_MAX_VAIN_LIVES} times and was gone each time before it had answered a request; "
-                f"the last time: {why} {self._where_to_look(server)}",
+                f"{server} came up {_MAX_VAIN_LIVES} times and was gone each time before it had answered a request. "
+                f"{self._where_to_look(server)} Its last error: {self._last_error(server) or why}",
             )
 
     def _give_up(self, server: Server, why: str) -> None:
@@ -190,6 +190,9 @@ class ServerPool:
                 told_s = waited_s
                 log.warning("waiting for %s for %.0f s. %s", server, waited_s, self._where_to_look(server))
             await asyncio.sleep(_POLL_S)
+
+    def _last_error(self, server: Server) -> str:
+        return server.process.last_error() if server.process is not None else ""
 
     def _where_to_look(self, server: Server) -> str:
         if server.process is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -34,6 +35,8 @@ _STOP_S = 15.0
 """For a server to end by itself."""
 _RUN = "TURNWISE_RUN_PID"
 _NUM_LINES = 8
+_TAIL_BYTES = 1 << 18
+_ERROR = re.compile(r"\w+(?:Error|Exception): \S.*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +121,16 @@ class ServerProcess:
         lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
         last = "\n  ".join(lines[-_NUM_LINES:])
         return f"it ended with exit code {code}. The end of {self.log}:\n  {last}"
+
+    def last_error(self) -> str:
+        """The newest error in its log that is not about another one; empty where there is none."""
+        if not self.log.exists():
+            return ""
+        with self.log.open("rb") as log:
+            log.seek(max(0, self.log.stat().st_size - _TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+        found = [_ERROR.search(line) for line in lines if "WARNING" not in line and "EngineDeadError" not in line]
+        return next((match.group() for match in reversed(found) if match), "")
 
     def stop(self) -> None:
         if self._process is None:

@@ -114,6 +114,9 @@ class FakeVllm:
             return self.refused[path], {"error": f"{path} is refused"}
         if path == "/inference/v1/generate":
             if self.dies_at_requests:
+                print("(Worker) ERROR [core.py:1] RuntimeError: Worker failed: no such head size")  # noqa: T201
+                print("(Server) ERROR vllm.EngineDeadError: See above.", "ValueError happened.", sep="\n")  # noqa: T201
+                print("(Server) WARNING ValueError: no tokenizer", flush=True)  # noqa: T201
                 os._exit(4)
             return 200, self._generate(body["token_ids"], body["sampling_params"])
         answers = {
