@@ -16,7 +16,7 @@ from rich.console import Console
 
 from turnwise.config.packages import require_package
 from turnwise.envs.base import BaseEnv
-from turnwise.envs.boundary import describe_env, reset_env, step_env
+from turnwise.envs.boundary import close_env, describe_env, reset_env, step_env
 from turnwise.envs.isolation import IsolatedEnv
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError
@@ -47,7 +47,7 @@ class ServedWorld:
         return Told(result.text, result.reward, result.done, facts)
 
     def close(self) -> None:
-        self._env.close()
+        close_env(self._env)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ def serve_env(served: ServedEnv, console: Console, *, started: Callable[[str, An
         about = {"name": served.name, "description": describe_env(env).instructions}
         num_threads = served.max_sessions if env.is_slow else 1
     finally:
-        env.close()
+        close_env(env)
     app = EnvServer(
         lambda: ServedWorld(served.make()), about, max_sessions=served.max_sessions, num_threads=num_threads
     )

@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.context.answer import render_answer
-from turnwise.envs.boundary import call_env, reset_env
+from turnwise.envs.boundary import call_env, close_env, reset_env
 from turnwise.errors import TurnwiseError
 from turnwise.loop.build import first_train_seed
 from turnwise.protocols import ChatTemplate
@@ -143,7 +143,7 @@ def _right_actions(world: World, seed: int) -> list[str]:
             return [str(call_env(env, "oracle"))] if env.has_oracle else []
         return []
     finally:
-        env.close()
+        close_env(env)
 
 
 def quoted(text: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from turnwise.config.sections.reward import ModelJudgeSettings
 from turnwise.config.sections.warm_start import EndpointWarmStart, LessonSettings, NoWarmStart, OracleWarmStart
 from turnwise.config.trust import DistrustError, refuse_stranger
 from turnwise.engine.openai_address import Endpoint
-from turnwise.envs.boundary import reset_env
+from turnwise.envs.boundary import close_env, reset_env
 from turnwise.errors import ConfigError, EnvError, TurnwiseError
 from turnwise.experience.files import read_experiences
 from turnwise.floor.daemon_threads import call_within
@@ -135,7 +135,9 @@ def _splits_played(settings: TurnwiseSettings, world: World) -> dict[str, bool]:
 def _try(world: World, split: str, *, is_sure: bool) -> None:
     env, limit_s = world.make(split), world.timeout_s if world.is_guarded else None
     try:
-        call_within(limit_s, partial(reset_env, env, 0, split=split))
+        # What is made next, a relative run directory for one, must not lie where an environment has gone to.
+        with chdir("."):
+            call_within(limit_s, partial(reset_env, env, 0, split=split))
     except TimeoutError as error:
         raise EnvError(f"env.type: reset took longer than rollout.episode_timeout_s = {limit_s:g}.") from error
     except EnvError:
@@ -143,7 +145,7 @@ def _try(world: World, split: str, *, is_sure: bool) -> None:
         if is_sure:
             raise
     finally:
-        env.close()
+        close_env(env)
 
 
 def _at_path(message: str, path: str) -> str:

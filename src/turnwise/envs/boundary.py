@@ -7,6 +7,7 @@ and what the numbers mean. Only here is any exception caught, because an author'
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from turnwise.protocols import Env
 
 
+log = logging.getLogger(__name__)
 _MAX_TEXT = 4_000_000
 """Characters of an observation. No context holds so much, and every turn of a rollout is kept until it is learnt."""
 
@@ -110,6 +112,16 @@ def call_env(env: BaseEnv, method: str, *args: object) -> object:
         raise
     except BaseException as error:
         raise _failure(env, f"{method}()", error) from error
+
+
+def close_env(env: BaseEnv) -> None:
+    """Let go of it; a `close` that fails is a warning, because its episodes are over."""
+    try:
+        env.close()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the boundary: an author's code may raise whatever it likes
+        log.warning("%s.close() failed: %s", _name(env), tell_error(error))
 
 
 def ask_rule(env: BaseEnv, rule: Callable[[BaseEnv, str], str], observation: str) -> str:

@@ -147,6 +147,8 @@ class Trainer:
         ids = torch.as_tensor(token_ids, dtype=torch.long, device=self._device)
         return self.actor.score_text(ids).float().cpu().numpy()
 
+    # In a thread whose gradients an environment may have switched off.
+    @torch.enable_grad()
     def step(self, batch: Batch) -> StepReport:
         """One update: `epochs` passes over the batch in `minibatches` optimizer steps each."""
         refuse_unsound(batch)
@@ -183,6 +185,7 @@ class Trainer:
             trace=tracer.finish(self.team) if tracer is not None else None,
         )
 
+    @torch.enable_grad()
     def imitate(
         self, demonstrations: Sequence[Experience], how: Imitation, on_step: Callable[[int, int], None]
     ) -> float:

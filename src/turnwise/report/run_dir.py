@@ -61,7 +61,8 @@ class RunDirectory:
     """One run on disk. Make it with `create`, look at it with `open`, go on with `reopen`."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        # Code of a user's environment may change the working directory.
+        self.path = path.absolute()
 
     @classmethod
     def create(cls, path: Path, *, config_yaml: str, manifest: Manifest) -> RunDirectory:

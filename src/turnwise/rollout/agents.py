@@ -16,7 +16,7 @@ from turnwise.config.registry import import_target
 from turnwise.context.answer import describe_invalid, parse_answer
 from turnwise.context.recorder import Response
 from turnwise.context.window import write_preamble
-from turnwise.envs.boundary import describe_env, reset_env, step_env
+from turnwise.envs.boundary import close_env, describe_env, reset_env, step_env
 from turnwise.errors import ConfigError, WorkflowError
 from turnwise.floor.async_calls import run_async
 from turnwise.protocols import Collector
@@ -101,7 +101,7 @@ class EnvironmentAgent(BaseAgent):
         return replace(result, text=f"{told}\n{self._state}")
 
     def close(self) -> None:
-        self.env.close()
+        close_env(self.env)
 
 
 AgentMaker: TypeAlias = Callable[[WorkflowTask], BaseAgent]

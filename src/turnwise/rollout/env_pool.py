@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 
 from turnwise.envs.base import BaseEnv
+from turnwise.envs.boundary import close_env
 
 
 class EnvPool:
@@ -30,7 +31,7 @@ class EnvPool:
             self._spare.append(env)
         else:
             # Closing may take as long as the call that hangs.
-            self.threads.submit(env.close)
+            self.threads.submit(close_env, env)
 
     @contextmanager
     def timed(self, env: BaseEnv) -> Iterator[None]:
@@ -42,5 +43,5 @@ class EnvPool:
 
     def close(self) -> None:
         for env in self._spare:
-            env.close()
+            close_env(env)
         self._spare = []

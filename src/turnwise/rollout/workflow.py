@@ -19,6 +19,7 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.context import ContextSettings
 from turnwise.context.trajectory import make_trajectory
 from turnwise.envs.base import BaseEnv
+from turnwise.envs.boundary import close_env
 from turnwise.errors import ConfigError, WorkflowError, did_you_mean
 from turnwise.exchange import TurnFacts
 from turnwise.floor.successes import read_success
@@ -70,7 +71,7 @@ class WorkflowTask:
         try:
             return env.raw_task(self.seed, self.split)
         finally:
-            env.close()
+            close_env(env)
 
     @property
     def is_eval(self) -> bool:

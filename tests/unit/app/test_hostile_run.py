@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.small_run import SMALL_MODEL, without_plots
+from tests.small_run import SMALL_LAKE, SMALL_MODEL, without_plots
 from turnwise.app.run import train
+from turnwise.envs.frozen_lake import FrozenLake
 
 RECIPE = {
     "env": {"type": "tests.unit.envs.hostile:HostileEnv"},
@@ -37,3 +40,34 @@ def test_a_hostile_environment_costs_episodes_and_not_the_run(tmp_path: Path, mo
     # Two siblings of one task in each step block their threads for ever, and nobody waits for them.
     assert run.metrics()[-1]["rollout/left_behind"] == 4.0
     assert run.summary.success_after == 1.0
+
+
+class NeverCloses(FrozenLake):
+    def close(self) -> None:
+        raise OSError("close is broken")
+
+
+class GoesElsewhere(FrozenLake):
+    def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
+        os.chdir("/")
+        return super().reset(seed, split=split, dynamics_seed=dynamics_seed)
+
+
+class StopsGradients(FrozenLake):
+    def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
+        torch.set_grad_enabled(False)
+        return super().reset(seed, split=split, dynamics_seed=dynamics_seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", [NeverCloses, GoesElsewhere, StopsGradients])
+def test_an_environment_that_changes_the_process_does_not_break_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: type[FrozenLake]
+) -> None:
+    without_plots(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    with torch.enable_grad():
+        run = train("frozenlake", [*SMALL_LAKE, f"env.type={__name__}:{env.__name__}"], run_dir="run")
+    assert run.path == tmp_path / "run"
+    assert run.summary.steps == 2
+    assert run.metrics()[-1]["learn/grad_norm"] > 0

@@ -7,6 +7,7 @@ from dataclasses import replace
 from turnwise.app.doctor.findings import Finding, fine, problem
 from turnwise.config.load import env_params
 from turnwise.config.sections.rollout import NoIsolation, ProcessIsolation
+from turnwise.envs.boundary import close_env
 from turnwise.envs.check import check_env
 from turnwise.envs.isolation import check_elsewhere
 from turnwise.rollout.worlds import World
@@ -25,7 +26,7 @@ def examine_world(path: str, world: World) -> list[Finding]:
         plain = replace(world, isolation=NoIsolation())
         env = plain.make("train")
         data, is_slow = getattr(env, "description", ""), env.is_slow
-        env.close()
+        close_env(env)
         report = check_env(lambda: plain.make("train"), num_episodes=1 if is_slow else _NUM_EPISODES)
     if report.ok:
         num_made = len(report.checks) - len(report.not_made)
