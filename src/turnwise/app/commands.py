@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +115,9 @@ def _envs(options: argparse.Namespace, overrides: list[str], console: Console) -
 
 
 def _describe_env(name: str) -> dict[str, Any]:
-    env = make_env(name)
-    env.reset(seed=0)
-    actions = env.action_names
+    with closing(make_env(name)) as env:
+        env.reset(seed=0)
+        actions = env.action_names
     shown = "any text" if actions is None else ", ".join(actions[:_MAX_ACTIONS])
     return {
         "env": name,

@@ -50,7 +50,7 @@ class Exploring:
                 await self._explore(parts, shared, await self._start(parts, shared, model))
             num_waiting = len(parts.buffer)
         finally:
-            await parts.engine.close()
+            await parts.close_play()
             close_part(parts.buffer)
         print_notice(
             self._console,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -40,7 +41,8 @@ def play_in_terminal(
     if agent in ("human", "oracle", "random"):
         if of_run:
             raise ConfigError(f"'{of_run[0]}' is about how a model is talked to; '{agent}' is none.")
-        _play_directly(console, make_env(env_name, **params), agent, seed, split)
+        with closing(make_env(env_name, **params)) as env:
+            _play_directly(console, env, agent, seed, split)
         return
     ordered = [*of_run, "eval.episodes=1", f"eval.first_seed={seed}"]
     _play_policy(console, _find(agent, env_name, params, ordered), split)

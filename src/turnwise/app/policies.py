@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,7 +114,8 @@ def open_policy(found: Found, *, split: str = "eval") -> PlayParts:
     settings = found.settings
     # A split that does not exist would fail every episode and look like a policy that never succeeds.
     for world in worlds_of(settings):
-        reset_env(world.make(split), seed=settings.eval.first_seed, split=split)
+        with closing(world.make(split)) as env:
+            reset_env(env, seed=settings.eval.first_seed, split=split)
     return build_play(settings, found.resolve(), split=split)
 
 

@@ -6,6 +6,7 @@ its first call, so that what is shown is what a run would send. Nothing is fetch
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 
 from turnwise.app.models import find_gguf, find_here, resolve_model
@@ -92,7 +93,8 @@ async def play_first_call(
         temperature=settings.rollout.temperature,
     )
     played = Task(tag=world.tag, seed=first_train_seed(settings) + task)
-    (group,) = await proxy.collect([played], rollout=1)
+    with closing(proxy):
+        (group,) = await proxy.collect([played], rollout=1)
     # Of two players, the one who was asked.
     return once.request, max(group.trajectories, key=lambda each: (len(each.turns), bool(each.failure)))
 

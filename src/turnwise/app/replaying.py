@@ -123,7 +123,7 @@ class _Replay:
             same = _compare(self._done, self._directory, self._settings)
             other = await self._otherwise(parts, model, overrides) if overrides else {}
         finally:
-            await parts.engine.close()
+            await parts.close_play()
             parts.close()
         return Replayed(step=step, from_step=start, parts=same, other=other)
 

@@ -105,7 +105,7 @@ async def _train(parts: TrainParts, start_step: int, on_step: Callable[[LoopStep
     try:
         await train_serial(parts, Stopwatch(), start_step=start_step, on_step=on_step)
     finally:
-        await parts.engine.close()
+        await parts.close_play()
 
 
 async def _resume(parts: TrainParts, fault: Fault, folder: Path, on_step: Callable[[LoopStep], Any]) -> None:

@@ -57,7 +57,7 @@ class Start:
     async def close(self) -> None:
         """Nothing more is played or learnt."""
         try:
-            await (self.parts.engine.close() if isinstance(self.parts, TrainParts) else self.evaluator.close())
+            await (self.parts.close_play() if isinstance(self.parts, TrainParts) else self.evaluator.close())
         finally:
             self.parts.close()
 
@@ -89,7 +89,7 @@ class Evaluator:
 
     async def close(self) -> None:
         if self._play is not None:
-            await self._play.engine.close()
+            await self._play.close_play()
 
 
 def open_workers(

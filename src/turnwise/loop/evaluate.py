@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from turnwise.config.registry import import_rule
@@ -105,7 +106,7 @@ async def evaluate_once(parts: PlayParts, advance: Callable[[int, int], None] | 
     try:
         result = await evaluate_policy(parts, advance)
     finally:
-        await parts.engine.close()
+        await parts.close_play()
     _check_replies(result.trajectories)
     return result
 
@@ -131,21 +132,22 @@ def play_rule_in(settings: TurnwiseSettings, rule: str, tasks: Sequence[Task]) -
     and what it has just said, and returns an action.
     """
     judging, world = build_judging(settings), main_world(settings)
-    env, rules = _env_and_rules(world, tasks[0].split)
-    if rule not in rules and ":" in rule:
-        rules[rule] = import_rule(rule)
-    if rule not in rules:
-        raise ConfigError(
-            f"environment '{settings.env.type}' cannot be played by '{rule}'. {did_you_mean(rule, rules)}"
-        )
-    own = [task for task in tasks if task.tag == world.tag]
-    trajectories = _play(world, env, rules[rule], own, judging, settings.eval.samples)
+    with _env_and_rules(world, tasks[0].split) as (env, rules):
+        if rule not in rules and ":" in rule:
+            rules[rule] = import_rule(rule)
+        if rule not in rules:
+            raise ConfigError(
+                f"environment '{settings.env.type}' cannot be played by '{rule}'. {did_you_mean(rule, rules)}"
+            )
+        own = [task for task in tasks if task.tag == world.tag]
+        trajectories = _play(world, env, rules[rule], own, judging, settings.eval.samples)
     return Evaluation.of(settings, trajectories)
 
 
 def names_a_rule(settings: TurnwiseSettings, rule: str, split: str) -> bool:
     """Whether the main environment has a rule of this name."""
-    return rule in _env_and_rules(main_world(settings), split)[1]
+    with _env_and_rules(main_world(settings), split) as (_, rules):
+        return rule in rules
 
 
 def measure_baselines(
@@ -159,12 +161,12 @@ def measure_baselines(
     worlds = worlds_of(settings)
     for world in worlds:
         own = [task for task in tasks if task.tag == world.tag]
-        env, rules = _env_and_rules(world, tasks[0].split)
-        for name, rule in rules.items():
-            played = _play(world, env, rule, own, judging)
-            share = share_of(tell_successes(played))
-            assert share is not None, "an environment always says it"
-            found[name if len(worlds) == 1 else f"{name}/{world.tag}"] = share
+        with _env_and_rules(world, tasks[0].split) as (env, rules):
+            for name, rule in rules.items():
+                played = _play(world, env, rule, own, judging)
+                share = share_of(tell_successes(played))
+                assert share is not None, "an environment always says it"
+                found[name if len(worlds) == 1 else f"{name}/{world.tag}"] = share
     return found
 
 
@@ -184,7 +186,8 @@ def _play(
     return played if judging is None else judging.apply(played)
 
 
-def _env_and_rules(world: World, split: str) -> tuple[BaseEnv, dict[str, Rule]]:
-    env = world.make("eval")
-    reset_env(env, seed=0, split=split)
-    return env, rules_of(env)
+@contextmanager
+def _env_and_rules(world: World, split: str) -> Iterator[tuple[BaseEnv, dict[str, Rule]]]:
+    with closing(world.make("eval")) as env:
+        reset_env(env, seed=0, split=split)
+        yield env, rules_of(env)

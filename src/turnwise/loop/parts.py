@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from turnwise.loop.explore import Explored
 
 
-def close_part(part: Learner | Buffer) -> None:
+def close_part(part: Learner | Buffer | Collector) -> None:
     """A part with processes or files of its own ends them in its `close`; not every part has one."""
     close = getattr(part, "close", None)
     if close is not None:
@@ -63,6 +63,18 @@ class PlayParts(Words):
     eval_proxy: Collector
     eval_tasks: Sequence[Task]
 
+    @property
+    def collectors(self) -> tuple[Collector, ...]:
+        return (self.eval_proxy,)
+
+    async def close_play(self) -> None:
+        """Nothing more is played: the engine and the environments end."""
+        try:
+            await self.engine.close()
+        finally:
+            for collector in self.collectors:
+                close_part(collector)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExploreParts(PlayParts):
@@ -82,6 +94,11 @@ class ExploreParts(PlayParts):
     """Where a loop in one process writes episodes down as they end; None: it does not, or whoever plays does."""
     on_explored: Callable[[int, Explored], None] = lambda step, explored: None
     """Hears of each step's rollout before anything is learnt from it."""
+
+    @property
+    def collectors(self) -> tuple[Collector, ...]:
+        greedy = () if self.greedy_proxy is None else (self.greedy_proxy,)
+        return (self.eval_proxy, self.proxy, *greedy)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Any
 from turnwise.experience.build import build_experiences
 from turnwise.floor.async_calls import end_tasks, unbroken
 from turnwise.loop.explore import Explored, explore, explore_on_record
-from turnwise.loop.parts import ExploreParts, TrainParts
+from turnwise.loop.parts import ExploreParts, TrainParts, close_part
 from turnwise.loop.serial import LoopStep, describe_step, env_seconds, learn_from
 from turnwise.loop.stages import STAGES, Stages
 from turnwise.loop.starving import refuse_to_starve
@@ -164,6 +164,10 @@ class Explorer:
         """End what is still running; nobody waits for it any more."""
         assert self._admitting is not None
         await end_tasks([self._admitting, *(rollout.playing for rollout in self._rollouts.values())])
+        for lane in self._lanes[1:]:
+            for collector in (lane.proxy, lane.greedy_proxy):
+                if collector is not None:
+                    close_part(collector)
 
     def _has_failed(self) -> bool:
         admitting = self._admitting

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +20,7 @@ from turnwise.floor.waits import computing
 from turnwise.loop.build import Stage, build_judging, first_train_seed, open_endpoint
 from turnwise.loop.parts import LearnParts
 from turnwise.protocols import ChatTemplate, Imitation
-from turnwise.rollout.chosen import find_workflow, read_pairs, require_oracle
+from turnwise.rollout.chosen import find_workflow, has_oracle, read_pairs, require_oracle
 from turnwise.rollout.demonstrations import DemonstrationWorkflow, NoEngine, recite
 from turnwise.rollout.workflow import Workflow
 from turnwise.rollout.worlds import World, worlds_of
@@ -74,7 +75,7 @@ async def _demonstrations(parts: LearnParts, num_episodes: int, seed_offset: int
     trajectories = [
         trajectory
         for world in worlds_of(run)
-        if world.make("train").has_oracle
+        if has_oracle(world)
         for trajectory in await _play_demonstrations(parts, replace(world, groups=num_episodes), seed_offset)
     ]
     experiences = [e for trajectory in trajectories for e in split_trajectory(trajectory)]
@@ -97,7 +98,8 @@ async def _play(
     tasks = [Task(tag=world.tag, seed=first + number) for number in range(world.groups)]
     chosen = workflow or find_workflow(stage.settings)
     proxy = stage.proxy([world], split="train", group_size=chosen.seats, workflow=chosen)
-    groups = await proxy.collect(tasks, rollout=0)
+    with closing(proxy):
+        groups = await proxy.collect(tasks, rollout=0)
     return [trajectory for group in groups for trajectory in group.trajectories]
 
 

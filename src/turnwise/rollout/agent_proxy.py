@@ -95,6 +95,10 @@ class AgentProxy:
         """Time spent inside environments so far."""
         return self.states.env_seconds
 
+    def close(self) -> None:
+        """End the environments that wait for their next episode."""
+        self.states.close()
+
     async def collect(
         self,
         tasks: Sequence[Task],

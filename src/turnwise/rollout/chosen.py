@@ -7,6 +7,7 @@ nothing of models and plays nothing.
 from __future__ import annotations
 
 import inspect
+from contextlib import closing
 
 from turnwise.config.registry import WORKFLOWS
 from turnwise.config.schema import TurnwiseSettings
@@ -14,7 +15,7 @@ from turnwise.config.sections.learn import FilePtx
 from turnwise.envs.prompts.files import Fields, read_prompts
 from turnwise.errors import ConfigError
 from turnwise.rollout.workflow import Workflow
-from turnwise.rollout.worlds import main_world
+from turnwise.rollout.worlds import World, main_world
 
 
 def find_workflow(settings: TurnwiseSettings) -> type[Workflow]:
@@ -36,8 +37,13 @@ def find_workflow(settings: TurnwiseSettings) -> type[Workflow]:
 
 def require_oracle(settings: TurnwiseSettings, *, asked_by: str) -> None:
     """The main environment must have one where demonstrations are asked for."""
-    if not main_world(settings).make("train").has_oracle:
+    if not has_oracle(main_world(settings)):
         raise ConfigError(f"{asked_by} is 'oracle' and '{settings.env.type}' has no oracle. Set {asked_by} to 'none'.")
+
+
+def has_oracle(world: World) -> bool:
+    with closing(world.make("train")) as env:
+        return env.has_oracle
 
 
 def read_pairs(ptx: FilePtx) -> list[tuple[str, str]]:

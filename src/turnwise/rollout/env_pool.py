@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from functools import partial
 
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import close_env
+from turnwise.floor.daemon_threads import call_within
+
+log = logging.getLogger(__name__)
+_CLOSE_S = 5.0
+"""Longest wait for a slow environment to close."""
 
 
 class EnvPool:
@@ -43,5 +50,8 @@ class EnvPool:
 
     def close(self) -> None:
         for env in self._spare:
-            close_env(env)
+            try:
+                call_within(_CLOSE_S if env.is_slow else None, partial(close_env, env))
+            except TimeoutError:
+                log.warning("%s.close() takes longer than %g s and is left behind", type(env).__name__, _CLOSE_S)
         self._spare = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -116,7 +117,8 @@ async def _play(
     first = first_train_seed(stage.settings)
     tasks = [Task(tag=world.tag, seed=first + number) for number in range(groups)]
     started_s = time.perf_counter()
-    played = await proxy.collect(tasks, rollout=0, on_done=on_done)
+    with closing(proxy):
+        played = await proxy.collect(tasks, rollout=0, on_done=on_done)
     return count_episodes(played, stage.template, world.context.max_response_tokens, time.perf_counter() - started_s)
 
 
