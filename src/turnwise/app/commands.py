@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from turnwise.config.load import load_recipe, load_settings, parse_params, trans
 from turnwise.config.recipes import find_named, refuse_endless_name
 from turnwise.config.registry import ENVS
 from turnwise.config.trust import only_looking
+from turnwise.envs.boundary import closing_env
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError
 from turnwise.floor.files import write_whole
@@ -115,7 +115,7 @@ def _envs(options: argparse.Namespace, overrides: list[str], console: Console) -
 
 
 def _describe_env(name: str) -> dict[str, Any]:
-    with closing(make_env(name)) as env:
+    with closing_env(make_env(name)) as env:
         env.reset(seed=0)
         actions = env.action_names
     shown = "any text" if actions is None else ", ".join(actions[:_MAX_ACTIONS])

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from turnwise.config.packages import require_package
 from turnwise.envs.base import BaseEnv
-from turnwise.envs.boundary import close_env, describe_env, reset_env, step_env
+from turnwise.envs.boundary import close_env, closing_env, describe_env, reset_env, step_env
 from turnwise.envs.isolation import IsolatedEnv
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError
@@ -74,13 +74,10 @@ def serve_env(served: ServedEnv, console: Console, *, started: Callable[[str, An
     uvicorn: Any = require_package("uvicorn", extra="serve", asked_by="turnwise serve-env")
     require_package("websockets", extra="openenv", asked_by="turnwise serve-env")
     # A wrong name or setting is told before anyone is let in.
-    env = served.make()
-    try:
+    with closing_env(served.make()) as env:
         reset_env(env, 0)
         about = {"name": served.name, "description": describe_env(env).instructions}
         num_threads = served.max_sessions if env.is_slow else 1
-    finally:
-        close_env(env)
     app = EnvServer(
         lambda: ServedWorld(served.make()), about, max_sessions=served.max_sessions, num_threads=num_threads
     )

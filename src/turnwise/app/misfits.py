@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.context.answer import render_answer
-from turnwise.envs.boundary import call_env, close_env, reset_env
+from turnwise.envs.boundary import call_env, closing_env, reset_env
 from turnwise.errors import TurnwiseError
 from turnwise.loop.build import first_train_seed
 from turnwise.protocols import ChatTemplate
@@ -136,14 +136,10 @@ def _short_budget(settings: TurnwiseSettings, template: ChatTemplate) -> Iterato
 
 def _right_actions(world: World, seed: int) -> list[str]:
     """What the oracle would do first; none where there is no oracle, or the world does not begin."""
-    env = world.make("train")
-    try:
-        with suppress(TurnwiseError):
-            reset_env(env, seed=seed, split="train")
-            return [str(call_env(env, "oracle"))] if env.has_oracle else []
-        return []
-    finally:
-        close_env(env)
+    with closing_env(world.make("train")) as env, suppress(TurnwiseError):
+        reset_env(env, seed=seed, split="train")
+        return [str(call_env(env, "oracle"))] if env.has_oracle else []
+    return []
 
 
 def quoted(text: str) -> str:

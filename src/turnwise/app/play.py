@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from turnwise.app.models import describe_set_up
 from turnwise.app.policies import Found, explained, find_policy, open_policy
 from turnwise.config.load import env_params, parse_params
 from turnwise.envs.base import BaseEnv
+from turnwise.envs.boundary import closing_env
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError, RunError
 from turnwise.floor.async_calls import run_async
@@ -41,7 +41,7 @@ def play_in_terminal(
     if agent in ("human", "oracle", "random"):
         if of_run:
             raise ConfigError(f"'{of_run[0]}' is about how a model is talked to; '{agent}' is none.")
-        with closing(make_env(env_name, **params)) as env:
+        with closing_env(make_env(env_name, **params)) as env:
             _play_directly(console, env, agent, seed, split)
         return
     ordered = [*of_run, "eval.episodes=1", f"eval.first_seed={seed}"]

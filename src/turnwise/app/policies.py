@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from turnwise.app.models import NAMES, find_gguf, resolve_model
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.envs.boundary import reset_env
+from turnwise.envs.boundary import closing_env, reset_env
 from turnwise.errors import ConfigError, RunError, did_you_mean
 from turnwise.floor.checksums import find_damage
 from turnwise.learn.model_files import is_hub_name
@@ -114,7 +113,7 @@ def open_policy(found: Found, *, split: str = "eval") -> PlayParts:
     settings = found.settings
     # A split that does not exist would fail every episode and look like a policy that never succeeds.
     for world in worlds_of(settings):
-        with closing(world.make(split)) as env:
+        with closing_env(world.make(split)) as env:
             reset_env(env, seed=settings.eval.first_seed, split=split)
     return build_play(settings, found.resolve(), split=split)
 

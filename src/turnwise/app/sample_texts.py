@@ -9,7 +9,7 @@ from turnwise.config.registry import ENVS
 from turnwise.context.answer import render_answer
 from turnwise.context.window import write_preamble
 from turnwise.envs.base import BaseEnv
-from turnwise.envs.boundary import close_env, describe_env, reset_env
+from turnwise.envs.boundary import closing_env, describe_env, reset_env
 from turnwise.rollout.rules import oracle_rule, play_rule
 from turnwise.rollout.worlds import World
 from turnwise.types import Task
@@ -26,11 +26,8 @@ _MAX_CHARACTERS = 20_000
 
 def draw_sample_texts(world: World) -> list[str]:
     """Observations and rendered answers of training tasks; the same for the same world."""
-    env = world.make("train")
-    try:
+    with closing_env(world.make("train")) as env:
         return _draw(world, env)
-    finally:
-        close_env(env)
 
 
 def _draw(world: World, env: BaseEnv) -> list[str]:

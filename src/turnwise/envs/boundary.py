@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -122,6 +123,15 @@ def close_env(env: BaseEnv) -> None:
         raise
     except BaseException as error:  # noqa: BLE001 - the boundary: an author's code may raise whatever it likes
         log.warning("%s.close() failed: %s", _name(env), tell_error(error))
+
+
+@contextmanager
+def closing_env(env: BaseEnv) -> Iterator[BaseEnv]:
+    """Close it at the end, as `close_env` does."""
+    try:
+        yield env
+    finally:
+        close_env(env)
 
 
 def ask_rule(env: BaseEnv, rule: Callable[[BaseEnv, str], str], observation: str) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from turnwise.config.registry import import_rule
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.base import BaseEnv
-from turnwise.envs.boundary import reset_env
+from turnwise.envs.boundary import closing_env, reset_env
 from turnwise.errors import ConfigError, EngineError, did_you_mean
 from turnwise.floor.successes import share_of, tell_successes
 from turnwise.loop.build import build_judging
@@ -188,6 +188,6 @@ def _play(
 
 @contextmanager
 def _env_and_rules(world: World, split: str) -> Iterator[tuple[BaseEnv, dict[str, Rule]]]:
-    with closing(world.make("eval")) as env:
+    with closing_env(world.make("eval")) as env:
         reset_env(env, seed=0, split=split)
         yield env, rules_of(env)

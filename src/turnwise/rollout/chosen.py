@@ -7,11 +7,11 @@ nothing of models and plays nothing.
 from __future__ import annotations
 
 import inspect
-from contextlib import closing
 
 from turnwise.config.registry import WORKFLOWS
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.learn import FilePtx
+from turnwise.envs.boundary import closing_env
 from turnwise.envs.prompts.files import Fields, read_prompts
 from turnwise.errors import ConfigError
 from turnwise.rollout.workflow import Workflow
@@ -42,7 +42,7 @@ def require_oracle(settings: TurnwiseSettings, *, asked_by: str) -> None:
 
 
 def has_oracle(world: World) -> bool:
-    with closing(world.make("train")) as env:
+    with closing_env(world.make("train")) as env:
         return env.has_oracle
 
 

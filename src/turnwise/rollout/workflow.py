@@ -19,7 +19,7 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.context import ContextSettings
 from turnwise.context.trajectory import make_trajectory
 from turnwise.envs.base import BaseEnv
-from turnwise.envs.boundary import close_env
+from turnwise.envs.boundary import closing_env
 from turnwise.errors import ConfigError, WorkflowError, did_you_mean
 from turnwise.exchange import TurnFacts
 from turnwise.floor.successes import read_success
@@ -67,11 +67,8 @@ class WorkflowTask:
     @property
     def raw_task(self) -> Mapping[str, object]:
         """The row that the environment plays: for games of ALFWorld with `game_file`, elsewhere `seed` and `split`."""
-        env = self.make_env()
-        try:
+        with closing_env(self.make_env()) as env:
             return env.raw_task(self.seed, self.split)
-        finally:
-            close_env(env)
 
     @property
     def is_eval(self) -> bool:

@@ -12,7 +12,7 @@ from turnwise.config.sections.env import EnvSettings
 from turnwise.config.sections.rollout import NoIsolation, ProcessIsolation, RayIsolation
 from turnwise.envs.adapters.foreign import ForeignWorld
 from turnwise.envs.base import BaseEnv
-from turnwise.envs.boundary import close_env, count_tasks
+from turnwise.envs.boundary import closing_env, count_tasks
 from turnwise.envs.isolation import IsolatedEnv
 from turnwise.envs.make import make_env
 from turnwise.envs.ray_env import RayEnv, is_in_actor
@@ -48,11 +48,8 @@ class World:
 
     def count_tasks(self, split: str) -> int | None:
         """How many tasks it has in a split; None where there is no end of them."""
-        env = self.make(split)
-        try:
+        with closing_env(self.make(split)) as env:
             return count_tasks(env, split)
-        finally:
-            close_env(env)
 
     def make(self, split: str) -> BaseEnv:
         params = env_params(self.env, split)
