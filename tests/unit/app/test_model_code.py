@@ -26,14 +26,17 @@ import yaml
 
 import turnwise
 from turnwise.app.models import resolve_model
+from turnwise.app.policy_voice import PolicyVoice
 from turnwise.app.run import Run
 from turnwise.cli import main
 from turnwise.command_words import build_parser
 from turnwise.config.load import load_settings
-from turnwise.errors import ModelError
+from turnwise.errors import EngineError, ModelError
 from turnwise.floor.checksums import write_checksums
 from turnwise.pretrained import load_classifier, load_config, load_model, load_tokenizer_of
+from turnwise.view.policy_question import PolicyQuestion
 
+from ...clock import HANG_S
 from ...small_run import SMALL_MODEL
 
 PARSER = build_parser()
@@ -228,6 +231,54 @@ def test_no_command_runs_the_code_of_a_model_folder(
                 main([*before, str(target), *made])
             interrupt.cancel()
             assert not hostile.marker.exists(), (before, target.name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_command_runs_the_code_of_a_model_that_a_setting_names(
+    command: str,
+    hostile: Hostile,
+    targets: dict[str, list[Path]],
+    finished: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", Answering())
+    harmless = HARMLESS | {"RECIPE": "bandit", "FILE|ENV": "bandit", "TARGET": "oracle", "RUN": str(finished.path)}
+    actions = [action for action in COMMANDS[command]._actions if action.required]
+    named = [(action.option_strings[:1], str(action.metavar)) for action in actions]
+    needed = [word for option, metavar in named for word in (*option, harmless.get(metavar, metavar))]
+    serves = any(action.dest == "port" for action in COMMANDS[command]._actions)
+    for folder in targets["folders"]:
+        ways = [[*needed, f"model.path={folder}"]]
+        if find_spec("textarena"):
+            of_env = ["textarena:TicTacToe-v0" if word == "bandit" else word for word in needed]
+            ways.append([*of_env, "opponent=policy", f"opponent_path={folder}"])
+        for words in ways:
+            interrupt = Timer(_SERVES_S if serves else _ENDS_BY_S, os.kill, (os.getpid(), signal.SIGINT))
+            interrupt.start()
+            with suppress(SystemExit):
+                main([command, *words])
+            interrupt.cancel()
+            assert not hostile.marker.exists(), (command, words)
+
+
+@pytest.mark.slow
+def test_a_question_of_the_page_runs_no_code(hostile: Hostile, targets: dict[str, list[Path]]) -> None:
+    voice = PolicyVoice(deadline_s=HANG_S)
+    try:
+        for run in targets["runs"]:
+            (checkpoint, *_) = sorted((run / "checkpoints").iterdir())
+            question = PolicyQuestion(
+                folder=checkpoint, dtype="float32", prefix_ids=(5,), temperature=1.0, num_alternatives=2,
+                max_new_tokens=2,
+            )  # fmt: skip
+            with pytest.raises(EngineError, match="does not run"):
+                voice.ask(question)
+    finally:
+        voice.close()
+    assert not hostile.marker.exists()
 
 
 @pytest.mark.slow
