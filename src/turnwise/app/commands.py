@@ -189,7 +189,7 @@ def _plan_on_gpus(options: argparse.Namespace, recipe: str, overrides: list[str]
     from turnwise.app.plan_gpus import describe_on_gpus, plan_on_gpus, to_rows
 
     # Such a model was trained before: the recipe's section for those counts, unless another model is named.
-    settings = load_recipe(recipe, [f"model.path={options.model}", *overrides]).settings
+    settings = load_recipe(recipe, [f"model.path={json.dumps(str(options.model))}", *overrides]).settings
     plans = plan_on_gpus(settings, options.model or "", options.gpus)
     if options.json:
         console.print_json(json.dumps(to_rows(plans)))

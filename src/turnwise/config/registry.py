@@ -133,6 +133,8 @@ def import_target(target: str, kind: str, *, is_known: bool = False) -> object:
     if not is_known:
         refuse_stranger(target)
     module_name, _, attribute = target.partition(":") if ":" in target else target.rpartition(".")
+    if not all([*module_name.split("."), attribute]):
+        raise ConfigError(f"{kind} '{target}' must be a known name, or a class of your own as 'package.module:Class'.")
     if str(Path.cwd()) not in sys.path:
         # A user's plug-in usually lies beside the recipe it is named in.
         sys.path.append(str(Path.cwd()))

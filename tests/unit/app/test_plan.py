@@ -99,7 +99,9 @@ def test_the_most_memory_is_the_sum_of_its_parts_and_each_choice_moves_its_own()
     assert parts("learn.micro_batch_tokens=600")["activations"] < plain["activations"]
 
 
-@pytest.mark.parametrize("words", [["--gpus", "8"], ["--model", "gpt-5"], ["--model", "qwen2.5-7b", "--gpus", "0"]])
+@pytest.mark.parametrize(
+    "words", [["--gpus", "8"], ["--model", "gpt-5"], ["--model", "gpt:"], ["--model", "qwen2.5-7b", "--gpus", "0"]]
+)
 def test_what_cannot_be_counted_on_gpus_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "bandit", *words]) == 2
     assert words[-2] in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +122,9 @@ def test_dotted_paths_of_classes_are_imported() -> None:
         workflows.get_target("no_such.Class")
     with pytest.raises(ConfigError, match="module 'pathlib' has no 'Nothing'"):
         workflows.get_target("pathlib.Nothing")
+
+
+@pytest.mark.parametrize("name", [".", "..", "./lake", ":", ":Lake", "a..b:Lake", "json:", "json."])
+def test_what_is_no_name_of_a_class_is_not_imported(name: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"environment '{name}' must be a known name, or a class")):
+        ENVS.get_target(name)
