@@ -44,18 +44,22 @@ def close_run(
         TrajectoryWriter(directory.trajectories / "eval").write(summary.steps, trajectories[:16])
         _write_last_eval(settings, directory, summary, trajectories)
         print_trajectory(console, _most_telling(trajectories))
-    turnwise, run = command("turnwise"), directory.path
+    turnwise, run = command("turnwise"), short_path(directory.path)
     print_outcome(
         console,
         summary,
         run_dir=run,
-        plot_path=curve,
+        plot_path=short_path(curve),
         next_commands=[
             f"{turnwise} view {run}",
             f"{turnwise} eval {run}",
             f"{turnwise} play {summary.env} --agent {run}",
             f"{turnwise} train {_train_words(settings, directory)} run.seed={summary.seed + 1}",
-            *([f"{command('tensorboard')} --logdir {directory.tensorboard}"] if directory.tensorboard.is_dir() else []),
+            *(
+                [f"{command('tensorboard')} --logdir {short_path(directory.tensorboard)}"]
+                if directory.tensorboard.is_dir()
+                else []
+            ),
         ],
     )
 
@@ -84,6 +88,11 @@ def command(name: str) -> str:
     if not (own / name).exists() or str(own) in os.environ.get("PATH", "").split(os.pathsep):
         return name
     return os.path.relpath(own / name) if own.is_relative_to(Path.cwd()) else str(own / name)
+
+
+def short_path(path: Path) -> Path:
+    """Relative to the working directory where it is below it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def told(finding: Finding) -> dict[str, str | int]:
@@ -119,7 +128,7 @@ def _train_words(settings: TurnwiseSettings, directory: RunDirectory) -> str:
     if is_typed and not any(HIDDEN in word or word.startswith("--resume") for word in given):
         return shlex.join(_without(given[2:], "--run-dir", "run.seed", "--run.seed"))
     is_plain = settings == load_settings(settings.recipe) if settings.recipe in list_recipes() else False
-    return settings.recipe if is_plain else f"--config {directory.config}"
+    return settings.recipe if is_plain else f"--config {short_path(directory.config)}"
 
 
 def _without(words: Sequence[str], *names: str) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from turnwise.app.closing import told_by_env
+from turnwise.app.closing import short_path, told_by_env
 from turnwise.app.first_look import FirstLook
 from turnwise.app.models import describe_set_up, resolve_model
 from turnwise.app.recording import engine_metrics
@@ -55,7 +55,8 @@ class Exploring:
         print_notice(
             self._console,
             f"explored {shared.explorer.read().step} rollouts; {num_waiting} experiences wait to be learnt from: "
-            f"turnwise train --config {self._directory.config} run.mode=train --run-dir {self._directory.path}",
+            f"turnwise train --config {short_path(self._directory.config)} run.mode=train "
+            f"--run-dir {short_path(self._directory.path)}",
         )
 
     async def _start(self, parts: ExploreParts, shared: Shared, model: str) -> PolicyMark:

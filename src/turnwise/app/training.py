@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 from turnwise.app.checkpointer import Checkpointer
-from turnwise.app.closing import close_run, told, told_by_env, with_warm_start
+from turnwise.app.closing import close_run, short_path, told, told_by_env, with_warm_start
 from turnwise.app.first_look import FirstLook
 from turnwise.app.progress import Progress
 from turnwise.app.recording import RunRecorder, engine_metrics, evaluation_metrics
@@ -243,7 +243,7 @@ class Training:
 
     def _save_interrupted(self, checkpointer: Checkpointer, start: Start) -> None:
         """Ctrl-C, or a system that ends its jobs."""
-        step, path = self._progress.step, self._directory.path
+        step, path = self._progress.step, short_path(self._directory.path)
         self._save_last_step(checkpointer, start)
         print_notice(self._console, f"interrupted after step {step}; go on with: turnwise train --resume {path}")
 

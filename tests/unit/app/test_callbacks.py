@@ -12,6 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import turnwise as tw
+from turnwise.app import closing
 from turnwise.app.refusals import find_refusals
 from turnwise.app.run import train
 from turnwise.cli import main
@@ -210,8 +211,6 @@ def test_code_of_the_user_that_fails_is_one_message_with_file_and_line(
 
 
 def test_the_closing_words_repeat_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from turnwise.app import closing  # noqa: PLC0415 - looked at from inside
-
     run = train("frozenlake", SMALL_LAKE, run_dir=tmp_path / "run")
     directory = closing.RunDirectory.open(run.path)
 
@@ -266,3 +265,11 @@ def test_a_sink_of_the_users_own_gets_every_step_and_stops_nothing(tmp_path: Pat
     assert [step for step, _ in WRITTEN] == [0, 1, 2]
     assert "rollout/success" in WRITTEN[1][1]
     assert run.summary.steps == 3
+
+
+def test_paths_below_the_working_directory_are_shown_as_they_are_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert str(closing.short_path(tmp_path / "runs" / "one")) == "runs/one"
+    assert closing.short_path(tmp_path.parent / "other") == tmp_path.parent / "other"
