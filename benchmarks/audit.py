@@ -22,7 +22,7 @@ from turnwise.app.run import train
 from turnwise.audit.batch_audit import BatchAudit
 from turnwise.config.load import load_settings
 from turnwise.experience.build import build_experiences
-from turnwise.floor.seals import seal_turns
+from turnwise.infra.digests import seal_turns
 from turnwise.loop.build import build_train
 from turnwise.loop.explore import explore
 from turnwise.loop.serial import learn_from

@@ -21,9 +21,9 @@ from turnwise.context.manager import ContextManager
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
 from turnwise.engine.local import LocalEngine
-from turnwise.exchange import EnvOutput, HistoryEntry
 from turnwise.pretrained import load_model
 from turnwise.rollout.worlds import main_world
+from turnwise.rollout_io import EnvOutput, HistoryEntry
 from turnwise.types import GenerateRequest, IntArray, Message, Sampling
 
 NUM_TURNS = 5

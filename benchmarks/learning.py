@@ -12,7 +12,7 @@ from statistics import median
 
 from benchmarks.presets import MARK, ROOT, train_once
 from turnwise.app.run import Run
-from turnwise.floor.files import write_whole
+from turnwise.infra.atomic_files import write_whole
 from turnwise.report.curves import HELD_OUT, SAMPLED, plot_comparison
 from turnwise.report.summary import Summary
 

@@ -20,6 +20,7 @@ from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from turnwise.config.choices import read_section
 from turnwise.config.sections.model import ModelSettings
+from turnwise.deps import LearnerSite
 from turnwise.learn.losses import PpoClip
 from turnwise.learn.parallel.devices import threads_per_rank
 from turnwise.learn.parallel.learner import ParallelLearner
@@ -28,7 +29,6 @@ from turnwise.learn.parallel.team import Team
 from turnwise.learn.trainer import Trainer
 from turnwise.learn.whole import read_whole
 from turnwise.pretrained import load_model
-from turnwise.sites import LearnerSite
 from turnwise.types import Batch
 
 MODES = {"ddp, 2 ranks": ("ddp", 2), "fsdp, 2 ranks": ("fsdp", 2), "fsdp, 4 ranks": ("fsdp", 4)}

@@ -27,8 +27,7 @@ from turnwise.context.manager import ContextManager
 from turnwise.engine.local import LocalEngine
 from turnwise.envs.frozen_lake.env import FrozenLake
 from turnwise.envs.frozen_lake.settings import LakeParams
-from turnwise.exchange import EnvInput, EnvOutput, LmInput, LmOutput
-from turnwise.floor.seeds import derive_seed
+from turnwise.infra.seeds import derive_seed
 from turnwise.loop.build import build_states, build_train
 from turnwise.loop.evaluate import evaluate_policy
 from turnwise.loop.parts import TrainParts
@@ -39,6 +38,7 @@ from turnwise.protocols import Weights
 from turnwise.report.metrics import Stopwatch
 from turnwise.rollout.env_manager import EnvStateManager
 from turnwise.rollout.worlds import worlds_of
+from turnwise.rollout_io import EnvInput, EnvOutput, LmInput, LmOutput
 from turnwise.types import Completion, GenerateRequest, Group, Sampling, Task, Trajectory
 
 STEP_S = 0.1

@@ -14,10 +14,11 @@ import numpy as np
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from turnwise.config.sections.learn import LearnSettings
+from turnwise.config.sections.learn_loss import PpoClipParams
 from turnwise.config.sections.model import TinySettings
 from turnwise.credit.steps import MultiStepGrpo, MultiStepGrpoParams
 from turnwise.experience.merge import merge_prefixes
-from turnwise.learn.losses import PpoClip, PpoClipParams
+from turnwise.learn.losses import PpoClip
 from turnwise.learn.pack import pack
 from turnwise.learn.trainer import Trainer
 from turnwise.types import Annotations, Experience, ExperienceId, Segment, TrajectoryId

@@ -15,7 +15,7 @@ from statistics import median
 
 from turnwise.app.run import Run
 from turnwise.errors import RunError
-from turnwise.floor.files import write_whole
+from turnwise.infra.atomic_files import write_whole
 from turnwise.report.curves import plot_comparison
 
 PRESETS = ("starpo", "starpo_s", "grpo", "rloo", "bi_level", "multi_step_grpo", "gigpo")

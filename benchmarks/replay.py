@@ -18,7 +18,7 @@ from pathlib import Path
 
 from turnwise.app.replaying import Replayed, replay
 from turnwise.app.run import train
-from turnwise.floor.files import write_whole
+from turnwise.infra.atomic_files import write_whole
 
 RECIPES: Mapping[str, str] = {
     "frozenlake": "bi-level GAE with a value head, one move per turn",

@@ -26,10 +26,10 @@ from turnwise.app.models import resolve_model
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.context.manager import ContextManager
-from turnwise.exchange import EnvInput, EnvOutput, LmOutput
 from turnwise.loop.build import build_states, build_tasks, load_words
 from turnwise.rollout.env_manager import EnvStateManager
 from turnwise.rollout.worlds import worlds_of
+from turnwise.rollout_io import EnvInput, EnvOutput, LmOutput
 from turnwise.types import Completion, FinishReason, Trajectory
 
 

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from turnwise.config.settings import Settings
+from turnwise.deps import EngineSite
 from turnwise.engine.pass_costs import PassCosts
 from turnwise.learn.meter import batch_metrics
 from turnwise.learn.trainer import Trainer
 from turnwise.protocols import ChatTemplate
-from turnwise.sites import EngineSite
 from turnwise.types import Batch, Completion, FinishReason, GenerateRequest, Metrics, StepReport
 
 MOVES = ("Up", "Down", "Left", "Right")

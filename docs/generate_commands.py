@@ -31,7 +31,7 @@ what a shell needs to complete words.
 
 def write_page() -> str:
     os.environ["COLUMNS"] = _COLUMNS
-    from turnwise.command_words import build_parser  # noqa: PLC0415 - after the width is set
+    from turnwise.cli import build_parser  # noqa: PLC0415 - after the width is set
 
     sections = [_INTRO]
     for name, command in _commands(build_parser()):

@@ -28,7 +28,7 @@ from turnwise.context.transcript import Transcript
 from turnwise.engine.local import LocalEngine
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.boundary import reset_env, step_env
-from turnwise.floor.seeds import fingerprint
+from turnwise.infra.seeds import fingerprint
 from turnwise.learn.tiny_model import tiny_model_folder
 from turnwise.pretrained import load_model
 from turnwise.protocols import Engine

@@ -28,11 +28,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from turnwise import BaseEnv, Experience, types
+from turnwise.chat_types import Message
 from turnwise.config.settings import Settings
 from turnwise.context.answer import parse_answer
 from turnwise.context.recorder import Response
 from turnwise.credit.layout import play_back
 from turnwise.credit.samples import make_samples
+from turnwise.deps import BufferSite, EngineSite, LearnerSite, TransportSite
 from turnwise.engine.sampling import draw_uniforms, sample_tokens
 from turnwise.errors import ConfigError
 from turnwise.experience.build import build_experiences
@@ -41,7 +43,6 @@ from turnwise.loop.parts import TrainParts
 from turnwise.loop.serial import describe_step, learn_from
 from turnwise.protocols import Imitation, PolicyMark, Weights
 from turnwise.rollout.environment import EnvironmentWorkflow
-from turnwise.sites import BufferSite, EngineSite, LearnerSite, TransportSite
 
 # --- 1. a task becomes a world ---------------------------------------------------------------------------------------
 
@@ -86,12 +87,16 @@ class AskTwice(EnvironmentWorkflow):
 
     arg_names = frozenset({"second_question"})
 
-    async def answer(self, messages: list[types.Message]) -> Response:
+    async def answer(self, messages: list[Message]) -> Response:
         reply = await super().answer(messages)
         if parse_answer(reply.response_text, self.task.context.answer).is_well_formed:
             return reply
         question = str(self.task.workflow_args.get("second_question", "Once more, in the form that I asked for."))
-        again = [*messages, types.Message("assistant", reply.response_text), types.Message("user", question)]
+        again = [
+            *messages,
+            Message("assistant", reply.response_text),
+            Message("user", question),
+        ]
         return await super().answer(again)
 
 

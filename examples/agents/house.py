@@ -14,7 +14,7 @@ from teacher import teaching
 
 import turnwise as tw
 from turnwise.envs.base import BaseEnv
-from turnwise.floor.successes import show_success
+from turnwise.infra.untrusted import show_success
 
 TASK = "You are in a house with a locked door. Open it."
 PLACES = ("shelf", "table", "carpet", "drawer")

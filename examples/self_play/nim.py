@@ -6,7 +6,7 @@ from pydantic import PositiveInt
 
 from turnwise.config.settings import Settings
 from turnwise.envs.two_player import TwoPlayerEnv
-from turnwise.floor.seeds import make_rng
+from turnwise.infra.seeds import make_rng
 
 MOST = 3
 """What one move can take."""

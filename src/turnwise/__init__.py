@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from turnwise.envs.base import BaseEnv
     from turnwise.envs.check import check_env
     from turnwise.envs.make import make_env
-    from turnwise.report.callbacks import Callback
+    from turnwise.hooks import Callback
     from turnwise.rollout.agent_proxy import AgentProxy
     from turnwise.rollout.agents import BaseAgent, SyncMultiTurnRollout
     from turnwise.rollout.env_manager import EnvStateManager
@@ -33,7 +33,7 @@ _HOMES = {
     "BaseEnv": "turnwise.envs.base",
     "check_env": "turnwise.envs.check",
     "make_env": "turnwise.envs.make",
-    "Callback": "turnwise.report.callbacks",
+    "Callback": "turnwise.hooks",
     "AgentTrainer": "turnwise.app.agent_trainer",
     "PPOTrainer": "turnwise.app.ppo_trainer",
     "Run": "turnwise.app.run",

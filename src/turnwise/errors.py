@@ -8,6 +8,7 @@ weight sync it stops the run.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from difflib import get_close_matches
 from http import HTTPStatus
 
@@ -106,3 +107,17 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     if close:
         return f"Did you mean '{close[0]}'?"
     return f"Known: {', '.join(names)}." if names else "None are known."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One sign of trouble, in plain words."""
+
+    step: int
+    kind: str
+    since: int
+    """The first step of the trouble; what was saved before it is sound."""
+    is_collapse: bool
+    """Serious enough to stop for."""
+    message: str
+    """The cause with its numbers, and what to try."""

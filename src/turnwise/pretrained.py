@@ -27,7 +27,7 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from turnwise.errors import ConfigError, ModelError
-from turnwise.floor.parsing import parse_json
+from turnwise.infra.parsing import parse_json
 
 _JSON_FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 _FILE_LISTS = {"config.json": "configuration_files", "tokenizer_config.json": "fast_tokenizer_files"}

@@ -1,7 +1,7 @@
 """Every interface between rooms, in the order in which data flows. Each has a second implementation, or a fake.
 
 A room takes its collaborators as these protocols; `loop/build.py` puts the concrete ones together. What a config can
-name is opened as `sites.py` says.
+name is opened as `deps.py` says.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from turnwise.errors import RewardError
-from turnwise.exchange import EnvDescription
+from turnwise.rollout_io import EnvDescription
 from turnwise.types import (
     Annotations,
     Batch,

@@ -11,18 +11,155 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from enum import StrEnum
+from typing import Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-# What is said has a file of its own, and its nouns are found here like the others.
-from turnwise.alternatives import Alternatives
-from turnwise.conversation import Asked, ImagePart, Message, Part, TextPart, ToolCall, ToolSchema  # noqa: F401
-from turnwise.ids import ExperienceId, TrajectoryId
+from turnwise.chat_types import (
+    Asked,
+    ImagePart,  # noqa: F401
+    Message,  # noqa: F401
+    Part,  # noqa: F401
+    TextPart,  # noqa: F401
+    ToolCall,  # noqa: F401
+    ToolSchema,  # noqa: F401
+)
 from turnwise.provenance import Origin, Provenance
-from turnwise.stop_reason import FinishReason, StopReason
-from turnwise.trace import UpdateTrace
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TrajectoryId:
+    """Structured, printable, sortable: `7/frozen_lake/train/10003/2` is sibling 2 of that task in rollout 7."""
+
+    rollout: int
+    task_id: str
+    sibling: int
+
+    def __str__(self) -> str:
+        return f"{self.rollout}/{self.task_id}/{self.sibling}"
+
+    @property
+    def group(self) -> str:
+        return f"{self.rollout}/{self.task_id}"
+
+    @property
+    def tag(self) -> str:
+        return self.task_id.rsplit("/", 2)[0]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ExperienceId:
+    trajectory: TrajectoryId
+    segment_index: int
+
+    def __str__(self) -> str:
+        return f"{self.trajectory}#{self.segment_index}"
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    """A stop token was sampled; it is the last token of the completion."""
+    LENGTH = "length"
+
+
+class StopReason(StrEnum):
+    """Why an episode ended, in the order in which the causes are checked (see `rollout/limits.py`)."""
+
+    ENV_ERROR = "env_error"
+    ENGINE_ERROR = "engine_error"
+    WORKFLOW_ERROR = "workflow_error"
+    TIMEOUT = "timeout"
+    TERMINATED = "terminated"
+    ENV_TRUNCATED = "env_truncated"
+    MAX_ACTIONS = "max_actions"
+    MAX_TURNS = "max_turns"
+    CONTEXT_OVERFLOW = "context_overflow"
+
+    @property
+    def is_error(self) -> bool:
+        return self in _ERRORS
+
+    @property
+    def is_truncated(self) -> bool:
+        """A budget ended the episode, so its last state still has a value."""
+        return not self.is_error and self is not StopReason.TERMINATED
+
+
+_ERRORS = frozenset((StopReason.ENV_ERROR, StopReason.ENGINE_ERROR, StopReason.WORKFLOW_ERROR, StopReason.TIMEOUT))
+
+
+MAX_ALTERNATIVES = 20
+"""What every engine that tells them tells; more is asked at one's own risk."""
+IMPOSSIBLE_LOGPROB = -9999.0
+"""How OpenAI's APIs write minus infinity, for which JSON has no word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Alternatives:
+    """Per token of a completion, the likeliest first, of the distribution that the token was drawn from.
+
+    A greedy reply was drawn from none: its alternatives are those of the model at temperature 1. Example for `Right
+    <end>`, two asked for: `token_ids=[[Right, Down], [<end>, Up]]`, `logprobs=[[-1.2, -1.3], [-0.1, -4.0]]`.
+    """
+
+    token_ids: NDArray[np.int32]
+    """[tokens, alternatives]; fewer than were asked for where the vocabulary has no more."""
+    logprobs: NDArray[np.float32]
+    """Of the same shape; minus infinity where top-k or top-p left no other token to draw."""
+
+    def __post_init__(self) -> None:
+        if self.token_ids.ndim != 2 or self.token_ids.shape != self.logprobs.shape:
+            raise ValueError(f"Alternatives: ids {self.token_ids.shape} and log-probs {self.logprobs.shape} differ")
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @classmethod
+    def of(cls, rows: list[tuple[list[int], list[float]]]) -> Self:
+        """From the ids and log-probs at each place."""
+        shape = len(rows), len(rows[0][0]) if rows else 0
+        return cls(
+            token_ids=np.asarray([ids for ids, _ in rows], dtype=np.int32).reshape(shape),
+            logprobs=np.asarray([logprobs for _, logprobs in rows], dtype=np.float32).reshape(shape),
+        )
+
+    def first(self, num_tokens: int) -> Self:
+        """Those of a reply that is cut there."""
+        return type(self)(token_ids=self.token_ids[:num_tokens], logprobs=self.logprobs[:num_tokens])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class UpdateTrace:
+    """In the order of the Batch; per-token arrays are 0 off its loss mask.
+
+    Example, two epochs over `Right <end>` after a good episode: `first_ratios=[1, 1]`, `last_ratios=[1.3, 1.1]`,
+    `is_clipped=[True, False]`.
+    """
+
+    proximal_logprobs: NDArray[np.float32]
+    """Under the learner's weights when this update first met the token."""
+    proximal_steps: NDArray[np.int32]
+    """[rows] how many optimizer steps of this update those weights had behind them; 0: the policy before the update."""
+    first_ratios: NDArray[np.float32]
+    """The loss's ratio in the first epoch; that of a loss without one is policy over behaviour."""
+    last_ratios: NDArray[np.float32]
+    """The same in the last epoch."""
+    entropies: NDArray[np.float32]
+    """Of the whole distribution the token was drawn from, in the first epoch."""
+    is_clipped: NDArray[np.bool_]
+    """Whether the loss clipped it in the last epoch; a loss that says nothing about it clips none."""
+    first_losses: NDArray[np.float32] | None = None
+    """What the token added to the sum that was minimised, in the first epoch; it is not written down."""
+    first_distances: NDArray[np.float32] | None = None
+    """How far it was from the reference by the loss's own estimate, in the first epoch; NaN where the loss has none."""
+
+    def __post_init__(self) -> None:
+        per_token = (self.proximal_logprobs, self.first_ratios, self.last_ratios, self.entropies, self.is_clipped)
+        if len(lengths := {len(array) for array in per_token}) > 1:
+            raise ValueError(f"UpdateTrace: per-token arrays differ in length: {sorted(lengths)}")
+
 
 IntArray: TypeAlias = NDArray[np.int32]
 FloatArray: TypeAlias = NDArray[np.float32]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.chaos.runs import Tally
-from turnwise.floor.files import write_whole
+from turnwise.infra.atomic_files import write_whole
 
 _HEAD = ("| kind | tried | runs | survived | lost |", "|---|---|---|---|---|")
 _ROW = re.compile(r"\| ([^|]+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|")

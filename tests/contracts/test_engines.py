@@ -15,8 +15,8 @@ import torch
 from transformers import PreTrainedModel
 
 from turnwise.config.registry import ENGINES
+from turnwise.deps import EngineSite
 from turnwise.protocols import ChatTemplate, Engine
-from turnwise.sites import EngineSite
 from turnwise.types import Completion, FinishReason, GenerateRequest, Sampling
 
 from .entries import names_of

@@ -10,8 +10,8 @@ import pytest
 
 from turnwise.config.registry import OPPONENTS
 from turnwise.envs.adapters.textarena_settings import TextArenaParams
-from turnwise.exchange import EnvDescription
 from turnwise.protocols import Opponent
+from turnwise.rollout_io import EnvDescription
 
 from .setting import model_path
 

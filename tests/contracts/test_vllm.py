@@ -15,11 +15,11 @@ import torch
 from tests.clock import HANG_S
 from turnwise.app.run import train
 from turnwise.config.registry import LOSSES
+from turnwise.deps import LearnerSite
 from turnwise.engine.vllm import process
 from turnwise.engine.vllm.engine import VllmEngine
 from turnwise.errors import SyncError
 from turnwise.learn.trainer import Trainer
-from turnwise.sites import LearnerSite
 from turnwise.sync.memory import MemoryChannel
 from turnwise.sync.probe import Probe, ProbedChannel
 from turnwise.types import Completion, GenerateRequest

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from turnwise.deps import EngineSite
 from turnwise.engine.vllm.engine import VllmEngine
 from turnwise.protocols import ChatTemplate
-from turnwise.sites import EngineSite
 
 from .setting import make_model, model_path, settings_with
 

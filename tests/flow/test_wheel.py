@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.command_words import COMMANDS
+from turnwise.cli import COMMANDS
 from turnwise.config.recipes import SHIPPED
 
 from ..small_run import SMALL_LAKE

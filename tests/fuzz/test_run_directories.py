@@ -18,7 +18,7 @@ from tests.unit.report.learnt_batches import make_learnt
 from turnwise.app import finished_runs
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.config.trust import only_looking
-from turnwise.errors import TurnwiseError
+from turnwise.errors import Finding, TurnwiseError
 from turnwise.experience.build import build_experiences
 from turnwise.experience.inspection import inspect_store
 from turnwise.experience.store import ExperienceStore
@@ -26,11 +26,9 @@ from turnwise.protocols import PolicyMark
 from turnwise.report.journal import TrajectoryJournal
 from turnwise.report.learning_record.file import LearningRecord, LearningRecorder
 from turnwise.report.manifest import Manifest, collect_manifest
-from turnwise.report.metrics import TIME_SECTIONS
 from turnwise.report.run_dir import RunDirectory
-from turnwise.report.summary import Summary
+from turnwise.report.summary import TIME_SECTIONS, Summary
 from turnwise.report.trajectories import TrajectoryWriter, read_trajectories
-from turnwise.report.watch import Finding
 from turnwise.sync.checkpoint import CheckpointMailbox
 from turnwise.types import Group, Segment, StopReason, Task, Trajectory, TrajectoryId, Turn
 

@@ -21,8 +21,7 @@ import yaml
 
 import turnwise
 from turnwise.app.run import Run, train
-from turnwise.cli import main, parse_overrides
-from turnwise.command_words import COMMANDS, build_parser
+from turnwise.cli import COMMANDS, build_parser, main, parse_overrides
 from turnwise.config.load import load_settings
 from turnwise.config.registry import CREDITS
 from turnwise.errors import LearnError

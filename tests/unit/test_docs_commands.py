@@ -21,8 +21,7 @@ from turnwise.app import commands
 from turnwise.app.length import settle_length
 from turnwise.app.policies import find_policy
 from turnwise.app.refusals import refuse_what_cannot_run
-from turnwise.cli import parse_overrides
-from turnwise.command_words import build_parser
+from turnwise.cli import build_parser, parse_overrides
 from turnwise.config.load import Loaded, load_settings, parse_params
 from turnwise.config.recipes import list_recipes
 from turnwise.config.registry import ENVS

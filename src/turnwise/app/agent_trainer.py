@@ -20,7 +20,7 @@ from turnwise.app.run import Run
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, WorkflowError, did_you_mean
 from turnwise.experience.build import build_experiences
-from turnwise.floor.async_calls import run_async
+from turnwise.infra.threads import run_async
 from turnwise.loop.parts import ExploreParts
 from turnwise.rollout.agents import (
     ActorRollout,

@@ -17,14 +17,13 @@ from transformers import PreTrainedTokenizerBase
 
 from turnwise.app.progress import Progress
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.errors import AuditError, RunError
-from turnwise.floor.checksums import find_damage, write_checksums
-from turnwise.floor.files import encode_object, read_object, whole_folder
+from turnwise.errors import AuditError, Finding, RunError
+from turnwise.infra.atomic_files import encode_object, find_damage, read_object, whole_folder, write_checksums
 from turnwise.learn.state_digest import digest_state
 from turnwise.loop.parts import LearnParts
 from turnwise.protocols import Buffer, Learner
 from turnwise.report.run_dir import RunDirectory
-from turnwise.report.watch import CollapseWatch, Finding
+from turnwise.report.watch import CollapseWatch
 from turnwise.rollout.chosen import find_workflow
 
 _SAVES_APART = 20

@@ -14,6 +14,7 @@ from turnwise.app.eval_report import Figures, worlds_told
 from turnwise.config.load import load_settings
 from turnwise.config.recipes import list_recipes
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.errors import Finding
 from turnwise.loop.evaluate import Evaluation
 from turnwise.report.console import print_outcome, print_trajectory
 from turnwise.report.eval_results import results_of, write_eval
@@ -23,7 +24,6 @@ from turnwise.report.plots import plot_learning_curve, plot_training_health
 from turnwise.report.run_dir import RunDirectory, step_name
 from turnwise.report.summary import Summary
 from turnwise.report.trajectories import TrajectoryWriter
-from turnwise.report.watch import Finding
 from turnwise.types import Trajectory
 
 

@@ -21,6 +21,7 @@ from turnwise.app.training import Training
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.cluster import RayCluster
 from turnwise.errors import LostError
+from turnwise.hooks import Callback
 from turnwise.loop.cluster.crew import Crew, Hiring
 from turnwise.loop.cluster.parts import build_on_cluster
 from turnwise.loop.cluster.proxies import Host
@@ -29,7 +30,6 @@ from turnwise.loop.cluster.wanted import read_wanted
 from turnwise.loop.journals import Journals
 from turnwise.loop.stages import Stages
 from turnwise.protocols import Learner
-from turnwise.report.callbacks import Callback
 from turnwise.report.console import print_notice
 from turnwise.report.run_dir import RunDirectory
 

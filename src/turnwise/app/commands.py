@@ -27,7 +27,7 @@ from turnwise.config.trust import only_looking
 from turnwise.envs.boundary import closing_env
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError
-from turnwise.floor.files import write_whole
+from turnwise.infra.atomic_files import write_whole
 
 _MAX_ACTIONS = 6
 """Of an environment, in a list of environments."""

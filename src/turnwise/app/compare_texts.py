@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from turnwise.floor.successes import UNKNOWN
+from turnwise.infra.untrusted import UNKNOWN
 
 if TYPE_CHECKING:
     from turnwise.app.comparing import Comparison

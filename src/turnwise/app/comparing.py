@@ -20,7 +20,7 @@ from rich.text import Text
 from turnwise.app.compare_links import PlaceOfEval, find_pages, link_to
 from turnwise.app.compare_texts import show_comparisons, to_markdown
 from turnwise.errors import ConfigError, RunError
-from turnwise.floor.files import write_whole
+from turnwise.infra.atomic_files import write_whole
 from turnwise.report.estimates import paired_interval, relabel_p_value, sign_flip_p_value
 from turnwise.report.eval_results import RESULT, SavedEval, TaskResult, find_evals, read_eval
 from turnwise.report.run_dir import RunDirectory

@@ -17,7 +17,7 @@ from turnwise.app.suites import find_suite
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError
-from turnwise.floor.files import write_whole
+from turnwise.infra.atomic_files import write_whole
 from turnwise.loop.evaluate import names_a_rule
 from turnwise.report.console import print_notice
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from turnwise.app.eval_report import EvalReport, Figures, SampleReply
-from turnwise.floor.successes import UNKNOWN
+from turnwise.infra.untrusted import UNKNOWN
 
 _SHOWN_CHARACTERS = 600
 """Of a prompt or a reply; JSON and the saved trajectories have them whole."""

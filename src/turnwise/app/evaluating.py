@@ -32,8 +32,8 @@ from turnwise.app.policies import find_policy, open_policy, run_of
 from turnwise.app.refusals import worlds_by_path
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError
-from turnwise.floor.async_calls import run_async
-from turnwise.floor.files import write_whole
+from turnwise.infra.atomic_files import write_whole
+from turnwise.infra.threads import run_async
 from turnwise.loop.build import held_out_tasks
 from turnwise.loop.evaluate import Evaluation, evaluate_once, play_rule_in
 from turnwise.loop.parts import PlayParts

@@ -15,8 +15,8 @@ from turnwise.app.recording import engine_metrics
 from turnwise.app.set_up import announce
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.warm_start import OracleWarmStart
-from turnwise.floor.files import encode_object, write_whole
-from turnwise.floor.waits import show_waits
+from turnwise.infra.atomic_files import encode_object, write_whole
+from turnwise.infra.wait_tracking import show_waits
 from turnwise.loop.build import build_explore, build_learn, build_play
 from turnwise.loop.evaluate import Evaluation, evaluate_once
 from turnwise.loop.explore import Explored

@@ -21,7 +21,7 @@ from turnwise.app.policies import newest_checkpoint
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, RunError
-from turnwise.floor.files import whole_folder
+from turnwise.infra.atomic_files import whole_folder
 from turnwise.loop.build import load_words
 from turnwise.report.run_dir import RunDirectory
 

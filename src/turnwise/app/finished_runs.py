@@ -23,7 +23,7 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import TurnwiseError
 from turnwise.experience.build import build_experiences
 from turnwise.experience.inspection import inspect_store
-from turnwise.floor.checksums import find_damage
+from turnwise.infra.atomic_files import find_damage
 from turnwise.report.eval_results import find_evals, read_eval, results_of
 from turnwise.report.journal import find_damaged_episodes
 from turnwise.report.learning_record.file import LearningRecord

@@ -15,7 +15,7 @@ from turnwise.app.doctor.probe import replies_of
 from turnwise.app.misfits import Misfit, quoted, tell_misfits
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.context import ContextSettings
-from turnwise.floor.successes import show_success
+from turnwise.infra.untrusted import show_success
 from turnwise.loop.explore import Explored
 from turnwise.protocols import ChatTemplate
 from turnwise.report.metrics import group_metrics

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from turnwise.app.policy_voice import PolicyVoice
 from turnwise.errors import RunError
-from turnwise.floor.files import write_whole
+from turnwise.infra.atomic_files import write_whole
 from turnwise.report.learning_record.tokens import RecordedToken
 from turnwise.report.trajectories import decode_trajectory
 from turnwise.view.episode import describe_episode

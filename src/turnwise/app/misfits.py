@@ -16,12 +16,11 @@ from transformers import PreTrainedConfig
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.context.answer import render_answer
 from turnwise.envs.boundary import call_env, closing_env, reset_env
-from turnwise.errors import TurnwiseError
+from turnwise.errors import Finding, TurnwiseError
 from turnwise.loop.build import first_train_seed
 from turnwise.protocols import ChatTemplate
 from turnwise.report.console import print_notice
 from turnwise.report.run_dir import RunDirectory
-from turnwise.report.watch import Finding
 from turnwise.rollout.worlds import World, main_world
 
 _MAX_LR, _MAX_LR_LORA = 5e-4, 2e-3

@@ -21,12 +21,12 @@ from turnwise.context.recorder import Recorder
 from turnwise.context.window import show_history
 from turnwise.envs.adapters.textarena_settings import TextArenaParams
 from turnwise.errors import ConfigError, EngineError, EnvError, TurnwiseError
-from turnwise.exchange import EnvDescription, HistoryEntry
-from turnwise.floor.async_calls import run_async
-from turnwise.floor.seeds import derive_seed, make_rng
+from turnwise.infra.seeds import derive_seed, make_rng
+from turnwise.infra.threads import run_async
 from turnwise.loop.build import load_words, open_engine
 from turnwise.protocols import ChatTemplate, Engine
 from turnwise.report.run_dir import RunDirectory, settings_file_of
+from turnwise.rollout_io import EnvDescription, HistoryEntry
 from turnwise.types import GenerateRequest, Sampling
 
 

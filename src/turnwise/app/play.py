@@ -15,8 +15,8 @@ from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import closing_env
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError, RunError
-from turnwise.floor.async_calls import run_async
-from turnwise.floor.seeds import derive_seed
+from turnwise.infra.seeds import derive_seed
+from turnwise.infra.threads import run_async
 from turnwise.loop.evaluate import evaluate_once
 from turnwise.report.console import phase, print_notice, print_trajectory
 from turnwise.report.run_dir import settings_file_of

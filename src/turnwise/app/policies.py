@@ -17,7 +17,7 @@ from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.boundary import closing_env, reset_env
 from turnwise.errors import ConfigError, RunError, did_you_mean
-from turnwise.floor.checksums import find_damage
+from turnwise.infra.atomic_files import find_damage
 from turnwise.learn.model_files import is_hub_name
 from turnwise.learn.tiny_model import CHAT_TEMPLATE
 from turnwise.loop.build import build_play

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from turnwise.errors import EngineError, ModelError, RunError, TurnwiseError
-from turnwise.floor.checksums import find_damage
+from turnwise.infra.atomic_files import find_damage
 from turnwise.types import GenerateRequest, Sampling
 from turnwise.view.policy_question import PolicyAnswer, PolicyQuestion
 

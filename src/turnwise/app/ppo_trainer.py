@@ -20,7 +20,7 @@ from turnwise.app.training import Training
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, RunError
-from turnwise.floor.async_calls import run_async
+from turnwise.infra.threads import run_async
 from turnwise.loop.build import find_loop
 from turnwise.loop.parts import TrainParts
 from turnwise.loop.stages import Stages

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from turnwise.app.models import find_gguf, find_here, resolve_model
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, EngineError
-from turnwise.floor.async_calls import run_async
+from turnwise.infra.threads import run_async
 from turnwise.loop.build import Stage, first_train_seed, load_words, open_engine
 from turnwise.loop.parts import Words
 from turnwise.protocols import Engine, Weights

@@ -8,12 +8,12 @@ from types import MappingProxyType, TracebackType
 from rich.console import Console
 
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.floor.successes import tell_successes
+from turnwise.hooks import Figure, sort_figures
+from turnwise.infra.untrusted import tell_successes
 from turnwise.loop.evaluate import Evaluation
 from turnwise.loop.parts import PlayParts
 from turnwise.loop.serial import LoopStep
 from turnwise.protocols import Sink
-from turnwise.report.callbacks import Figure, sort_figures
 from turnwise.report.console import ProgressDisplay
 from turnwise.report.learning_record.file import LearningRecorder
 from turnwise.report.metrics import JsonlSink, Sinks, Stopwatch, reward_sources

@@ -24,8 +24,8 @@ from turnwise.engine.openai_address import Endpoint
 from turnwise.envs.boundary import close_env, reset_env
 from turnwise.errors import ConfigError, EnvError, TurnwiseError
 from turnwise.experience.files import read_experiences
-from turnwise.floor.daemon_threads import call_within
-from turnwise.report.callbacks import open_callbacks
+from turnwise.hooks import open_callbacks
+from turnwise.infra.threads import call_within
 from turnwise.report.trackers import require_trackers
 from turnwise.rollout.chosen import find_workflow, read_pairs, require_oracle
 from turnwise.rollout.worlds import World, count_held_out, main_world, worlds_of

@@ -22,7 +22,7 @@ from turnwise.app.set_up import announce, start_anew
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, RunError
-from turnwise.floor.async_calls import run_async
+from turnwise.infra.threads import run_async
 from turnwise.learn.checkpoint import resumed_model
 from turnwise.loop.build import build_train, open_credit, open_learner
 from turnwise.loop.parts import LearnParts, TrainParts

@@ -24,11 +24,11 @@ from turnwise.config.pretrained import Change
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.secrets import find_secrets, is_hidden
 from turnwise.errors import ConfigError
-from turnwise.floor.async_calls import run_async
-from turnwise.floor.files import read_text
-from turnwise.floor.parsing import parse_yaml
+from turnwise.hooks import Callback
+from turnwise.infra.atomic_files import read_text
+from turnwise.infra.parsing import parse_yaml
+from turnwise.infra.threads import run_async
 from turnwise.loop.evaluate import Evaluation, evaluate_once
-from turnwise.report.callbacks import Callback
 from turnwise.report.console import phase, print_notice
 from turnwise.report.learning_record.file import LearningRecord
 from turnwise.report.learning_record.tokens import StepTokens

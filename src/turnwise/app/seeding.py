@@ -22,7 +22,7 @@ from turnwise.audit.faults import engines, learning, records
 from turnwise.audit.faults.fault import Fault
 from turnwise.config.load import load_settings
 from turnwise.errors import AuditError, LearnError, SyncError
-from turnwise.floor.async_calls import run_async
+from turnwise.infra.threads import run_async
 from turnwise.loop.build import build_explore, join, open_credit, open_learner, open_proxies
 from turnwise.loop.open_audit import open_audit
 from turnwise.loop.parts import TrainParts

@@ -33,11 +33,12 @@ from turnwise.config.registry import BUFFERS, TRANSPORTS
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError
 from turnwise.experience.build import build_experiences
-from turnwise.floor.async_calls import end_tasks
-from turnwise.floor.files import read_text, write_whole
-from turnwise.floor.parsing import parse_json
-from turnwise.floor.waits import show_waits
-from turnwise.loop.build import load_words, open_buffer, open_engine
+from turnwise.infra.atomic_files import read_text, write_whole
+from turnwise.infra.parsing import parse_json
+from turnwise.infra.threads import end_tasks
+from turnwise.infra.wait_tracking import show_waits
+from turnwise.loop.build import load_words, open_engine
+from turnwise.loop.open_buffer import open_buffer
 from turnwise.loop.separate import Shared, as_groups
 from turnwise.protocols import Buffer, ChatTemplate, Engine, Mailbox
 from turnwise.report.console import phase

@@ -19,7 +19,7 @@ from turnwise.app.progress import Progress
 from turnwise.config.checks import find_no_effect
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.warm_start import LessonSettings
-from turnwise.floor.files import write_whole
+from turnwise.infra.atomic_files import write_whole
 from turnwise.learn.bfloat16 import warn_of_slow_bfloat16
 from turnwise.learn.checkpoint import resumed_model
 from turnwise.learn.memory import describe_in_one_line, read_config, report_memory

@@ -24,8 +24,9 @@ from turnwise.app.recording import RunRecorder, engine_metrics, evaluation_metri
 from turnwise.app.set_up import Start, Workers, open_workers, set_up
 from turnwise.app.watching import CollapsedError, Watcher
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.errors import SyncError
-from turnwise.floor.waits import show_waits
+from turnwise.errors import Finding, SyncError
+from turnwise.hooks import Callback, open_callbacks
+from turnwise.infra.wait_tracking import show_waits
 from turnwise.loop.build import find_loop
 from turnwise.loop.evaluate import Evaluation, baseline_intervals, is_evaluation_due, measure_baselines
 from turnwise.loop.explore import Explored
@@ -33,13 +34,11 @@ from turnwise.loop.parts import TrainParts
 from turnwise.loop.separate import Shared, train_from_buffer
 from turnwise.loop.serial import LoopStep
 from turnwise.loop.stages import STAGES, Stages
-from turnwise.report.callbacks import Callback, open_callbacks
 from turnwise.report.console import phase, print_notice
 from turnwise.report.intervals import list_ends, recorded_interval
 from turnwise.report.metrics import Stopwatch, reward_sources
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.summary import Summary
-from turnwise.report.watch import Finding
 
 
 class Training:

@@ -8,9 +8,10 @@ from rich.console import Console
 
 from turnwise.config.registry import CREDITS
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.errors import Finding
 from turnwise.report.console import print_notice
 from turnwise.report.run_dir import RunDirectory
-from turnwise.report.watch import CollapseWatch, Finding
+from turnwise.report.watch import CollapseWatch
 from turnwise.types import Metrics
 
 

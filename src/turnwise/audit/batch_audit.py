@@ -24,7 +24,7 @@ from turnwise.audit.groups import check_finite, check_members, check_staleness
 from turnwise.audit.loss_oracle import check_penalties, check_update
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import AuditError
-from turnwise.floor.files import append_line
+from turnwise.infra.atomic_files import append_line
 from turnwise.protocols import Learner
 from turnwise.types import Annotations, Batch, Experience, FloatArray, Metrics, Sample, StepReport
 

@@ -48,7 +48,7 @@ from turnwise.config.secrets import hide_secrets
 from turnwise.config.sections.env import EnvSettings
 from turnwise.config.shorthands import expand_shorthands
 from turnwise.errors import ConfigError
-from turnwise.floor.parsing import MAX_DEPTH, check_yaml_depth
+from turnwise.infra.parsing import MAX_DEPTH, check_yaml_depth
 
 _log = logging.getLogger("turnwise.config")
 _MERGE_ERRORS = (OmegaConfBaseException, ValueError, TypeError, RecursionError)

@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from turnwise.config.dialects.known import OUR_SECTIONS, detect_dialect
 from turnwise.config.problems import one_line
 from turnwise.errors import ConfigError
-from turnwise.floor.parsing import check_yaml_depth, parse_json, parse_yaml
+from turnwise.infra.parsing import check_yaml_depth, parse_json, parse_yaml
 
 _SETTINGS_SUFFIXES = (".yaml", ".yml", ".json")
 _HEAD_BYTES = 64_000

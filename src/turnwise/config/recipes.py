@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from turnwise.errors import ConfigError, did_you_mean
-from turnwise.floor.outsiders import show
+from turnwise.infra.untrusted import show
 
 SHIPPED = Path(str(files("turnwise") / "recipes"))
 OWN = Path("recipes")

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 from turnwise.config.trust import refuse_stranger
 from turnwise.errors import ConfigError, did_you_mean
-from turnwise.floor.outsiders import tell_error
+from turnwise.infra.untrusted import tell_error
 
 T = TypeVar("T")
 

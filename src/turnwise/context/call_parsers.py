@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from turnwise.context.messages import write_json
-from turnwise.floor.parsing import decode_json_at, parse_json
+from turnwise.infra.parsing import decode_json_at, parse_json
 from turnwise.types import ToolCall
 
 _MAX_CALLS = 64

@@ -17,8 +17,8 @@ from turnwise.context.tokenizer import HFTokenizer
 from turnwise.context.trajectory import make_trajectory
 from turnwise.context.window import show_history
 from turnwise.errors import WorkflowError
-from turnwise.exchange import EnvInput, EnvOutput, LmInput, LmOutput, RolloutState
 from turnwise.protocols import ChatTemplate
+from turnwise.rollout_io import EnvInput, EnvOutput, LmInput, LmOutput, RolloutState
 from turnwise.types import Trajectory
 
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from turnwise.errors import MessageError
-from turnwise.floor.outsiders import whole_json
-from turnwise.floor.parsing import check_json_depth, parse_json
+from turnwise.infra.parsing import check_json_depth, parse_json
+from turnwise.infra.untrusted import whole_json
 from turnwise.types import ImagePart, Message, Part, TextPart, ToolCall, ToolSchema
 
 _NUM_SHORT_ID_CHARACTERS = 9

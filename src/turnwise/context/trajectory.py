@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from turnwise.context.recorder import Response, cut_segments
-from turnwise.exchange import TurnFacts
+from turnwise.rollout_io import TurnFacts
 from turnwise.types import Task, Trajectory, TrajectoryId, Turn
 
 _NOTHING = TurnFacts()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from turnwise.config.sections.context import ContextSettings
 from turnwise.context.answer import describe_invalid, format_instructions
-from turnwise.exchange import EnvDescription, HistoryEntry
+from turnwise.rollout_io import EnvDescription, HistoryEntry
 from turnwise.types import Message
 
 

@@ -21,19 +21,18 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from turnwise.alternatives import Alternatives
 from turnwise.config.sections.engine import LocalEngineParams
+from turnwise.deps import EngineSite
 from turnwise.engine.pass_costs import PassCosts
 from turnwise.engine.rows import Row
 from turnwise.engine.runner import ModelRunner
 from turnwise.engine.sampling import draw_uniforms, likeliest_tokens, sample_tokens
 from turnwise.errors import EngineError, SyncError
-from turnwise.floor.seals import complete
-from turnwise.floor.waits import waiting
+from turnwise.infra.digests import complete
+from turnwise.infra.wait_tracking import waiting
 from turnwise.pretrained import chosen_device, load_model, torch_dtype
 from turnwise.protocols import Weights
-from turnwise.sites import EngineSite
-from turnwise.types import Completion, FinishReason, GenerateRequest, Metrics, Sampling
+from turnwise.types import Alternatives, Completion, FinishReason, GenerateRequest, Metrics, Sampling
 
 _DRAIN_S = 600.0
 """Longest wait for running requests; each ends by itself, after so many tokens."""

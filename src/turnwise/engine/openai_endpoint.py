@@ -15,11 +15,11 @@ import numpy as np
 
 from turnwise.config.sections.endpoint import EndpointSettings
 from turnwise.config.sections.engine import OpenAiEngineParams
+from turnwise.deps import EngineSite
 from turnwise.engine.openai_address import Endpoint
 from turnwise.engine.openai_words import Wording, read_reply, wrong_parameter
 from turnwise.errors import EngineError, ModelError
 from turnwise.protocols import ChatTemplate
-from turnwise.sites import EngineSite
 from turnwise.types import NO_POLICY, Completion, FinishReason, GenerateRequest, IntArray, Message, Metrics
 
 

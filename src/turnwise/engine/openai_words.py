@@ -14,7 +14,7 @@ from typing import Any
 
 from turnwise.config.sections.endpoint import EndpointSettings
 from turnwise.errors import ContextOverflow, EngineError, TurnwiseError
-from turnwise.floor.parsing import parse_json
+from turnwise.infra.parsing import parse_json
 from turnwise.types import FinishReason, GenerateRequest, ImagePart, Message, Part, ToolCall
 
 _MAX_CHARACTERS = 1_000_000

@@ -12,11 +12,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from turnwise.alternatives import Alternatives
 from turnwise.config.sections.engine import ScriptedEngineParams
-from turnwise.floor.seals import complete
-from turnwise.sites import EngineSite
-from turnwise.types import Completion, FinishReason, FloatArray, GenerateRequest, IntArray, Metrics
+from turnwise.deps import EngineSite
+from turnwise.infra.digests import complete
+from turnwise.types import Alternatives, Completion, FinishReason, FloatArray, GenerateRequest, IntArray, Metrics
 
 Script: TypeAlias = Callable[[GenerateRequest], Iterable[int]]
 

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from turnwise.config.settings import Settings
 from turnwise.envs.base import BaseEnv, check_split
-from turnwise.floor.seeds import draw_seed, make_rng
+from turnwise.infra.seeds import draw_seed, make_rng
 
 SPLITS = ("train", "eval")
 

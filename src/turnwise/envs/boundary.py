@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from turnwise.errors import EnvError, TaskError, TurnwiseError
-from turnwise.exchange import EnvDescription
-from turnwise.floor.outsiders import read_reward, show, tell_error, whole_text
+from turnwise.infra.untrusted import read_reward, show, tell_error, whole_text
+from turnwise.rollout_io import EnvDescription
 from turnwise.types import Info, Metrics, StepResult
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from turnwise.envs.check import Check, CheckReport
 from turnwise.envs.other_python import OtherProcess, check_under, find_python
 from turnwise.envs.served import OUT_OF_MEMORY, serve
 from turnwise.errors import ConfigError, EnvError, TaskError
-from turnwise.floor.parsing import parse_json
+from turnwise.infra.parsing import parse_json
 
 _START_LIMIT_S = 180.0
 """A process may import a large package before its first answer."""

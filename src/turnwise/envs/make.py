@@ -11,7 +11,7 @@ import inspect
 from turnwise.config.registry import ENVS
 from turnwise.envs.base import BaseEnv
 from turnwise.errors import ConfigError, TurnwiseError
-from turnwise.floor.outsiders import tell_error
+from turnwise.infra.untrusted import tell_error
 
 
 def make_env(name: str, **params: object) -> BaseEnv:

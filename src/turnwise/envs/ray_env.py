@@ -15,7 +15,7 @@ from turnwise.envs.isolation import RemoteEnv
 from turnwise.envs.make import make_env
 from turnwise.envs.served import answer_call, introduce, tell_error
 from turnwise.errors import EnvError
-from turnwise.floor.parsing import parse_json
+from turnwise.infra.parsing import parse_json
 
 _needed = partial(require_package, extra="ray", asked_by="rollout.isolation.type: 'ray'")
 

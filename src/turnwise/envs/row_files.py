@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from turnwise.config.packages import require_package
 from turnwise.errors import TaskError
-from turnwise.floor.parsing import NestingError, decode_json_at, parse_json
+from turnwise.infra.parsing import NestingError, decode_json_at, parse_json
 
 _GZIP_MAGIC, _PARQUET_MAGIC = b"\x1f\x8b", b"PAR1"
 _LIST_START = re.compile(r'\[\s*(["{\[\]]|$)')

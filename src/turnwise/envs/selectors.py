@@ -14,7 +14,7 @@ import numpy as np
 
 from turnwise.envs.tasks import check_tags, spread_over_tags
 from turnwise.errors import TaskError
-from turnwise.floor.successes import tell_successes
+from turnwise.infra.untrusted import tell_successes
 from turnwise.types import Group, Task
 
 log = logging.getLogger(__name__)

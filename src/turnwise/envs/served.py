@@ -19,8 +19,8 @@ from typing import Any
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError, TurnwiseError
-from turnwise.floor import outsiders
-from turnwise.floor.parsing import check_json_depth, parse_json
+from turnwise.infra import untrusted as outsiders
+from turnwise.infra.parsing import check_json_depth, parse_json
 
 OUT_OF_MEMORY = 77
 """The exit code of a process that could not even say so."""

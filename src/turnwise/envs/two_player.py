@@ -12,7 +12,7 @@ from typing import Any
 
 from turnwise.envs.base import BaseEnv
 from turnwise.errors import EnvError
-from turnwise.floor.seeds import draw_seed, make_rng
+from turnwise.infra.seeds import draw_seed, make_rng
 
 GAME_METHODS = ("deal", "whose_turn", "tell", "move", "payoffs")
 """What an environment has that two policies can play; `TwoPlayerEnv` says what each does."""

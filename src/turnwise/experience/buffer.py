@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from turnwise.config.sections.buffer import BufferSettings, BufferUnit
+from turnwise.deps import BufferSite
 from turnwise.experience.codec import decode_group, encode_group
 from turnwise.experience.priorities import Newest, group_version, priority_seed
-from turnwise.floor.parsing import parse_json
+from turnwise.infra.parsing import parse_json
 from turnwise.protocols import GroupPriority
-from turnwise.sites import BufferSite
 from turnwise.types import Experience
 
 _REMEMBERED_ROLLOUTS = 8

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from turnwise.errors import LearnError
-from turnwise.floor.seeds import fingerprint
+from turnwise.infra.seeds import fingerprint
 from turnwise.provenance import Provenance
 from turnwise.types import NO_POLICY, Experience, ExperienceId, Group, Trajectory, Turn
 

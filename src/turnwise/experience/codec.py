@@ -1,9 +1,8 @@
 """A group of experiences as one compact block of bytes, and back, exactly.
 
 A header with magic, version and counts, a table with one fixed record per experience, the numbers of all turns, where
-they came from as far as it is known, the segments of all experiences as `floor/segments.py` writes them, and a checksum
-of all that, so that damage is told from what was played. Plain arrays throughout: reading a file of others executes
-nothing.
+they came from as far as it is known, the segments of all experiences as `infra/array_codec.py` writes them, and a
+checksum of all that, so that damage is detected. Plain arrays throughout: reading a third-party file executes nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.errors import StoreError
-from turnwise.experience.provenance_codec import encode_provenance, read_provenance
-from turnwise.floor.segments import ArrayReader, StoredSegments, encode_segments, read_segments, restore
+from turnwise.infra.array_codec import (
+    ArrayReader,
+    StoredSegments,
+    encode_provenance,
+    encode_segments,
+    read_provenance,
+    read_segments,
+    restore,
+)
 from turnwise.provenance import Provenance
 from turnwise.types import Experience, ExperienceId, IntArray, Segment, TrajectoryId
 

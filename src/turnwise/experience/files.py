@@ -14,8 +14,8 @@ import numpy as np
 
 from turnwise.config.packages import require_package
 from turnwise.errors import StoreError
-from turnwise.floor.files import whole_file
-from turnwise.floor.parsing import parse_json
+from turnwise.infra.atomic_files import whole_file
+from turnwise.infra.parsing import parse_json
 from turnwise.types import Experience, ExperienceId, Segment, TrajectoryId
 
 _IDS = {"rollout": "int64", "task_id": "string", "sibling": "int32", "segment_index": "int32"}

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from turnwise.config.settings import Settings, WholeSettings
-from turnwise.floor.seeds import fingerprint
+from turnwise.infra.seeds import fingerprint
 from turnwise.types import Experience
 
 

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from turnwise.config.sections.buffer import BufferSettings
+from turnwise.deps import BufferSite
 from turnwise.errors import ConfigError, StoreError
 from turnwise.experience.buffer import BufferRules, count_tokens, rules_of, split_groups
 from turnwise.experience.codec import decode_group, encode_group
 from turnwise.experience.priorities import group_version
-from turnwise.floor.waits import waiting
-from turnwise.sites import BufferSite
+from turnwise.infra.wait_tracking import waiting
 from turnwise.types import Experience
 
 log = logging.getLogger(__name__)

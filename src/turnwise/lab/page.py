@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from turnwise.errors import ConfigError
-from turnwise.floor.files import read_text, write_whole
+from turnwise.infra.atomic_files import read_text, write_whole
 from turnwise.lab.credit import TRUTH, CreditStudy, WorldReport
 from turnwise.lab.policy import NUM_TOKENS
 from turnwise.lab.tables import COLUMNS, describe_world, to_markdown

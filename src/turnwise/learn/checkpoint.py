@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from transformers import PreTrainedModel
 
 from turnwise.errors import RunError
-from turnwise.floor.parsing import parse_json
+from turnwise.infra.parsing import parse_json
 from turnwise.learn.adapters import has_adapter
 from turnwise.learn.optimizer_state import read_optimizer, write_optimizer
 from turnwise.learn.parallel.team import Team

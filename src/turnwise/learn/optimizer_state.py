@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from turnwise.floor.parsing import parse_json
+from turnwise.infra.parsing import parse_json
 from turnwise.learn.parallel.team import Team
 from turnwise.learn.whole import piece_like
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnwise.chat_templates import render_chat
 from turnwise.errors import ModelError
-from turnwise.floor.outsiders import told_by
+from turnwise.infra.untrusted import told_by
 from turnwise.pretrained import load_classifier, load_tokenizer_of
 from turnwise.types import Message
 

@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from turnwise.config.sections.model import TinySettings
-from turnwise.floor.files import whole_folder
+from turnwise.infra.atomic_files import whole_folder
 
 PAD, END = "<|pad|>", "<|end|>"
 _SPECIAL = (PAD, "<|system|>", "<|user|>", "<|assistant|>", END)

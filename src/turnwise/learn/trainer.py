@@ -19,8 +19,9 @@ from transformers import PreTrainedModel
 
 from turnwise.config.sections import learn as learning
 from turnwise.config.sections.model import Lora, ModelSettings
+from turnwise.deps import LearnerSite
 from turnwise.errors import LearnError
-from turnwise.floor.freed_memory import return_freed_memory
+from turnwise.infra.process_state import return_freed_memory
 from turnwise.learn.activations import pass_size_of
 from turnwise.learn.adapters import MergedWeights, add_adapter, fold_adapter, has_adapter, loaded_type
 from turnwise.learn.checkpoint import read_state, write_state
@@ -41,7 +42,6 @@ from turnwise.learn.warm_start import add_imitation_gradient, imitate
 from turnwise.learn.whole import read_whole
 from turnwise.pretrained import chosen_device, load_model, torch_dtype
 from turnwise.protocols import Imitation, PolicyLoss, Weights
-from turnwise.sites import LearnerSite
 from turnwise.types import Annotations, Batch, Experience, FloatArray, IntArray, StepReport
 
 _LARGE_BYTES = 100_000_000

@@ -32,6 +32,7 @@ from turnwise.config.sections.endpoint import EndpointSettings
 from turnwise.config.sections.reward import FunctionJudgeSettings, ModelJudgeSettings, NoJudge
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
+from turnwise.deps import EngineSite, LearnerSite, TransportSite
 from turnwise.envs.prompts.letters import training_preferences
 from turnwise.envs.selectors import ByDifficulty, FiniteTasks, Selector, Sequential, Shuffled
 from turnwise.envs.tasks import SeedTasks
@@ -56,7 +57,6 @@ from turnwise.rollout.limits import RunnerLimits
 from turnwise.rollout.rivals import Rivals
 from turnwise.rollout.workflow import Workflow
 from turnwise.rollout.worlds import World, count_held_out, worlds_of
-from turnwise.sites import EngineSite, LearnerSite, TransportSite
 from turnwise.sync.memory import MemoryChannel, SharedChannel
 from turnwise.sync.probe import Probe, ProbedChannel, ScoringEngine, ScoringLearner
 from turnwise.types import Message, Sampling, Task

@@ -12,7 +12,7 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import closing_env, reset_env
 from turnwise.errors import ConfigError, EngineError, did_you_mean
-from turnwise.floor.successes import share_of, tell_successes
+from turnwise.infra.untrusted import share_of, tell_successes
 from turnwise.loop.build import build_judging
 from turnwise.loop.parts import PlayParts
 from turnwise.report.eval_results import mean_success, results_of, success_interval

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from turnwise.config.sections.reward import NoFilter
-from turnwise.floor.daemon_threads import count_left_behind
-from turnwise.floor.seals import seal_groups
+from turnwise.infra.digests import seal_groups
+from turnwise.infra.threads import count_left_behind
 from turnwise.loop.parts import ExploreParts
 from turnwise.loop.stages import STAGES, Stages, is_written_anew
 from turnwise.rollout.filters import filter_groups

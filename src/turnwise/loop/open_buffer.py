@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from turnwise.config.registry import BUFFERS, PRIORITIES
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.deps import BufferSite
 from turnwise.protocols import Buffer
-from turnwise.sites import BufferSite
 
 
 def open_buffer(settings: TurnwiseSettings, run_path: Path | None) -> Buffer:

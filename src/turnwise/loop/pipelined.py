@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from turnwise.experience.build import build_experiences
-from turnwise.floor.async_calls import end_tasks, unbroken
+from turnwise.infra.threads import end_tasks, unbroken
 from turnwise.loop.explore import Explored, explore, explore_on_record
 from turnwise.loop.parts import ExploreParts, TrainParts, close_part
 from turnwise.loop.serial import LoopStep, describe_step, env_seconds, learn_from

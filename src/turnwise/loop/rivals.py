@@ -17,16 +17,16 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.context import ContextSettings
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
+from turnwise.deps import EngineSite
 from turnwise.engine.local import LocalEngine
 from turnwise.errors import ConfigError, SyncError, TurnwiseError
-from turnwise.floor.checksums import find_damage
-from turnwise.floor.seeds import make_rng
-from turnwise.floor.waits import waiting
+from turnwise.infra.atomic_files import find_damage
+from turnwise.infra.seeds import make_rng
+from turnwise.infra.wait_tracking import waiting
 from turnwise.report.run_dir import RunDirectory, settings_file_of
 from turnwise.rollout.chosen import find_workflow
 from turnwise.rollout.league import LeagueArgs
 from turnwise.rollout.rivals import Rival, Rivals
-from turnwise.sites import EngineSite
 from turnwise.types import Task
 
 _POLL_S = 0.2

@@ -17,7 +17,7 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.reward import NoFilter
 from turnwise.experience.build import build_experiences
 from turnwise.experience.files import read_experiences
-from turnwise.floor.async_calls import unbroken
+from turnwise.infra.threads import unbroken
 from turnwise.loop.build import open_mailbox
 from turnwise.loop.explore import Explored, explore, max_episodes
 from turnwise.loop.parts import ExploreParts, LearnParts

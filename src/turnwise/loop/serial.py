@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from turnwise.experience.build import build_experiences
-from turnwise.floor.async_calls import unbroken
-from turnwise.floor.waits import computing
+from turnwise.infra.threads import unbroken
+from turnwise.infra.wait_tracking import computing
 from turnwise.learn.state_digest import digest_policy
 from turnwise.loop.explore import Explored, explore_on_record
 from turnwise.loop.parts import ExploreParts, LearnParts, TrainParts

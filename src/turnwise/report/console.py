@@ -16,7 +16,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from turnwise.floor.successes import UNKNOWN, show_success
+from turnwise.infra.untrusted import UNKNOWN, show_success
 from turnwise.report.progress import Advance, ProgressDisplay, format_count, format_duration, phase
 from turnwise.report.summary import Summary
 from turnwise.types import Trajectory, Turn

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import RunError
-from turnwise.floor.files import encode_object, read_object, write_whole
-from turnwise.floor.successes import share_of, tell_successes
+from turnwise.infra.atomic_files import encode_object, read_object, write_whole
+from turnwise.infra.untrusted import share_of, tell_successes
 from turnwise.report.estimates import mean_interval
 from turnwise.report.intervals import share_interval
 from turnwise.types import Task, Trajectory

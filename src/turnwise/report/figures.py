@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from turnwise.floor.files import write_whole
+from turnwise.infra.atomic_files import write_whole
 
 DPI = 140
 INK, FAINT, GRID = "#1f2937", "#6b7280", "#e5e7eb"

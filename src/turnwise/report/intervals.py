@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from turnwise.floor.successes import UNKNOWN
+from turnwise.infra.untrusted import UNKNOWN
 
 _Z = 1.959964
 """Of the normal distribution: 95 % lie within this many standard deviations."""

@@ -12,8 +12,8 @@ import logging
 import zlib
 from pathlib import Path
 
-from turnwise.floor.files import append_line, write_whole
-from turnwise.floor.parsing import parse_json
+from turnwise.infra.atomic_files import append_line, write_whole
+from turnwise.infra.parsing import parse_json
 from turnwise.report.run_dir import step_name
 from turnwise.report.trajectories import decode_trajectory, encode_trajectory
 from turnwise.types import Trajectory

@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 from turnwise.errors import RunError
-from turnwise.floor.files import encode_object, read_object
+from turnwise.infra.atomic_files import encode_object, read_object
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "omegaconf", "ray", "vllm")
 """The packages whose version can change what a run learns or how fast."""

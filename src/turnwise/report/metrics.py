@@ -18,8 +18,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from turnwise.errors import RunError
-from turnwise.floor.files import reason
-from turnwise.floor.successes import share_of, tell_successes
+from turnwise.infra.atomic_files import reason
+from turnwise.infra.untrusted import share_of, tell_successes
 from turnwise.protocols import Sink
 from turnwise.report.summary import TIME_SECTIONS
 from turnwise.types import Group, Metrics, Trajectory, Turn

@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter, StrMethodFormatter
 from numpy.typing import NDArray
 
+from turnwise.errors import Finding
 from turnwise.report.figures import BLUE, DPI, FAINT, INK, ORANGE, STYLE, save_figure
 from turnwise.report.summary import TIME_SECTIONS, Summary
-from turnwise.report.watch import Finding
 from turnwise.types import Metrics
 
 _NUM_TOLD = 4

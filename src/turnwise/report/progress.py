@@ -20,7 +20,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from turnwise.floor.successes import show_success
+from turnwise.infra.untrusted import show_success
 from turnwise.report.summary import TIME_SECTIONS
 from turnwise.types import Metrics
 

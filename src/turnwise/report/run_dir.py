@@ -15,8 +15,8 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from turnwise.errors import RunError
-from turnwise.floor.files import (
+from turnwise.errors import Finding, RunError
+from turnwise.infra.atomic_files import (
     append_line,
     read_text,
     reason,
@@ -25,11 +25,10 @@ from turnwise.floor.files import (
     write_first,
     write_whole,
 )
-from turnwise.floor.parsing import parse_json
+from turnwise.infra.parsing import parse_json
 from turnwise.report.learning_record.file import forget_steps
 from turnwise.report.manifest import Manifest
 from turnwise.report.summary import Summary
-from turnwise.report.watch import Finding
 
 _RENAMED = {"learn/mean_return": "learn/credit_target"}
 """What older runs call a metric: it was taken for the return of episodes."""

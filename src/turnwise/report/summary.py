@@ -12,7 +12,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 
 from turnwise.errors import RunError
-from turnwise.floor.files import encode_object, read_object
+from turnwise.infra.atomic_files import encode_object, read_object
 
 _NOT_NUMBERS = ("recipe", "env", "findings", "stopped")
 TIME_SECTIONS: tuple[str, ...] = ("rollout", "env", "learn", "sync", "other")

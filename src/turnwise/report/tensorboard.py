@@ -26,7 +26,7 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING  # type: ignore[attr-de
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from turnwise.errors import RunError
-from turnwise.floor.files import reason
+from turnwise.infra.atomic_files import reason
 from turnwise.types import Metrics
 
 _NUM_BINS = 30

@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast
 
 from turnwise.config.packages import require_package
 from turnwise.config.registry import TRACKERS
-from turnwise.floor.seeds import fingerprint
+from turnwise.infra.seeds import fingerprint
 from turnwise.protocols import Sink
 from turnwise.types import Metrics
 

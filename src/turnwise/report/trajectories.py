@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from turnwise.errors import RunError
-from turnwise.floor.files import read_text, write_whole
-from turnwise.floor.outsiders import show
-from turnwise.floor.parsing import parse_json
-from turnwise.floor.segments import decode_text, encode_text
+from turnwise.infra.array_codec import decode_text, encode_text
+from turnwise.infra.atomic_files import read_text, write_whole
+from turnwise.infra.parsing import parse_json
+from turnwise.infra.untrusted import show
 from turnwise.provenance import Origin
 from turnwise.report.run_dir import step_name
 from turnwise.types import StopReason, Task, Trajectory, TrajectoryId, Turn

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from turnwise.config.sections.watch import WatchSettings
+from turnwise.errors import Finding
 from turnwise.report.history import (
     BEHAVIOR_GAP,
     CLIPPED,
@@ -36,20 +37,6 @@ _MIN_ENTROPY_SHARE = 0.05
 _FEW_INVALID, _MANY_INVALID = 0.1, 0.5
 _LOST_SHARE = 0.5
 """Of the way to the best outcome: with less than this the run has lost it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One sign of trouble, in plain words."""
-
-    step: int
-    kind: str
-    since: int
-    """The first step of the trouble; what was saved before it is sound."""
-    is_collapse: bool
-    """Serious enough to stop for."""
-    message: str
-    """The cause with its numbers, and what to try."""
 
 
 class CollapseWatch:

@@ -23,11 +23,9 @@ from typing import Any
 from turnwise.config.sections.context import ContextSettings
 from turnwise.context.trajectory import make_trajectory
 from turnwise.errors import ConfigError, ContextOverflow, EngineError, EnvError, WorkflowError
-from turnwise.floor.async_calls import gather_or_end
-from turnwise.floor.daemon_threads import DaemonThreads
-from turnwise.floor.outsiders import read_reward, show, tell_error, told_by
-from turnwise.floor.seals import seal_turns
-from turnwise.floor.users_code import find_line
+from turnwise.infra.digests import seal_turns
+from turnwise.infra.threads import DaemonThreads, gather_or_end
+from turnwise.infra.untrusted import find_line, read_reward, show, tell_error, told_by
 from turnwise.protocols import ChatTemplate, Engine
 from turnwise.rollout.env_manager import EnvStateManager, dynamics_seed
 from turnwise.rollout.judges import Judging

@@ -18,7 +18,7 @@ from turnwise.context.recorder import Response
 from turnwise.context.window import write_preamble
 from turnwise.envs.boundary import close_env, describe_env, reset_env, step_env
 from turnwise.errors import ConfigError, WorkflowError
-from turnwise.floor.async_calls import run_async
+from turnwise.infra.threads import run_async
 from turnwise.protocols import Collector
 from turnwise.rollout.model_handle import ChatMessage, ModelHandle
 from turnwise.rollout.step_wise import StepWiseRewardWorkflow

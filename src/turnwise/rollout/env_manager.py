@@ -17,13 +17,13 @@ from turnwise.envs.base import BaseEnv
 from turnwise.envs.make import make_env
 from turnwise.envs.tasks import SeedTasks
 from turnwise.errors import EnvError
-from turnwise.exchange import EnvInput, EnvOutput, RolloutState
-from turnwise.floor.daemon_threads import DaemonThreads
-from turnwise.floor.seeds import derive_seed
+from turnwise.infra.seeds import derive_seed
+from turnwise.infra.threads import DaemonThreads
 from turnwise.rollout.env_groups import EnvConfigs, EnvGroups
 from turnwise.rollout.env_pool import EnvPool
 from turnwise.rollout.episode import EnvEpisode
 from turnwise.rollout.limits import Limits
+from turnwise.rollout_io import EnvInput, EnvOutput, RolloutState
 from turnwise.types import StopReason, Task, TrajectoryId
 
 _MAX_THREADS = 64

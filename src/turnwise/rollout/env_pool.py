@@ -11,7 +11,7 @@ from functools import partial
 
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import close_env
-from turnwise.floor.daemon_threads import call_within
+from turnwise.infra.threads import call_within
 
 log = logging.getLogger(__name__)
 _CLOSE_S = 5.0

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, TypeVar
 from turnwise.context.answer import ParsedAnswer
 from turnwise.envs.boundary import call_env, describe_env, reset_env, step_env
 from turnwise.errors import EnvError, RewardError, TaskError
-from turnwise.exchange import EnvDescription, HistoryEntry
-from turnwise.floor.waits import waiting
+from turnwise.infra.wait_tracking import waiting
 from turnwise.rollout.limits import Limits
+from turnwise.rollout_io import EnvDescription, HistoryEntry
 from turnwise.types import StepResult, StopReason, Task
 
 if TYPE_CHECKING:

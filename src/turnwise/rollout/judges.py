@@ -18,8 +18,8 @@ from typing import SupportsFloat
 
 from turnwise.config.sections.reward import BesideEnv
 from turnwise.errors import RewardError
-from turnwise.floor.daemon_threads import DaemonThreads
-from turnwise.floor.outsiders import read_reward, show, tell_error
+from turnwise.infra.threads import DaemonThreads
+from turnwise.infra.untrusted import read_reward, show, tell_error
 from turnwise.protocols import Judge
 from turnwise.rollout.reward_shaping import fail
 from turnwise.types import Message, Trajectory

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from turnwise.errors import EnvError
-from turnwise.floor.outsiders import tell_error
+from turnwise.infra.untrusted import tell_error
 from turnwise.rollout.mcp_transports import open_address, open_program, require_mcp
 from turnwise.types import ToolSchema
 

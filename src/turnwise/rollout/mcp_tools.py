@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turnwise.errors import ConfigError
-from turnwise.floor.async_calls import gather_or_end
-from turnwise.floor.parsing import parse_json
+from turnwise.infra.parsing import parse_json
+from turnwise.infra.threads import gather_or_end
 from turnwise.rollout.mcp_servers import McpServer
 from turnwise.rollout.mcp_transports import require_mcp
 from turnwise.rollout.model_handle import ModelHandle

@@ -16,9 +16,9 @@ import numpy as np
 from turnwise.context.messages import read_message
 from turnwise.context.recorder import Prompt, Reading, Recorder, Response, completion_of
 from turnwise.errors import WorkflowError
-from turnwise.floor.async_calls import is_in_event_loop
-from turnwise.floor.seeds import derive_seed
-from turnwise.floor.waits import waiting
+from turnwise.infra.seeds import derive_seed
+from turnwise.infra.threads import is_in_event_loop
+from turnwise.infra.wait_tracking import waiting
 from turnwise.protocols import ChatTemplate, Engine
 from turnwise.types import Asked, Completion, GenerateRequest, IntArray, Message, Sampling, ToolSchema
 

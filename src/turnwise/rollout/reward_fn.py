@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, SupportsFloat, TypeAlias
 
 from turnwise.errors import RewardError
-from turnwise.floor.outsiders import read_reward
+from turnwise.infra.untrusted import read_reward
 from turnwise.types import Group, Trajectory
 
 RewardFn: TypeAlias = Callable[[list[Trajectory]], Sequence[Any]]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import SupportsFloat, TypeAlias
 
 from turnwise.errors import RewardError
-from turnwise.floor.outsiders import read_reward, tell_error
+from turnwise.infra.untrusted import read_reward, tell_error
 from turnwise.types import Info, Metrics, StopReason, Trajectory, Turn
 
 

@@ -11,8 +11,8 @@ from typing import TypeAlias
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import ask_rule, reset_env, step_env
 from turnwise.errors import EnvError, RewardError
-from turnwise.floor.daemon_threads import call_within
-from turnwise.floor.seeds import derive_seed
+from turnwise.infra.seeds import derive_seed
+from turnwise.infra.threads import call_within
 from turnwise.types import NO_POLICY, StepResult, StopReason, Task, Trajectory, TrajectoryId, Turn
 
 Rule: TypeAlias = Callable[[BaseEnv, str], str]

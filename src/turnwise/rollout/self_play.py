@@ -17,11 +17,11 @@ from turnwise.context.answer import ParsedAnswer, parse_answer
 from turnwise.envs.boundary import describe_env
 from turnwise.envs.two_player import GAME_METHODS
 from turnwise.errors import ConfigError, ContextOverflow, EnvError, RewardError
-from turnwise.exchange import HistoryEntry
-from turnwise.floor.outsiders import read_reward, show
+from turnwise.infra.untrusted import read_reward, show
 from turnwise.rollout.environment import EnvironmentWorkflow
 from turnwise.rollout.episode import EnvEpisode
 from turnwise.rollout.workflow import Workflow
+from turnwise.rollout_io import HistoryEntry
 from turnwise.types import StopReason, Trajectory
 
 _SEATS = (0, 1)

@@ -13,9 +13,9 @@ from typing import Any
 
 from turnwise.context.recorder import Response
 from turnwise.errors import ContextOverflow, RewardError, WorkflowError
-from turnwise.exchange import TurnFacts
-from turnwise.floor.outsiders import read_reward
+from turnwise.infra.untrusted import read_reward
 from turnwise.rollout.workflow import Workflow, read_count
+from turnwise.rollout_io import TurnFacts
 from turnwise.types import StopReason, Trajectory
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from turnwise.context.recorder import Response
-from turnwise.floor.async_calls import gather_or_end
+from turnwise.infra.threads import gather_or_end
 from turnwise.rollout.environment import StepWiseEnvironmentWorkflow
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.rollout.tools import find_tools

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from turnwise.config.registry import import_target
 from turnwise.errors import ConfigError
-from turnwise.floor.outsiders import tell_error
+from turnwise.infra.untrusted import tell_error
 from turnwise.types import Message, ToolCall, ToolSchema
 
 _MAX_RESULT_CHARACTERS = 2000

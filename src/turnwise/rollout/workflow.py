@@ -21,12 +21,12 @@ from turnwise.context.trajectory import make_trajectory
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import closing_env
 from turnwise.errors import ConfigError, WorkflowError, did_you_mean
-from turnwise.exchange import TurnFacts
-from turnwise.floor.successes import read_success
+from turnwise.infra.untrusted import read_success
 from turnwise.rollout.episode import EnvEpisode
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.rollout.rivals import Rival
+from turnwise.rollout_io import TurnFacts
 from turnwise.types import StopReason, Task, Trajectory, TrajectoryId
 
 

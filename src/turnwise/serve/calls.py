@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from turnwise.context.messages import read_message
 from turnwise.errors import ServeError, TurnwiseError
-from turnwise.floor.outsiders import whole_json
-from turnwise.floor.parsing import parse_json
+from turnwise.infra.parsing import parse_json
+from turnwise.infra.untrusted import whole_json
 from turnwise.types import Message, ToolSchema
 
 _MAX_TOOLS = 128

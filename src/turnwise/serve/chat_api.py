@@ -14,7 +14,6 @@ from typing import Any
 
 from pydantic import Field, PositiveInt
 
-from turnwise.alternatives import MAX_ALTERNATIVES
 from turnwise.context.recorder import Response
 from turnwise.errors import ServeError
 from turnwise.serve.calls import (
@@ -31,7 +30,7 @@ from turnwise.serve.calls import (
 )
 from turnwise.serve.logprobs import token_logprobs
 from turnwise.serve.streaming import event
-from turnwise.types import IntArray
+from turnwise.types import MAX_ALTERNATIVES, IntArray
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "functions": ([],),

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from turnwise.errors import TurnwiseError
-from turnwise.floor.parsing import parse_json
+from turnwise.infra.parsing import parse_json
 
 ACTION_FIELD = "message"
 OBSERVATION_FIELD = "text"

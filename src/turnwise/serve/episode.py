@@ -13,8 +13,7 @@ from http import HTTPStatus
 
 from turnwise.context.recorder import Reading, Response
 from turnwise.errors import ContextOverflow, EngineError, RewardError, ServeError, TurnwiseError
-from turnwise.floor.outsiders import read_reward, show
-from turnwise.floor.successes import read_success
+from turnwise.infra.untrusted import read_reward, read_success, show
 from turnwise.rollout.model_handle import Manner, ModelHandle
 from turnwise.serve.calls import ModelCall
 from turnwise.types import StopReason

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from turnwise.config.packages import require_package
 from turnwise.errors import ServeError
-from turnwise.floor.outsiders import tell_error
+from turnwise.infra.untrusted import tell_error
 from turnwise.serve.guarded import HttpLimits, error_content, guarded_protocol, too_long_head
 
 LOOPBACK = "127.0.0.1"

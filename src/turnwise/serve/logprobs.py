@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.alternatives import IMPOSSIBLE_LOGPROB
 from turnwise.context.recorder import Response
-from turnwise.types import IntArray
+from turnwise.types import IMPOSSIBLE_LOGPROB, IntArray
 
 
 def token_logprobs(response: Response, decode: Callable[[IntArray], str]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from pydantic import Field, PositiveInt
 
 from turnwise.context.recorder import Response
 from turnwise.errors import ServeError
-from turnwise.floor.parsing import parse_json
+from turnwise.infra.parsing import parse_json
 from turnwise.serve.calls import (
     Body,
     ModelCall,

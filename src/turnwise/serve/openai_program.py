@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 
 from turnwise.config.registry import import_target
 from turnwise.errors import ConfigError, EngineError, RewardError, ServeError
-from turnwise.exchange import TurnFacts
 from turnwise.rollout.workflow import Workflow
+from turnwise.rollout_io import TurnFacts
 from turnwise.serve.endpoint import ChatEndpoint
 from turnwise.serve.episode import Episode, Outcome
 from turnwise.types import StopReason, Trajectory

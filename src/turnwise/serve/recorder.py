@@ -18,9 +18,9 @@ from turnwise.config.sections.context import ContextSettings
 from turnwise.context.recorder import Response
 from turnwise.context.trajectory import make_trajectory
 from turnwise.errors import RewardError, ServeError
-from turnwise.exchange import TurnFacts
-from turnwise.floor.seals import seal_turns
+from turnwise.infra.digests import seal_turns
 from turnwise.rollout.model_handle import ModelHandle
+from turnwise.rollout_io import TurnFacts
 from turnwise.serve.episode import Episode
 from turnwise.types import Group, StopReason, Task, Trajectory, TrajectoryId
 

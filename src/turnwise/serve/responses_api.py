@@ -13,10 +13,9 @@ from typing import Any
 
 from pydantic import Field, PositiveInt
 
-from turnwise.alternatives import MAX_ALTERNATIVES
 from turnwise.context.recorder import Response
 from turnwise.errors import ServeError
-from turnwise.floor.parsing import parse_json
+from turnwise.infra.parsing import parse_json
 from turnwise.serve.calls import (
     Body,
     ModelCall,
@@ -30,7 +29,7 @@ from turnwise.serve.calls import (
 )
 from turnwise.serve.logprobs import token_logprobs
 from turnwise.serve.streaming import event
-from turnwise.types import FinishReason, IntArray, ToolSchema
+from turnwise.types import MAX_ALTERNATIVES, FinishReason, IntArray, ToolSchema
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "background": (False,),

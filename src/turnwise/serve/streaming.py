@@ -15,7 +15,7 @@ from typing import Protocol
 
 from turnwise.context.recorder import Response
 from turnwise.errors import ServeError
-from turnwise.floor.outsiders import tell_error
+from turnwise.infra.untrusted import tell_error
 from turnwise.rollout.model_handle import HALF_A_CHARACTER, TextDecoder
 from turnwise.serve.calls import ModelCall
 from turnwise.serve.episode import Episode

@@ -18,11 +18,11 @@ from typing import Any, ClassVar
 from safetensors.torch import load, save
 
 from turnwise.config.sections.sync import SyncSettings
+from turnwise.deps import TransportSite
 from turnwise.errors import ConfigError, SyncError
-from turnwise.floor.files import write_whole
-from turnwise.floor.parsing import parse_json
+from turnwise.infra.atomic_files import write_whole
+from turnwise.infra.parsing import parse_json
 from turnwise.protocols import PolicyMark, Weights
-from turnwise.sites import TransportSite
 
 _WEIGHTS_NAME = re.compile(r"step-\d{6,}\.safetensors", re.ASCII)
 _NUM_TRIES = 5

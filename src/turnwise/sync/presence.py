@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from turnwise.errors import RunError, SyncError
-from turnwise.floor.files import write_whole
-from turnwise.floor.parsing import parse_json
+from turnwise.infra.atomic_files import write_whole
+from turnwise.infra.parsing import parse_json
 from turnwise.sync.checkpoint import read_record
 
 log = logging.getLogger(__name__)

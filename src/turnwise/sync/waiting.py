@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from turnwise.errors import SyncError
-from turnwise.floor.waits import waiting
+from turnwise.infra.wait_tracking import waiting
 
 log = logging.getLogger(__name__)
 

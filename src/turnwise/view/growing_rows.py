@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from turnwise.floor.parsing import parse_json
+from turnwise.infra.parsing import parse_json
 
 
 class GrowingRows:

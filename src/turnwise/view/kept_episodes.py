@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import RunError
-from turnwise.floor.parsing import parse_json
+from turnwise.infra.parsing import parse_json
 
 _STEP_FILE = re.compile(r"step-(\d{6,})\.jsonl")
 

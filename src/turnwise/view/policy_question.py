@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from turnwise.alternatives import MAX_ALTERNATIVES
 from turnwise.errors import RunError, TurnwiseError
+from turnwise.types import MAX_ALTERNATIVES
 from turnwise.view.run_files import RunFiles, read_json, setting
 from turnwise.view.token_texts import TokenTexts
 

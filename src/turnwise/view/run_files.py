@@ -17,7 +17,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from turnwise.errors import RunError
-from turnwise.floor.parsing import parse_json, parse_yaml
+from turnwise.infra.parsing import parse_json, parse_yaml
 from turnwise.report.learning_record.file import LearningRecord
 from turnwise.report.learning_record.tokens import StepTokens
 from turnwise.report.run_dir import RunDirectory

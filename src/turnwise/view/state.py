@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from turnwise.floor.parsing import parse_json
+from turnwise.infra.parsing import parse_json
 from turnwise.report.run_dir import RunDirectory
 
 _QUIET_S = 120.0

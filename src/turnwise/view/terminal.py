@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from turnwise.floor.successes import show_success
+from turnwise.infra.untrusted import show_success
 from turnwise.report.console import print_trajectory, printable
 from turnwise.report.learning_record.tokens import RecordedToken
 from turnwise.report.progress import format_duration

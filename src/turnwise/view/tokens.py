@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.errors import RunError
-from turnwise.floor.segments import decode_text
+from turnwise.infra.array_codec import decode_text
 from turnwise.report.learning_record.tokens import RecordedToken, StepTokens
 from turnwise.view.token_texts import TokenTexts
 

@@ -18,8 +18,8 @@ from turnwise.app.run import train
 from turnwise.cli import main
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, LearnError
+from turnwise.hooks import Figure
 from turnwise.loop.parts import LearnParts
-from turnwise.report.callbacks import Figure
 from turnwise.types import Annotations, Batch, Experience, Group, Metrics, Sample, Trajectory
 
 from ...small_run import SMALL_LAKE, without_plots

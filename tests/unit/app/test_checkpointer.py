@@ -17,7 +17,7 @@ from turnwise.app.checkpointer import load_checkpoint, save_checkpoint
 from turnwise.app.progress import Progress
 from turnwise.config.sections.model import TinySettings
 from turnwise.errors import RunError
-from turnwise.floor.files import tell_trouble
+from turnwise.infra.atomic_files import tell_trouble
 from turnwise.learn.checkpoint import resumed_model
 from turnwise.learn.policy import PolicyModel
 from turnwise.learn.tiny_model import tiny_model_folder

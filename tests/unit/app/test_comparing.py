@@ -16,8 +16,7 @@ from turnwise.app.comparing import compare, read_side
 from turnwise.app.evaluating import evaluate_rule
 from turnwise.app.looking import view
 from turnwise.app.run import Run
-from turnwise.cli import main
-from turnwise.command_words import build_parser
+from turnwise.cli import build_parser, main
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, RunError
 from turnwise.report.eval_results import find_evals, read_eval, results_of

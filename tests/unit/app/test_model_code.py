@@ -28,11 +28,10 @@ import turnwise
 from turnwise.app.models import resolve_model
 from turnwise.app.policy_voice import PolicyVoice
 from turnwise.app.run import Run
-from turnwise.cli import main
-from turnwise.command_words import build_parser
+from turnwise.cli import build_parser, main
 from turnwise.config.load import load_settings
 from turnwise.errors import EngineError, ModelError
-from turnwise.floor.checksums import write_checksums
+from turnwise.infra.atomic_files import write_checksums
 from turnwise.pretrained import load_classifier, load_config, load_model, load_tokenizer_of
 from turnwise.view.policy_question import PolicyQuestion
 

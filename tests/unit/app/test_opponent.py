@@ -21,7 +21,7 @@ from turnwise.envs.boundary import describe_env, reset_env, step_env
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError, EnvError, TaskError
 from turnwise.experience.build import split_trajectory
-from turnwise.floor.checksums import write_checksums
+from turnwise.infra.atomic_files import write_checksums
 from turnwise.learn.policy import PolicyModel
 from turnwise.learn.warm_start import imitate
 from turnwise.pretrained import load_model

@@ -12,9 +12,10 @@ import pytest
 import turnwise as tw
 from turnwise.app import recording
 from turnwise.app.run import Run, resume, train
+from turnwise.config.sections.learn_loss import PpoClipParams
 from turnwise.credit.bi_level import BiLevelGae
 from turnwise.errors import RunError
-from turnwise.learn.losses import PpoClip, PpoClipParams
+from turnwise.learn.losses import PpoClip
 from turnwise.learn.trainer import Trainer
 from turnwise.report.trajectories import read_trajectories
 from turnwise.types import Batch, StepReport

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from turnwise.experience.build import build_experiences
-from turnwise.floor.seals import complete, seal_turns
+from turnwise.infra.digests import complete, seal_turns
 from turnwise.types import (
     Experience,
     FinishReason,

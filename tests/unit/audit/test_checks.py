@@ -14,7 +14,7 @@ from turnwise.audit.gaps import check_gap, measure_gaps
 from turnwise.audit.groups import check_finite, check_members, check_staleness
 from turnwise.experience.build import build_experiences
 from turnwise.experience.codec import decode_group, encode_group
-from turnwise.floor.seals import seal_turns
+from turnwise.infra.digests import seal_turns
 from turnwise.types import Experience, Group, Segment
 
 Rows = list[Experience]

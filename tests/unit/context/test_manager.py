@@ -13,9 +13,9 @@ from turnwise.config.sections.context import AnswerFormat, ContextSettings
 from turnwise.context.manager import ContextManager
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import ContextOverflow, WorkflowError
-from turnwise.exchange import LmOutput
 from turnwise.rollout.env_manager import EnvStateManager
 from turnwise.rollout.limits import Limits
+from turnwise.rollout_io import LmOutput
 from turnwise.types import GenerateRequest, Sampling, StopReason, Trajectory
 
 from .chat_families import template_of, tokenizer_of

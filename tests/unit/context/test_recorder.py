@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from turnwise.alternatives import Alternatives
 from turnwise.context.recorder import cut_at_stop
-from turnwise.types import Completion, FinishReason
+from turnwise.types import Alternatives, Completion, FinishReason
 
 
 def test_a_reply_that_is_cut_keeps_what_is_told_about_the_tokens_left() -> None:

@@ -14,12 +14,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from turnwise.config.load import load_settings
+from turnwise.deps import EngineSite
 from turnwise.engine.local import LocalEngine
 from turnwise.errors import ConfigError, SyncError
 from turnwise.learn.adapters import add_adapter
 from turnwise.learn.trainer import Trainer
 from turnwise.pretrained import load_model
-from turnwise.sites import EngineSite
 
 from ..learn import parts
 from .test_local import ask_all, assert_exact, bounded, own_logprobs, random_prompt, request

@@ -15,14 +15,14 @@ import pytest
 
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.config.registry import ENVS, Registry
-from turnwise.envs.adapters import global_rngs
 from turnwise.envs.adapters.foreign import MAX_REPLY_LENGTH, seed_for
-from turnwise.envs.adapters.global_rngs import OwnGlobalRngs
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import reset_env, step_env
 from turnwise.envs.check import check_env
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError, EnvError, RewardError, TaskError
+from turnwise.infra import process_state as global_rngs
+from turnwise.infra.process_state import OwnGlobalRngs
 
 from ...clock import HANG_S
 

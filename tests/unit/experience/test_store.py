@@ -24,7 +24,7 @@ from turnwise.experience.codec import decode_group, encode_group
 from turnwise.experience.inspection import inspect_store
 from turnwise.experience.priorities import LinearDecay, LinearDecayParams
 from turnwise.experience.store import ExperienceStore
-from turnwise.floor.waits import find_waits
+from turnwise.infra.wait_tracking import find_waits
 from turnwise.types import Experience, Segment
 
 from .records import make_group

@@ -11,8 +11,9 @@ from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from turnwise.config.sections.learn import LearnSettings, OptimSettings
+from turnwise.config.sections.learn_loss import PpoClipParams
 from turnwise.config.sections.model import ModelSettings
-from turnwise.learn.losses import PpoClip, PpoClipParams
+from turnwise.learn.losses import PpoClip
 from turnwise.learn.pack import MicroBatch, micro_batches, pack
 from turnwise.learn.trainer import Trainer
 from turnwise.types import Batch, Experience, ExperienceId, Sample, Segment, TrajectoryId

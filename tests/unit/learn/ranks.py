@@ -9,12 +9,12 @@ from tests.unit.learn.doubled import DoubledTrainer
 from turnwise.config.choices import read_section
 from turnwise.config.sections.learn import LearnSettings
 from turnwise.config.sections.model import ModelSettings
+from turnwise.deps import LearnerSite
 from turnwise.learn.losses import PpoClip
 from turnwise.learn.parallel.hosts import RankHosts
 from turnwise.learn.parallel.learner import ParallelLearner
 from turnwise.learn.parallel.processes import RankProcesses, start_processes
 from turnwise.learn.trainer import Trainer
-from turnwise.sites import LearnerSite
 
 _TIMEOUT_S = 600.0
 

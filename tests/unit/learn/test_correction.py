@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from turnwise.config.sections.learn import ImportanceCorrection
+from turnwise.config.sections.learn_loss import PpoClipParams
 from turnwise.learn.correction import importance_weights
-from turnwise.learn.losses import PpoClipParams
 
 from .parts import gradients, make_batch, make_model, make_trainer, one_micro_batch
 

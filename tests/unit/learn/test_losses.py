@@ -9,22 +9,8 @@ import pytest
 import torch
 
 from turnwise.config.registry import LOSSES
-from turnwise.learn.losses import (
-    Cispo,
-    CispoParams,
-    Gspo,
-    GspoParams,
-    OpmdLoss,
-    OpmdLossParams,
-    PpoClip,
-    PpoClipParams,
-    ReinforceLoss,
-    Sapo,
-    SapoParams,
-    Sft,
-    estimate_kl,
-    value_loss,
-)
+from turnwise.config.sections.learn_loss import CispoParams, GspoParams, OpmdLossParams, PpoClipParams, SapoParams
+from turnwise.learn.losses import Cispo, Gspo, OpmdLoss, PpoClip, ReinforceLoss, Sapo, Sft, estimate_kl, value_loss
 
 ONE_TURN = torch.zeros(1, dtype=torch.long)
 

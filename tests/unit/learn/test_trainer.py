@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from turnwise.config.sections.learn import OptimSettings
+from turnwise.config.sections.learn_loss import PpoClipParams
 from turnwise.errors import LearnError
-from turnwise.learn.losses import PpoClipParams
 from turnwise.learn.pack import pack
 from turnwise.learn.schedule import learning_rate_share
 

@@ -13,7 +13,7 @@ from tests.small_run import SMALL_LAKE, build_parts
 from turnwise.config.load import load_settings
 from turnwise.errors import AuditError
 from turnwise.experience.build import build_experiences
-from turnwise.floor.async_calls import run_async
+from turnwise.infra.threads import run_async
 from turnwise.loop.explore import explore
 from turnwise.loop.parts import TrainParts
 from turnwise.loop.serial import learn_from

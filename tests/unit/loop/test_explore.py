@@ -17,7 +17,7 @@ from turnwise.errors import ConfigError, LearnError, TaskError
 from turnwise.experience.build import build_experiences
 from turnwise.loop.explore import Explored, explore
 from turnwise.loop.parts import TrainParts
-from turnwise.loop.serial import refuse_to_starve
+from turnwise.loop.starving import refuse_to_starve
 from turnwise.loop.warm_start import mix_in_demonstrations
 
 BANDIT = {

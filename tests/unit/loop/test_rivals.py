@@ -22,7 +22,7 @@ from turnwise.app.run import Run, resume, train
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, SyncError
-from turnwise.floor.checksums import write_checksums
+from turnwise.infra.atomic_files import write_checksums
 from turnwise.loop.rivals import LeagueOfRun
 from turnwise.pretrained import load_model
 from turnwise.report.run_dir import step_name

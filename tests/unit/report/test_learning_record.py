@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from turnwise.credit.bi_level import BiLevelGae, BiLevelGaeParams
 from turnwise.credit.group import Grpo
 from turnwise.errors import RunError
+from turnwise.infra.array_codec import pack_columns, unpack_columns
 from turnwise.report.learning_record import file as file_module
 from turnwise.report.learning_record.block import HEADER_BYTES, MAGIC, decode_block, encode_block, read_header
-from turnwise.report.learning_record.columns import pack_columns, unpack_columns
 from turnwise.report.learning_record.file import LearningRecord, LearningRecorder, forget_steps
 from turnwise.report.learning_record.learnt import LearntBatch
 from turnwise.report.learning_record.tokens import StepTokens

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from turnwise.errors import Finding
 from turnwise.report import plots
 from turnwise.report.plots import plot_learning_curve, plot_training_health
-from turnwise.report.watch import Finding
 
 
 def png_size(path: Path) -> tuple[int, int]:

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.errors import RunError
+from turnwise.errors import Finding, RunError
 from turnwise.report import run_dir as run_dir_module
 from turnwise.report.manifest import Manifest
 from turnwise.report.run_dir import RunDirectory, new_run_path
-from turnwise.report.watch import Finding
 
 
 @pytest.fixture

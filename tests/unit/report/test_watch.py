@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from turnwise.config.sections.watch import WatchSettings
-from turnwise.report.watch import CollapseWatch, Finding
+from turnwise.errors import Finding
+from turnwise.report.watch import CollapseWatch
 
 WINDOW, PATIENCE = 4, 3
 SETTINGS = WatchSettings(window=WINDOW, patience=PATIENCE)

@@ -19,7 +19,7 @@ from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import reset_env, step_env
 from turnwise.errors import EngineError, EnvError
-from turnwise.floor.daemon_threads import count_left_behind
+from turnwise.infra.threads import count_left_behind
 from turnwise.rollout.agent_proxy import AgentProxy
 from turnwise.rollout.environment import EnvironmentWorkflow
 from turnwise.rollout.limits import Limits, RunnerLimits
@@ -364,7 +364,7 @@ def ask_stuck(seed: int, split: str) -> tuple[str, Callable[[str], float]]:
 
 def test_a_function_that_hangs_is_named_to_those_who_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take turns, and nobody waits longer than an episode may last."""
-    monkeypatch.setattr("turnwise.envs.adapters.global_rngs._LOOK_S", 0.001)
+    monkeypatch.setattr("turnwise.infra.process_state._LOOK_S", 0.001)
     name, rollout = f"function:{__name__}:ask_stuck", {"episode_timeout_s": 0.01}
     world = main_world(load_settings({"env": {"type": name}, "rollout": rollout}))
     one, other = world.make("train"), world.make("train")

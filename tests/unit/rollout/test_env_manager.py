@@ -10,10 +10,10 @@ import pytest
 from turnwise.envs.bandit import Bandit
 from turnwise.envs.base import BaseEnv
 from turnwise.errors import ConfigError, EnvError, WorkflowError
-from turnwise.exchange import EnvInput, EnvOutput
 from turnwise.rollout.env_groups import EnvConfigs
 from turnwise.rollout.env_manager import EnvStateManager
 from turnwise.rollout.limits import Limits
+from turnwise.rollout_io import EnvInput, EnvOutput
 from turnwise.types import StopReason
 
 from .worlds import BrokenStart, WordWorld, make_states, slippery

@@ -27,7 +27,7 @@ from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.warm_start import LessonSettings
 from turnwise.errors import TurnwiseError
-from turnwise.floor.async_calls import run_async
+from turnwise.infra.threads import run_async
 from turnwise.learn.bfloat16 import warn_of_slow_bfloat16
 from turnwise.report.progress import Advance
 from turnwise.rollout.worlds import World

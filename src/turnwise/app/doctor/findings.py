@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from turnwise.errors import TurnwiseError
-from turnwise.floor.outsiders import tell_error
+from turnwise.infra.untrusted import tell_error
 
 
 class Status(StrEnum):

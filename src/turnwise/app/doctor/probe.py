@@ -16,7 +16,7 @@ import numpy as np
 
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.sections.warm_start import OracleWarmStart
-from turnwise.floor.successes import share_of, tell_successes
+from turnwise.infra.untrusted import share_of, tell_successes
 from turnwise.loop.build import Stage, build_judging, first_train_seed, load_words, open_engine
 from turnwise.protocols import ChatTemplate
 from turnwise.report.metrics import group_metrics

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from turnwise.app.doctor.findings import Finding, Status, fine, problem, warning
 from turnwise.app.doctor.probe import Probe
-from turnwise.floor.successes import show_success
+from turnwise.infra.untrusted import show_success
 from turnwise.rollout.worlds import World
 
 _MOST, _FEW = 0.5, 0.1

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from turnwise.audit.faults.fault import Fault, Stand
-from turnwise.floor.seals import complete
+from turnwise.infra.digests import complete
 from turnwise.protocols import Weights
 from turnwise.types import Completion, GenerateRequest
 

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.alternatives import IMPOSSIBLE_LOGPROB, Alternatives
 from turnwise.config.packages import require_package
 from turnwise.errors import EngineError
-from turnwise.types import FloatArray, GenerateRequest, IntArray
+from turnwise.types import IMPOSSIBLE_LOGPROB, Alternatives, FloatArray, GenerateRequest, IntArray
 
 _CONNECT_S = 10.0
 _HEALTH_S = 5.0

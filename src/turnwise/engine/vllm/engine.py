@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from turnwise.config.sections.engine import VllmEngineParams
+from turnwise.deps import EngineSite
 from turnwise.engine.vllm.client import Reply, ServerClient, ServerGoneError, ServerRefusedError
 from turnwise.engine.vllm.pool import Server, ServerPool
 from turnwise.engine.vllm.process import ServerPlan, ServerProcess
 from turnwise.engine.vllm.transfer import SharedMemoryTransfer, Transfer, VllmTransfer
 from turnwise.errors import EngineError, SyncError
-from turnwise.floor.seals import complete
+from turnwise.infra.digests import complete
 from turnwise.pretrained import torch_dtype
 from turnwise.protocols import Weights
-from turnwise.sites import EngineSite
 from turnwise.types import Completion, FinishReason, FloatArray, GenerateRequest, IntArray, Metrics
 
 _MAX_TRIES = 3

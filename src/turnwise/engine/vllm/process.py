@@ -22,10 +22,10 @@ from pathlib import Path
 
 import torch
 
-from turnwise.alternatives import MAX_ALTERNATIVES
 from turnwise.config.sections.engine import VllmEngineParams
+from turnwise.deps import EngineSite
 from turnwise.errors import ConfigError
-from turnwise.sites import EngineSite
+from turnwise.types import MAX_ALTERNATIVES
 
 PLUG_IN = Path(__file__).parent / "plug_in"
 """The folder that a server must have on its PYTHONPATH to take weights through shared memory."""

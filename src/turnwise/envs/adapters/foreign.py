@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.envs.adapters.global_rngs import OwnGlobalRngs
 from turnwise.envs.base import BaseEnv, check_split
 from turnwise.errors import ConfigError, TaskError
-from turnwise.floor.outsiders import tell_error
-from turnwise.floor.seeds import draw_seed
+from turnwise.infra.process_state import OwnGlobalRngs
+from turnwise.infra.seeds import draw_seed
+from turnwise.infra.untrusted import tell_error
 
 SPLITS = ("train", "eval")
 MAX_REPLY_LENGTH = 10_000

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from turnwise.envs.adapters.foreign import ForeignWorld, foreign_info, is_playable, worth_of
-from turnwise.envs.adapters.global_rngs import States
+from turnwise.infra.process_state import States
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from urllib.request import ProxyHandler, build_opener
 
 from turnwise.config.packages import require_package
 from turnwise.errors import ConfigError, EnvError
-from turnwise.floor.parsing import parse_json
+from turnwise.infra.parsing import parse_json
 
 _SCHEMES = {"http": ("http", "ws"), "ws": ("http", "ws"), "https": ("https", "wss"), "wss": ("https", "wss")}
 _MAX_MESSAGE_BYTES = 16 << 20

@@ -12,8 +12,8 @@ from itertools import cycle
 
 from turnwise.envs.adapters.textarena_settings import TextArenaParams
 from turnwise.errors import EnvError
-from turnwise.exchange import EnvDescription
-from turnwise.floor.seeds import make_rng
+from turnwise.infra.seeds import make_rng
+from turnwise.rollout_io import EnvDescription
 
 
 class RandomMoves:

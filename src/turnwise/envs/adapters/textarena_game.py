@@ -28,7 +28,7 @@ from turnwise.envs.adapters.textarena_settings import MODEL_OPPONENTS, TextArena
 from turnwise.envs.adapters.textarena_words import remember_dictionaries
 from turnwise.envs.boundary import describe_env
 from turnwise.errors import ConfigError, EnvError, TaskError, did_you_mean
-from turnwise.floor.seeds import derive_seed
+from turnwise.infra.seeds import derive_seed
 from turnwise.protocols import Opponent
 
 MakeOpponent: TypeAlias = Callable[[TextArenaParams, str], Opponent]

@@ -23,8 +23,8 @@ from turnwise.envs.adapters.foreign import SPLITS, ForeignWorld, Option, foreign
 from turnwise.envs.adapters.verifiers_stage import LOADED_LATER, PACKAGES, Asked, Outcome, VerifiersStage
 from turnwise.envs.base import check_split
 from turnwise.errors import ConfigError, EnvError
-from turnwise.floor.parsing import parse_json
-from turnwise.floor.seeds import fingerprint
+from turnwise.infra.parsing import parse_json
+from turnwise.infra.seeds import fingerprint
 
 _CALL_BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _PLAIN_REPLY = "Done."

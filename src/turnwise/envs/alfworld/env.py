@@ -22,7 +22,7 @@ from turnwise.envs.alfworld.settings import AlfWorldParams
 from turnwise.envs.alfworld.textworld_engine import Record, TextWorldEngine
 from turnwise.envs.base import BaseEnv, check_split
 from turnwise.errors import EnvError, TaskError
-from turnwise.floor.seeds import draw_seed
+from turnwise.infra.seeds import draw_seed
 
 SPLITS = ("train", "eval", "seen", "unseen")
 

@@ -17,7 +17,7 @@ from zlib import crc32
 from turnwise.envs.alfworld.household import Household
 from turnwise.envs.alfworld.pddl import read_household
 from turnwise.errors import TaskError
-from turnwise.floor.parsing import parse_json
+from turnwise.infra.parsing import parse_json
 
 _FOLDERS = {"train": "train", "valid_train": "train", "valid_seen": "seen", "valid_unseen": "unseen"}
 """The original's names of splits, which are folders in the path of each game."""

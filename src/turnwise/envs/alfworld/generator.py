@@ -16,7 +16,7 @@ from turnwise.envs.alfworld.household import Goal, Household, Receptacle, TaskTy
 from turnwise.envs.alfworld.rooms import CAN_CONTAIN, LAMP, LAMP_STANDS, OPENABLE, PROPERTIES, ROOMS, Room
 from turnwise.envs.alfworld.settings import AlfWorldParams
 from turnwise.errors import TaskError
-from turnwise.floor.seeds import make_rng
+from turnwise.infra.seeds import make_rng
 
 MAX_DRAWS = 5_000
 START = "loc_0"

@@ -12,7 +12,7 @@ from zlib import crc32
 
 from turnwise.envs.alfworld.household import Goal, Household, Receptacle, TaskType, Thing, name_ids
 from turnwise.errors import TaskError
-from turnwise.floor.parsing import parse_json
+from turnwise.infra.parsing import parse_json
 
 _COMMENT = re.compile(r";[^\n]*")
 _FACT = re.compile(r"\(([a-z]+)\s+([^()]+)\)")

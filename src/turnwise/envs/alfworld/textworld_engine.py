@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from turnwise.config.packages import require_package
-from turnwise.envs.adapters.global_rngs import OwnGlobalRngs
 from turnwise.errors import EnvError
+from turnwise.infra.process_state import OwnGlobalRngs
 
 _ASKED_BY = "env.backend 'textworld'"
 

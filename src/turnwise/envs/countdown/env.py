@@ -18,7 +18,7 @@ from turnwise.envs.countdown.puzzle import Puzzle, draw_puzzle
 from turnwise.envs.countdown.settings import CountdownParams
 from turnwise.envs.countdown.solver import solve
 from turnwise.errors import EnvError
-from turnwise.floor.seeds import draw_seed
+from turnwise.infra.seeds import draw_seed
 
 SPLITS = ("train", "eval")
 

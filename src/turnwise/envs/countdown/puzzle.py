@@ -12,7 +12,7 @@ from zlib import crc32
 
 from turnwise.envs.countdown.settings import CountdownParams
 from turnwise.errors import TaskError
-from turnwise.floor.seeds import make_rng
+from turnwise.infra.seeds import make_rng
 
 MAX_DRAWS = 20_000
 

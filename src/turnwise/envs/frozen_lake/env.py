@@ -15,7 +15,7 @@ from turnwise.envs.base import BaseEnv, check_split
 from turnwise.envs.frozen_lake.layout import SPLITS, Layout, draw_layout
 from turnwise.envs.frozen_lake.settings import LakeParams
 from turnwise.envs.frozen_lake.solver import ACTIONS, best_moves, blind_move, myopic_move, neighbours
-from turnwise.floor.seeds import draw_seed, make_rng
+from turnwise.infra.seeds import draw_seed, make_rng
 
 _MOVES = {name: move for move, action in enumerate(ACTIONS) for name in (action, action.lower())}
 

@@ -15,7 +15,7 @@ from zlib import crc32
 
 from turnwise.envs.frozen_lake.settings import LakeParams
 from turnwise.errors import TaskError
-from turnwise.floor.seeds import make_rng
+from turnwise.infra.seeds import make_rng
 
 SPLITS = ("train", "eval")
 MAX_DRAWS = 20_000

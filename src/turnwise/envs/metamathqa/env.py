@@ -20,7 +20,7 @@ from turnwise.envs.metamathqa.problems import Problem, ProblemSet, hold_out, is_
 from turnwise.envs.metamathqa.second_opinion import is_same_by_math_verify, require_math_verify
 from turnwise.envs.metamathqa.word_problems import OPERATIONS, Operation, draw_story, tell
 from turnwise.errors import TaskError
-from turnwise.floor.seeds import draw_seed, make_rng
+from turnwise.infra.seeds import draw_seed, make_rng
 
 SPLITS = ("train", "eval")
 _MAX_DRAWS = 10_000

@@ -15,7 +15,7 @@ from turnwise.envs.base import BaseEnv, check_split
 from turnwise.envs.prompts.files import Fields, load_prompts, load_two_files
 from turnwise.envs.prompts.letters import EVAL_SHARE, letter_prompts
 from turnwise.envs.prompts.rows import PromptRow, PromptSet
-from turnwise.floor.seeds import draw_seed
+from turnwise.infra.seeds import draw_seed
 
 SPLITS = ("train", "eval")
 

@@ -15,7 +15,7 @@ from itertools import product
 from typing import TypeVar
 
 from turnwise.envs.prompts.rows import PromptRow, PromptSet, split_rows
-from turnwise.floor.seeds import make_rng
+from turnwise.infra.seeds import make_rng
 from turnwise.types import Message
 
 T = TypeVar("T")

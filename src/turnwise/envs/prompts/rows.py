@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from turnwise.errors import TaskError
-from turnwise.floor.seeds import fingerprint
+from turnwise.infra.seeds import fingerprint
 
 
 @dataclass(frozen=True, slots=True)

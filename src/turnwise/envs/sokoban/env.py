@@ -14,7 +14,7 @@ from turnwise.envs.base import BaseEnv, check_split
 from turnwise.envs.sokoban.level import SPLITS, Level, draw_level
 from turnwise.envs.sokoban.settings import SokobanParams
 from turnwise.envs.sokoban.solver import ACTIONS, Distances, Room, cells_of
-from turnwise.floor.seeds import draw_seed
+from turnwise.infra.seeds import draw_seed
 
 _MOVES = {name: move for move, action in enumerate(ACTIONS) for name in (action, action.lower())}
 _IN_PLAY: WeakValueDictionary[Room, Distances] = WeakValueDictionary()

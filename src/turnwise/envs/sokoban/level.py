@@ -15,7 +15,7 @@ from zlib import crc32
 from turnwise.envs.sokoban.settings import SokobanParams
 from turnwise.envs.sokoban.solver import MAX_POSITIONS, Distances, Room, action_offsets, cells_of
 from turnwise.errors import TaskError
-from turnwise.floor.seeds import make_rng
+from turnwise.infra.seeds import make_rng
 
 SPLITS = ("train", "eval")
 MAX_DRAWS = 2_000

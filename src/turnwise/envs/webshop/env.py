@@ -21,7 +21,7 @@ from turnwise.envs.webshop.reward import score_purchase
 from turnwise.envs.webshop.settings import WebShopParams
 from turnwise.envs.webshop.synthetic import NUM_PRODUCTS, make_catalogue
 from turnwise.errors import TaskError
-from turnwise.floor.seeds import draw_seed, make_rng
+from turnwise.infra.seeds import draw_seed, make_rng
 
 
 class WebShop(BaseEnv):

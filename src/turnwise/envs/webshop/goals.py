@@ -15,7 +15,7 @@ from zlib import crc32
 
 from turnwise.envs.webshop.products import Catalogue, Goal, GoalOption, Product
 from turnwise.errors import TaskError
-from turnwise.floor.seeds import make_rng
+from turnwise.infra.seeds import make_rng
 
 SPLITS = ("train", "eval")
 NO_CAP = 1_000_000.0

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from turnwise.envs.webshop.search import SearchIndex
-from turnwise.floor.seeds import make_rng
+from turnwise.infra.seeds import make_rng
 
 LEVEL_MARK = "\u203a"
 """Stands between the levels of a product category."""

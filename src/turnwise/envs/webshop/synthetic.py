@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from turnwise.envs.webshop.goals import make_goals
 from turnwise.envs.webshop.products import LEVEL_MARK, Catalogue, Product
-from turnwise.floor.seeds import make_rng
+from turnwise.infra.seeds import make_rng
 
 NUM_PRODUCTS = 1000
 """How many are made, unless a user wants another number."""

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from turnwise.config.sections.learn import LearnSettings
+from turnwise.deps import LearnerSite
 from turnwise.learn.parallel.hosts import RankHosts, RankTask, StartRanks
 from turnwise.protocols import Imitation, Weights
-from turnwise.sites import LearnerSite
 from turnwise.types import Annotations, Batch, Experience, FloatArray, IntArray, StepReport
 
 

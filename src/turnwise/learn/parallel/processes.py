@@ -27,7 +27,7 @@ from turnwise import errors
 from turnwise.config.sections.learn import LearnSettings
 from turnwise.config.sections.learn_parallel import OneProcess
 from turnwise.errors import LearnError, TurnwiseError
-from turnwise.floor.waits import waiting
+from turnwise.infra.wait_tracking import waiting
 from turnwise.learn.parallel.devices import rank_devices, threads_per_rank
 from turnwise.learn.parallel.hosts import Note, RankPlace
 from turnwise.learn.parallel.process import serve

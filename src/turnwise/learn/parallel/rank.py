@@ -18,10 +18,10 @@ from turnwise.config.choices import read_section
 from turnwise.config.registry import LEARNERS, LOSSES
 from turnwise.config.sections.learn import LearnSettings
 from turnwise.config.sections.learn_parallel import FsdpRanks
+from turnwise.deps import LearnerSite
 from turnwise.learn.parallel.hosts import Note, RankPlace, RankTask
 from turnwise.learn.parallel.sent_weights import send_weights
 from turnwise.learn.parallel.team import Replicas, Team
-from turnwise.sites import LearnerSite
 
 
 class Rank:

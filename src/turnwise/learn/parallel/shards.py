@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from turnwise.floor.freed_memory import return_large_blocks_at_once
+from turnwise.infra.process_state import return_large_blocks_at_once
 from turnwise.learn.parallel.team import Replicas
 from turnwise.learn.policy import ValueHead
 from turnwise.learn.whole import read_whole

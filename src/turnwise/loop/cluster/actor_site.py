@@ -11,7 +11,7 @@ from pathlib import Path
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ClusterError
-from turnwise.floor.parsing import parse_yaml
+from turnwise.infra.parsing import parse_yaml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

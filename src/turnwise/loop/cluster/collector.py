@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import NoReturn
 
 from turnwise.errors import EngineError, LostError
-from turnwise.floor.async_calls import end_tasks
+from turnwise.infra.threads import end_tasks
 from turnwise.loop.cluster.crew import Crew
 from turnwise.loop.cluster.shares import Kind, Player, Share, deal
 from turnwise.loop.journals import Journals

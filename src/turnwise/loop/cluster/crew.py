@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from turnwise.errors import ClusterError, LostError
-from turnwise.floor.waits import waiting
+from turnwise.infra.wait_tracking import waiting
 from turnwise.loop.cluster.shares import Player
 from turnwise.protocols import Weights
 from turnwise.types import FloatArray, IntArray

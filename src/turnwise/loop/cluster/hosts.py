@@ -20,7 +20,7 @@ from turnwise.audit.gaps import Rescorer
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import TurnwiseError
 from turnwise.experience.codec import decode_experiences
-from turnwise.floor.async_calls import end_tasks
+from turnwise.infra.threads import end_tasks
 from turnwise.learn.parallel.hosts import Note
 from turnwise.learn.parallel.rank import Rank
 from turnwise.learn.parallel.sent_weights import ReceivedWeights

@@ -16,7 +16,7 @@ import numpy as np
 
 from turnwise.config.packages import require_package
 from turnwise.errors import ClusterError, LostError, TurnwiseError
-from turnwise.floor.waits import waiting
+from turnwise.infra.wait_tracking import waiting
 from turnwise.loop.cluster.actor_site import ActorSite
 from turnwise.loop.cluster.crew import WeightsLostError
 from turnwise.loop.cluster.proxies import RemoteWeights, pack_weights

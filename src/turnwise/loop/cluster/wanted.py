@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from turnwise.errors import ClusterError
-from turnwise.floor.files import write_whole
-from turnwise.floor.parsing import parse_json
+from turnwise.infra.atomic_files import write_whole
+from turnwise.infra.parsing import parse_json
 
 _FILE = "explorers.json"
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.report.learning_record.columns import pack_columns, unpack_columns
+from turnwise.infra.array_codec import pack_columns, unpack_columns
 from turnwise.report.learning_record.learnt import LearntBatch
 from turnwise.report.learning_record.tokens import RowTable, StepTokens, TurnTable
 from turnwise.types import Batch, BoolArray, FloatArray, TrajectoryId, UpdateTrace

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.errors import RunError
-from turnwise.floor.files import append_bytes, reason, write_whole
+from turnwise.infra.atomic_files import append_bytes, reason, write_whole
 from turnwise.report.learning_record.block import (
     HEADER_BYTES,
     MAGIC,

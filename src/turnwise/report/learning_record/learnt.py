@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.floor.seeds import fingerprint
+from turnwise.infra.seeds import fingerprint
 from turnwise.types import Annotations, Batch, Experience, FloatArray, Sample, StepReport, UpdateTrace
 
 Share: TypeAlias = Literal["all", "none"] | int

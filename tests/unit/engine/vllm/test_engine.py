@@ -12,12 +12,12 @@ import torch
 
 from tests.clock import HANG_S
 from turnwise.config.sections.engine import VllmEngineParams
+from turnwise.deps import EngineSite
 from turnwise.engine.vllm.client import ServerClient
 from turnwise.engine.vllm.engine import VllmEngine
 from turnwise.engine.vllm.process import ServerProcess
 from turnwise.errors import EngineError, SyncError
 from turnwise.protocols import ChatTemplate, Weights
-from turnwise.sites import EngineSite
 from turnwise.types import Completion, GenerateRequest, Sampling
 
 from .fake_server import STOP, FakeVllm

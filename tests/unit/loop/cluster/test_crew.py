@@ -10,7 +10,7 @@ import pytest
 
 from tests.clock import HANG_S
 from turnwise.errors import ClusterError, ConfigError, LostError
-from turnwise.floor.waits import find_waits
+from turnwise.infra.wait_tracking import find_waits
 from turnwise.loop.cluster import crew as crews
 from turnwise.loop.cluster.collector import CrewCollector, CrewEngine
 from turnwise.loop.cluster.crew import Crew, Hiring, WeightsLostError

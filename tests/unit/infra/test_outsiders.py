@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.errors import RewardError
-from turnwise.floor.outsiders import MAX_REWARD, read_reward, show, tell_error, whole_text
+from turnwise.infra.untrusted import MAX_REWARD, read_reward, show, tell_error, whole_text
 
 
 class SpeechlessError(Exception):

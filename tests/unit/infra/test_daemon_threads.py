@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.clock import HANG_S
-from turnwise.floor.daemon_threads import DaemonThreads, call_within
+from turnwise.infra.threads import DaemonThreads, call_within
 
 
 def test_calls_return_and_raise_what_they_do() -> None:
@@ -88,7 +88,7 @@ def test_a_call_within_a_limit() -> None:
 def test_the_process_ends_though_a_call_hangs() -> None:
     program = (
         "import threading\n"
-        "from turnwise.floor.daemon_threads import DaemonThreads\n"
+        "from turnwise.infra.threads import DaemonThreads\n"
         "started = threading.Event()\n"
         "threads = DaemonThreads(1, 'test')\n"
         "threads.submit(lambda: (started.set(), threading.Event().wait()))\n"

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from turnwise.experience.priorities import priority_seed
-from turnwise.floor.seeds import derive_seed, draw_seed, fingerprint, make_rng
+from turnwise.infra.seeds import derive_seed, draw_seed, fingerprint, make_rng
 
 
 def test_derived_seeds_keep_their_values() -> None:

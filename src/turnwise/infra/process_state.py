@@ -1,24 +1,67 @@
-"""Generators of one's own for code that draws from the global ones.
+"""How the threads of the matrix library wait for each other: a moment awake, then asleep.
 
-In comes a seed; while foreign code runs, the global generators of `random` and numpy are the environment's, and
-afterwards they are what they were. So the code neither disturbs others nor is disturbed, and equal seeds give equal
-episodes whatever else draws in between. The generators are the process's: in several threads environments take turns,
-and one that keeps them too long is named to those who wait. It refuses to know what the code does.
+Left alone they wait awake for up to milliseconds, so as to be quick where they have the cores for themselves. Beside a
+busy neighbour the thread that is waited for has no core, because those who wait for it hold them: a step then takes ten
+times as long. A moment is enough for the gap between two operations of a pass, and costs a neighbour nothing.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
 import random
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from turnwise.errors import EnvError
-from turnwise.floor.waits import waiting
+from turnwise.infra.wait_tracking import waiting
+
+_CHOSEN_BY_USERS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+_SHORT_WAITS = {
+    # GNU's library, which torch comes with on Linux: rounds of waiting awake. It takes as many itself, where it knows
+    # that its threads are more than there are cores.
+    "GOMP_SPINCOUNT": "1000",
+    # Intel's and LLVM's: milliseconds.
+    "KMP_BLOCKTIME": "0",
+}
+
+
+def wait_briefly(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Set it for this process and its children, before torch is loaded; what the user has set stays."""
+    if not any(name in environ for name in _CHOSEN_BY_USERS):
+        environ.update(_SHORT_WAITS)
+
+
+_MMAP_THRESHOLD = -3
+"""The C library's number of the option: blocks from this size on are asked of the system, one by one."""
+_LARGE_BYTES = 1 << 20
+
+
+def return_freed_memory() -> bool:
+    """Give back what is free now; False where there was nothing, or the C library is another one than Linux has."""
+    trim = _of_c_library("malloc_trim")
+    return trim is not None and bool(trim(0))
+
+
+def return_large_blocks_at_once() -> bool:
+    """From here on, what is large goes back when it is freed: for a process that makes and drops the same large blocks.
+
+    Without it the C library soon takes them from memory that it keeps, in pieces that no other block fits into. It
+    costs the time in which the system empties new pages. False where the C library is another one than Linux has.
+    """
+    set_option = _of_c_library("mallopt")
+    return set_option is not None and bool(set_option(_MMAP_THRESHOLD, _LARGE_BYTES))
+
+
+def _of_c_library(name: str) -> Callable[..., int] | None:
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None
+
 
 States = tuple[Any, Any]
 """Of the generator of `random` and of that of numpy."""

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from turnwise.floor.thread_waits import wait_briefly
+from turnwise.infra.process_state import wait_briefly
 
 
 def test_waits_are_short_where_nothing_is_chosen() -> None:

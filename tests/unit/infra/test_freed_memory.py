@@ -10,7 +10,7 @@ import pytest
 _MAKE_AND_DROP = """
 import sys
 from pathlib import Path
-from turnwise.floor.freed_memory import return_large_blocks_at_once
+from turnwise.infra.process_state import return_large_blocks_at_once
 
 def held_mb():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 import pytest
 
 from tests.clock import HANG_S
-from turnwise.floor.async_calls import run_async
+from turnwise.infra.threads import run_async
 
 
 async def fail() -> None:

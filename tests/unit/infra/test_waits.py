@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.clock import HANG_S
-from turnwise.floor import waits
-from turnwise.floor.waits import computing, find_waits, show_waits, waiting
+from turnwise.infra import wait_tracking as waits
+from turnwise.infra.wait_tracking import computing, find_waits, show_waits, waiting
 
 
 @pytest.fixture(autouse=True)

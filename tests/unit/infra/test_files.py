@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from turnwise.errors import RunError, StoreError
-from turnwise.floor.files import (
+from turnwise.infra.atomic_files import (
     append_bytes,
     append_line,
     encode_object,
@@ -237,7 +237,7 @@ def test_a_removed_folder_is_gone(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from turnwise.floor.files import {kind}
+from turnwise.infra.atomic_files import {kind}
 with {kind}(Path(sys.argv[1])) as unfinished:
     (unfinished / "part" if unfinished.is_dir() else unfinished).write_text("half of")
     os.kill(os.getpid(), signal.SIGKILL)

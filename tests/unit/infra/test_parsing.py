@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import turnwise
 from turnwise.cli import main
-from turnwise.floor.parsing import (
+from turnwise.infra.parsing import (
     MAX_DEPTH,
     NestingError,
     check_json_depth,
@@ -164,9 +164,9 @@ def test_a_value_inside_a_text_is_bounded_too() -> None:
 
 
 MAY_PARSE = {
-    "floor/parsing.py",
+    "infra/parsing.py",
     # What our own code has written: another process of ours on a pipe, or a value that was parsed and checked before.
-    "conversation.py", "context/tool_syntax.py", "envs/fork_server.py", "envs/other_python.py",
+    "chat_types.py", "context/tool_syntax.py", "envs/fork_server.py", "envs/other_python.py",
     "envs/adapters/reasoning_gym_task.py", "envs/adapters/verifiers_stage.py", "envs/adapters/verifiers_tools.py",
     "envs/metamathqa/math_verify_worker.py", "envs/metamathqa/second_opinion.py",
 }  # fmt: skip

@@ -9,10 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from turnwise.alternatives import Alternatives
-from turnwise.floor.seeds import fingerprint
+from turnwise.infra.seeds import fingerprint
 from turnwise.provenance import Origin, digest_name, seal_turn
-from turnwise.types import Completion, FinishReason, FloatArray, GenerateRequest, Group, IntArray, Trajectory
+from turnwise.types import (
+    Alternatives,
+    Completion,
+    FinishReason,
+    FloatArray,
+    GenerateRequest,
+    Group,
+    IntArray,
+    Trajectory,
+)
 
 
 def complete(

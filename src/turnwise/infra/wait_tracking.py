@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import RunError
-from turnwise.floor.files import write_whole
-from turnwise.floor.parsing import parse_json
+from turnwise.infra.atomic_files import write_whole
+from turnwise.infra.parsing import parse_json
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.floor.segments import decode_segments, decode_text, encode_segments, encode_text
+from turnwise.infra.array_codec import decode_segments, decode_text, encode_segments, encode_text
 from turnwise.types import Segment
 
 FLOATS = st.floats(width=32) | st.sampled_from([float("nan"), float("inf"), float("-inf"), -0.0])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from turnwise.errors import RewardError
-from turnwise.floor.successes import read_success, share_of, show_success, tell_successes
+from turnwise.infra.untrusted import read_success, share_of, show_success, tell_successes
 from turnwise.types import StopReason, Task, Trajectory, TrajectoryId
 
 DONE, BROKEN, CUT = StopReason.TERMINATED, StopReason.WORKFLOW_ERROR, StopReason.MAX_TURNS
