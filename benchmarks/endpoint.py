@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from turnwise.config.sections.context import ContextSettings
+from turnwise.config.schema import ContextSettings
 from turnwise.context.template import LearnedTemplate
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.learn.tiny_model import fit_tokenizer

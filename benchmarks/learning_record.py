@@ -22,8 +22,7 @@ import numpy as np
 from benchmarks.buffer import NUM_TOKENS, make_experiences
 from turnwise.app.models import resolve_model
 from turnwise.config.load import load_settings
-from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.sections.warm_start import OracleWarmStart
+from turnwise.config.schema import OracleWarmStart, TurnwiseSettings
 from turnwise.experience.build import build_experiences
 from turnwise.learn import trainer as trainer_module
 from turnwise.learn.pack import pack

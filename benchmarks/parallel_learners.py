@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
-from turnwise.config.choices import read_section
-from turnwise.config.sections.model import ModelSettings
+from turnwise.config.schema import ModelSettings, read_section
 from turnwise.deps import LearnerSite
 from turnwise.learn.losses import PpoClip
 from turnwise.learn.parallel.devices import threads_per_rank

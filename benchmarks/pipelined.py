@@ -21,7 +21,7 @@ import torch
 
 from turnwise.app.models import resolve_model
 from turnwise.config.load import load_settings
-from turnwise.config.sections.warm_start import OracleWarmStart
+from turnwise.config.schema import OracleWarmStart
 from turnwise.config.settings import Settings
 from turnwise.context.manager import ContextManager
 from turnwise.engine.local import LocalEngine

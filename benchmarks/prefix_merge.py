@@ -13,9 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from turnwise.config.sections.learn import LearnSettings
-from turnwise.config.sections.learn_loss import PpoClipParams
-from turnwise.config.sections.model import TinySettings
+from turnwise.config.schema import TinySettings
+from turnwise.config.schema_learn import LearnSettings, PpoClipParams
 from turnwise.credit.steps import MultiStepGrpo, MultiStepGrpoParams
 from turnwise.experience.merge import merge_prefixes
 from turnwise.learn.losses import PpoClip

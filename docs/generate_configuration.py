@@ -19,9 +19,8 @@ from generated_page import main
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from turnwise.config.choices import CHOICES, Choice
-from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.sections.mix import MixedEnv, MixSettings
+from turnwise.config.kinds import Choice
+from turnwise.config.schema import CHOICES, MixedEnv, MixSettings, TurnwiseSettings
 
 PAGE = Path(__file__).with_name("configuration.md")
 

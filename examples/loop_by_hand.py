@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import turnwise as tw
-from turnwise.config.sections.model import TinySettings
+from turnwise.config.schema import TinySettings
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
 from turnwise.context.transcript import Transcript

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from turnwise.app.agent_trainer import AgentTrainer
     from turnwise.app.ppo_trainer import PPOTrainer
     from turnwise.app.run import Run, evaluate, open_run, resume, train
-    from turnwise.config.registry import WORKFLOWS
+    from turnwise.config.component import WORKFLOWS
     from turnwise.context.manager import ContextManager
     from turnwise.envs.base import BaseEnv
     from turnwise.envs.check import check_env
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "WORKFLOWS": "turnwise.config.registry",
+    "WORKFLOWS": "turnwise.config.component",
     "ContextManager": "turnwise.context.manager",
     "BaseEnv": "turnwise.envs.base",
     "check_env": "turnwise.envs.check",

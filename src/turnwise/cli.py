@@ -378,8 +378,8 @@ _FILES = frozenset({"target", "run", "dir", "file", "config", "run_dir", "resume
 
 def write_completion(parser: argparse.ArgumentParser, shell: str) -> str:
     from turnwise.app.suites import SUITES  # noqa: PLC0415
+    from turnwise.config.component import ENVS  # noqa: PLC0415
     from turnwise.config.recipes import list_recipes  # noqa: PLC0415
-    from turnwise.config.registry import ENVS  # noqa: PLC0415
 
     for action in _actions(parser):
         if action.dest in _NAMES:

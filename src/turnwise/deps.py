@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from turnwise.config.sections.model import ModelSettings
+from turnwise.config.schema import ModelSettings
 from turnwise.protocols import ChatTemplate, GroupPriority, PolicyLoss
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.config.registry import CALLBACKS
+from turnwise.config.component import CALLBACKS
 from turnwise.errors import ConfigError, LearnError
 from turnwise.types import Batch, Group, Metrics, Trajectory
 

@@ -1,7 +1,7 @@
 """What the contracts are held to: every name of every registry, and the plug-ins of users.
 
 Plug-ins are found in modules: those of `TURNWISE_PLUG_INS` (names with commas between), or `examples/plug_ins.py`. What
-a class is for is seen from what it has, by the table that also checks settings (`config/choices.py`).
+a class is for is seen from what it has, by the table that also checks settings (`config/kinds.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from turnwise.config.choices import CHOICES, Choice
+from turnwise.config.kinds import Choice
+from turnwise.config.schema import CHOICES
 from turnwise.envs.base import BaseEnv
 from turnwise.rollout.workflow import Workflow
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.credit.rows import Play, make_batch, sampled
-from turnwise.config.registry import CREDITS
+from turnwise.config.component import CREDITS
 from turnwise.protocols import CreditRule
 from turnwise.types import Annotations
 

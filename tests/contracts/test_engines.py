@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from turnwise.config.registry import ENGINES
+from turnwise.config.component import ENGINES
 from turnwise.deps import EngineSite
 from turnwise.protocols import ChatTemplate, Engine
 from turnwise.types import Completion, FinishReason, GenerateRequest, Sampling

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from turnwise.config.registry import ENVS
+from turnwise.config.component import ENVS
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import reset_env, step_env
 from turnwise.envs.check import check_env

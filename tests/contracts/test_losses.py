@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from turnwise.config.registry import LOSSES
+from turnwise.config.component import LOSSES
 from turnwise.protocols import PolicyLoss
 
 from .entries import names_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.config.registry import OPPONENTS
+from turnwise.config.component import OPPONENTS
 from turnwise.envs.adapters.textarena_settings import TextArenaParams
 from turnwise.protocols import Opponent
 from turnwise.rollout_io import EnvDescription

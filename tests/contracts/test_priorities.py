@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.config.registry import PRIORITIES
+from turnwise.config.component import PRIORITIES
 from turnwise.protocols import GroupPriority
 
 from .entries import names_of

@@ -9,7 +9,8 @@ import pytest
 
 from turnwise import protocols
 from turnwise.config.checks import _class_problems
-from turnwise.config.choices import CHOICES, Choice
+from turnwise.config.kinds import Choice
+from turnwise.config.schema import CHOICES
 from turnwise.protocols import Buffer, CreditRule, Engine, GroupPriority, Learner, Mailbox, PolicyLoss
 
 from .entries import EXAMPLES, choice_at, names_of, plug_in_modules, plug_ins

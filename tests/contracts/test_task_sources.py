@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.config.sections.tasks import TaskSettings
+from turnwise.config.schema import TaskSettings
 from turnwise.loop.build import build_tasks
 from turnwise.protocols import TaskSource
 from turnwise.rollout.worlds import worlds_of

@@ -14,7 +14,7 @@ import torch
 
 from tests.clock import HANG_S
 from turnwise.app.run import train
-from turnwise.config.registry import LOSSES
+from turnwise.config.component import LOSSES
 from turnwise.deps import LearnerSite
 from turnwise.engine.vllm import process
 from turnwise.engine.vllm.engine import VllmEngine

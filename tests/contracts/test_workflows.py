@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.unit.rollout.worlds import WordWorld, make_proxy, make_states
-from turnwise.config.registry import WORKFLOWS
+from turnwise.config.component import WORKFLOWS
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import ConfigError, EngineError
 from turnwise.experience.build import build_experiences

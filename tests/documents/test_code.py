@@ -16,7 +16,7 @@ import pytest
 
 import turnwise as tw
 from tests.small_run import SMALL_MODEL, without_plots
-from turnwise.config.registry import Registry
+from turnwise.config.component import Registry
 from turnwise.rollout.agents import EnvironmentAgent
 
 from .blocks import needs_documents, read_blocks

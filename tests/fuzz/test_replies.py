@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.config.registry import CALL_PARSERS
-from turnwise.config.sections.context import AnswerFormat
+from turnwise.config.component import CALL_PARSERS
+from turnwise.config.schema import AnswerFormat
 from turnwise.context.answer import parse_answer
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import reset_env, step_env

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from turnwise.config.load import load_settings
-from turnwise.config.sections.warm_start import OracleWarmStart
+from turnwise.config.schema import OracleWarmStart
 from turnwise.loop.evaluate import evaluate_policy, measure_baselines
 from turnwise.loop.parts import TrainParts
 from turnwise.loop.serial import LoopStep, train_serial

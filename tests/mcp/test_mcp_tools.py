@@ -22,7 +22,7 @@ from tests.mcp.house import shared_address
 from tests.small_run import SMALL_LAKE, without_plots
 from tests.unit.rollout.worlds import make_proxy, make_states
 from turnwise.app.run import train
-from turnwise.config.sections.context import ContextSettings
+from turnwise.config.schema import ContextSettings
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import ConfigError
 from turnwise.rollout.limits import Limits, RunnerLimits

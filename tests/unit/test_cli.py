@@ -22,8 +22,8 @@ import yaml
 import turnwise
 from turnwise.app.run import Run, train
 from turnwise.cli import COMMANDS, build_parser, main, parse_overrides
+from turnwise.config.component import CREDITS
 from turnwise.config.load import load_settings
-from turnwise.config.registry import CREDITS
 from turnwise.errors import LearnError
 from turnwise.lab.worlds import WORLDS
 from turnwise.learn.trainer import Trainer

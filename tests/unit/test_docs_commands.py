@@ -22,9 +22,9 @@ from turnwise.app.length import settle_length
 from turnwise.app.policies import find_policy
 from turnwise.app.refusals import refuse_what_cannot_run
 from turnwise.cli import build_parser, parse_overrides
+from turnwise.config.component import ENVS
 from turnwise.config.load import Loaded, load_settings, parse_params
 from turnwise.config.recipes import list_recipes
-from turnwise.config.registry import ENVS
 from turnwise.envs.make import make_env
 
 from .docs_reader import (

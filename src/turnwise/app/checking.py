@@ -18,9 +18,9 @@ from turnwise.app.length import settle_length
 from turnwise.app.refusals import refuse_what_cannot_run
 from turnwise.app.tables import show_rows
 from turnwise.config.checks import find_no_effect
+from turnwise.config.component import ENVS
 from turnwise.config.load import dump_settings, load_recipe, parse_params, translate_file
 from turnwise.config.recipes import find_recipe, list_recipes
-from turnwise.config.registry import ENVS
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.trust import only_looking
 from turnwise.envs.check import check_env

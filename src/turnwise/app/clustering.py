@@ -18,8 +18,7 @@ from rich.console import Console
 from turnwise.app.checkpointer import sound_checkpoint
 from turnwise.app.set_up import Evaluator, Workers, open_workers
 from turnwise.app.training import Training
-from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.sections.cluster import RayCluster
+from turnwise.config.schema import RayCluster, TurnwiseSettings
 from turnwise.errors import LostError
 from turnwise.hooks import Callback
 from turnwise.loop.cluster.crew import Crew, Hiring

@@ -20,9 +20,9 @@ from turnwise.app.foreign import default_recipe, to_recipe, to_translation_rows
 from turnwise.app.length import settle_length
 from turnwise.app.refusals import refuse_what_cannot_run
 from turnwise.app.tables import show_rows
+from turnwise.config.component import ENVS
 from turnwise.config.load import load_recipe, load_settings, parse_params, translate_file
 from turnwise.config.recipes import find_named, refuse_endless_name
-from turnwise.config.registry import ENVS
 from turnwise.config.trust import only_looking
 from turnwise.envs.boundary import closing_env
 from turnwise.envs.make import make_env

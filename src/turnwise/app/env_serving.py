@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from turnwise.config.packages import require_package
+from turnwise.config.settings import require_package
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import close_env, closing_env, describe_env, reset_env, step_env
 from turnwise.envs.isolation import IsolatedEnv

@@ -13,8 +13,7 @@ from turnwise.app.first_look import FirstLook
 from turnwise.app.models import describe_set_up, resolve_model
 from turnwise.app.recording import engine_metrics
 from turnwise.app.set_up import announce
-from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.sections.warm_start import OracleWarmStart
+from turnwise.config.schema import OracleWarmStart, TurnwiseSettings
 from turnwise.infra.atomic_files import encode_object, write_whole
 from turnwise.infra.wait_tracking import show_waits
 from turnwise.loop.build import build_explore, build_learn, build_play

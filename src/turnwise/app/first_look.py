@@ -13,8 +13,7 @@ from rich.console import Console
 
 from turnwise.app.doctor.probe import replies_of
 from turnwise.app.misfits import Misfit, quoted, tell_misfits
-from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.sections.context import ContextSettings
+from turnwise.config.schema import ContextSettings, TurnwiseSettings
 from turnwise.infra.untrusted import show_success
 from turnwise.loop.explore import Explored
 from turnwise.protocols import ChatTemplate

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from turnwise import __version__
 from turnwise.app.models import NAMES
-from turnwise.config.registry import ENVS
+from turnwise.config.component import ENVS
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.learn.model_files import is_hub_name
 from turnwise.report.intervals import recorded_interval, show_share

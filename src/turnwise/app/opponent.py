@@ -15,7 +15,7 @@ from pathlib import Path
 from turnwise.app.models import resolve_path
 from turnwise.app.run import Run
 from turnwise.config.load import load_settings
-from turnwise.config.sections.context import ContextSettings
+from turnwise.config.schema import ContextSettings
 from turnwise.context.answer import parse_answer
 from turnwise.context.recorder import Recorder
 from turnwise.context.window import show_history

@@ -9,10 +9,9 @@ from turnwise.app.misfits import find_misfits
 from turnwise.app.models import note_on, read_shape
 from turnwise.app.plan_peak import plan_peak
 from turnwise.config.checks import find_no_effect
-from turnwise.config.pretrained import Change
-from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.sections.reward import ModelJudgeSettings
-from turnwise.config.sections.warm_start import LessonSettings
+from turnwise.config.load import Change
+from turnwise.config.schema import LessonSettings, TurnwiseSettings
+from turnwise.config.schema_learn import ModelJudgeSettings
 from turnwise.learn.bfloat16 import warn_of_slow_bfloat16
 from turnwise.learn.memory import MemoryReport, ModelMemory, bytes_per_rank, report_memory, size_words
 from turnwise.learn.peak import Peak, describe_peak

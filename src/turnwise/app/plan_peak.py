@@ -8,8 +8,7 @@ from transformers import PreTrainedConfig
 
 from turnwise.app.models import find_here
 from turnwise.app.preview import play_first_call
-from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.sections.model import Lora
+from turnwise.config.schema import Lora, TurnwiseSettings
 from turnwise.infra.threads import run_async
 from turnwise.learn.activations import LayerShape, pass_size_of
 from turnwise.learn.memory import MemoryReport

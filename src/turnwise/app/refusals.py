@@ -15,10 +15,8 @@ from pathlib import Path
 
 from turnwise.app.length import settle_length
 from turnwise.config.checks import find_contradictions
-from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.sections.learn import FilePtx, OraclePtx
-from turnwise.config.sections.reward import ModelJudgeSettings
-from turnwise.config.sections.warm_start import EndpointWarmStart, LessonSettings, NoWarmStart, OracleWarmStart
+from turnwise.config.schema import EndpointWarmStart, LessonSettings, NoWarmStart, OracleWarmStart, TurnwiseSettings
+from turnwise.config.schema_learn import FilePtx, ModelJudgeSettings, OraclePtx
 from turnwise.config.trust import DistrustError, refuse_stranger
 from turnwise.engine.openai_address import Endpoint
 from turnwise.envs.boundary import close_env, reset_env

@@ -19,10 +19,9 @@ from turnwise.app.models import require_reachable
 from turnwise.app.policies import find_policy, newest_checkpoint, open_policy
 from turnwise.app.refusals import refuse_what_cannot_run
 from turnwise.app.training import Training
-from turnwise.config.load import Loaded, dump_settings, load_recipe, load_settings
-from turnwise.config.pretrained import Change
+from turnwise.config.load import Change, Loaded, dump_settings, load_recipe, load_settings
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.secrets import find_secrets, is_hidden
+from turnwise.config.trust import find_secrets, is_hidden
 from turnwise.errors import ConfigError
 from turnwise.hooks import Callback
 from turnwise.infra.atomic_files import read_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from turnwise.config.registry import ENVS
+from turnwise.config.component import ENVS
 from turnwise.context.answer import render_answer
 from turnwise.context.window import write_preamble
 from turnwise.envs.base import BaseEnv

@@ -28,8 +28,8 @@ from turnwise.app.policies import find_policy, names_a_model
 from turnwise.app.refusals import refuse_what_cannot_run
 from turnwise.app.run import Run
 from turnwise.config.checks import is_shared
+from turnwise.config.component import BUFFERS, TRANSPORTS
 from turnwise.config.load import dump_settings, load_settings
-from turnwise.config.registry import BUFFERS, TRANSPORTS
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError
 from turnwise.experience.build import build_experiences

@@ -17,8 +17,7 @@ from turnwise.app.models import describe_set_up, resolve_model
 from turnwise.app.plan import judge_path
 from turnwise.app.progress import Progress
 from turnwise.config.checks import find_no_effect
-from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.sections.warm_start import LessonSettings
+from turnwise.config.schema import LessonSettings, TurnwiseSettings
 from turnwise.infra.atomic_files import write_whole
 from turnwise.learn.bfloat16 import warn_of_slow_bfloat16
 from turnwise.learn.checkpoint import resumed_model

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from turnwise.config.registry import CREDITS
+from turnwise.config.component import CREDITS
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import Finding
 from turnwise.report.console import print_notice

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.audit.breach import Breach
-from turnwise.config.sections import learn as learning
+from turnwise.config import schema_learn as learning
 from turnwise.types import Annotations, Batch, Sample, StepReport, UpdateTrace
 
 Floats = NDArray[np.float64]

@@ -11,10 +11,7 @@ from typing import TypeAlias, cast
 
 from pydantic import ValidationError
 
-from turnwise.config.choices import Choice, chosen_in
-from turnwise.config.load import env_params
-from turnwise.config.problems import describe_problems
-from turnwise.config.registry import (
+from turnwise.config.component import (
     BUFFERS,
     CREDITS,
     ENVS,
@@ -26,16 +23,18 @@ from turnwise.config.registry import (
     import_reward_function,
     import_shaping,
 )
-from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.sections.cluster import RayCluster
-from turnwise.config.sections.context import ContextSettings
-from turnwise.config.sections.engine import VllmEngineParams
-from turnwise.config.sections.env import EnvSettings
-from turnwise.config.sections.learn import NoCritic
-from turnwise.config.sections.reward import FunctionJudgeSettings, ModelJudgeSettings, NoFilter, NoJudge
-from turnwise.config.sections.rollout import RayIsolation
-from turnwise.config.sections.warm_start import EndpointWarmStart
-from turnwise.config.settings import Settings
+from turnwise.config.kinds import Choice, EnvSettings, VllmEngineParams
+from turnwise.config.load import env_params
+from turnwise.config.schema import (
+    ContextSettings,
+    EndpointWarmStart,
+    RayCluster,
+    RayIsolation,
+    TurnwiseSettings,
+    chosen_in,
+)
+from turnwise.config.schema_learn import FunctionJudgeSettings, ModelJudgeSettings, NoCritic, NoFilter, NoJudge
+from turnwise.config.settings import Settings, describe_problems
 from turnwise.config.trust import DistrustError, as_far_as_seen
 from turnwise.errors import ConfigError
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turnwise.config.sections.context import AnswerFormat
+from turnwise.config.schema import AnswerFormat
 
 _THINK, _END_THINK = "<think>", "</think>"
 _ANSWER, _END_ANSWER = "<answer>", "</answer>"

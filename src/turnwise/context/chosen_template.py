@@ -15,7 +15,7 @@ from jinja2.exceptions import SecurityError, TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
 from turnwise.chat_templates import render_chat
-from turnwise.config.sections.context import ContextSettings
+from turnwise.config.schema import ContextSettings
 from turnwise.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from turnwise.config.sections.context import ContextSettings
+from turnwise.config.schema import ContextSettings
 from turnwise.context.answer import parse_answer
 from turnwise.context.recorder import Prompt, Recorder, completion_of
 from turnwise.context.template import LearnedTemplate

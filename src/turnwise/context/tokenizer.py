@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from turnwise.chat_templates import render_chat
-from turnwise.config.sections.context import ContextSettings
+from turnwise.config.schema import ContextSettings
 from turnwise.context.chosen_template import choose_template
 from turnwise.context.messages import Dialect, write_message
 from turnwise.errors import ModelError

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from turnwise.config.registry import CALL_PARSERS
+from turnwise.config.component import CALL_PARSERS
 from turnwise.context.messages import Dialect, write_json
 from turnwise.context.slots import ASKED, EndOfTurn
 from turnwise.context.tokenizer import Codec, ControlGuard

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from turnwise.config.sections.context import ContextSettings
+from turnwise.config.schema import ContextSettings
 from turnwise.context.answer import describe_invalid, format_instructions
 from turnwise.rollout_io import EnvDescription, HistoryEntry
 from turnwise.types import Message

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from turnwise.config.sections.reward import NormaliseGrouping, NormaliseMethod
+from turnwise.config.schema_learn import NormaliseGrouping, NormaliseMethod
 from turnwise.credit.group import EPSILON, group_mean_std
 from turnwise.credit.layout import Floats, Ints, PlayedTokens, number_densely, play_back
 from turnwise.types import Annotations, Experience

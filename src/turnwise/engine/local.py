@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from turnwise.config.sections.engine import LocalEngineParams
+from turnwise.config.kinds import LocalEngineParams
 from turnwise.deps import EngineSite
 from turnwise.engine.pass_costs import PassCosts
 from turnwise.engine.rows import Row

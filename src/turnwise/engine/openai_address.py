@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from turnwise.config.packages import require_package
-from turnwise.config.sections.endpoint import EndpointSettings
+from turnwise.config.kinds import EndpointSettings
+from turnwise.config.settings import require_package
 from turnwise.engine.openai_words import explain
 from turnwise.errors import ConfigError, TurnwiseError, did_you_mean
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.config.sections.endpoint import EndpointSettings
-from turnwise.config.sections.engine import OpenAiEngineParams
+from turnwise.config.kinds import EndpointSettings, OpenAiEngineParams
 from turnwise.deps import EngineSite
 from turnwise.engine.openai_address import Endpoint
 from turnwise.engine.openai_words import Wording, read_reply, wrong_parameter

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from turnwise.config.sections.endpoint import EndpointSettings
+from turnwise.config.kinds import EndpointSettings
 from turnwise.errors import ContextOverflow, EngineError, TurnwiseError
 from turnwise.infra.parsing import parse_json
 from turnwise.types import FinishReason, GenerateRequest, ImagePart, Message, Part, ToolCall

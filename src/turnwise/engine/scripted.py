@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from turnwise.config.sections.engine import ScriptedEngineParams
+from turnwise.config.kinds import ScriptedEngineParams
 from turnwise.deps import EngineSite
 from turnwise.infra.digests import complete
 from turnwise.types import Alternatives, Completion, FinishReason, FloatArray, GenerateRequest, IntArray, Metrics

@@ -13,8 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ValidationError
 
-from turnwise.config.problems import describe_problems
-from turnwise.config.settings import Settings
+from turnwise.config.settings import Settings, describe_problems
 from turnwise.errors import ConfigError, EnvError, TaskError
 
 REQUIRED_INFO_KEYS = ("success", "action_is_valid", "action_is_effective")

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from typing import Any, cast
 
-from turnwise.config.registry import ENVS
+from turnwise.config.component import ENVS
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.check import check_env
 from turnwise.envs.make import make_env

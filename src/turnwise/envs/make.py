@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 
-from turnwise.config.registry import ENVS
+from turnwise.config.component import ENVS
 from turnwise.envs.base import BaseEnv
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.infra.untrusted import tell_error

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from turnwise.config.packages import require_package
+from turnwise.config.settings import require_package
 from turnwise.envs.isolation import RemoteEnv
 from turnwise.envs.make import make_env
 from turnwise.envs.served import answer_call, introduce, tell_error

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from turnwise.config.sections.buffer import BufferSettings, BufferUnit
+from turnwise.config.schema import BufferSettings, BufferUnit
 from turnwise.deps import BufferSite
 from turnwise.experience.codec import decode_group, encode_group
 from turnwise.experience.priorities import Newest, group_version, priority_seed

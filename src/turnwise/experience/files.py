@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.config.packages import require_package
+from turnwise.config.settings import require_package
 from turnwise.errors import StoreError
 from turnwise.infra.atomic_files import whole_file
 from turnwise.infra.parsing import parse_json

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from turnwise.config.sections.buffer import BufferSettings
+from turnwise.config.schema import BufferSettings
 from turnwise.deps import BufferSite
 from turnwise.errors import ConfigError, StoreError
 from turnwise.experience.buffer import BufferRules, count_tokens, rules_of, split_groups

@@ -14,9 +14,9 @@ from typing import Any, cast
 import numpy as np
 from pydantic import ValidationError
 
+from turnwise.config.component import CREDITS
 from turnwise.config.load import parse_params
-from turnwise.config.problems import describe_problems
-from turnwise.config.registry import CREDITS
+from turnwise.config.settings import describe_problems
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.lab.exact import Exact, solve
 from turnwise.lab.play import Plays, play_groups, spread_over_row

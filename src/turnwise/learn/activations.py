@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PreTrainedConfig
 
-from turnwise.config.sections.learn import LearnSettings
-from turnwise.config.sections.model import Lora, ModelSettings
+from turnwise.config.schema import Lora, ModelSettings
+from turnwise.config.schema_learn import LearnSettings
 from turnwise.pretrained import torch_dtype
 
 MOST_TOKENS = 8192

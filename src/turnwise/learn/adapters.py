@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from turnwise.config.sections.model import Lora, ModelSettings
+from turnwise.config.schema import Lora, ModelSettings
 from turnwise.errors import ConfigError
 from turnwise.learn.models import cast_frozen
 from turnwise.learn.whole import piece_like, read_whole, write_whole

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import torch
 
-from turnwise.config.sections.model import ModelSettings
+from turnwise.config.schema import ModelSettings
 from turnwise.config.settings import Settings
 
 _WIDTH = 512

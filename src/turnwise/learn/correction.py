@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from turnwise.config.sections.learn import ImportanceCorrection
+from turnwise.config.schema_learn import ImportanceCorrection
 from turnwise.types import FloatArray
 
 

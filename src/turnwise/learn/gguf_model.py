@@ -18,7 +18,7 @@ import torch
 from tokenizers import pre_tokenizers
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from turnwise.config.packages import require_package
+from turnwise.config.settings import require_package
 from turnwise.errors import ModelError
 from turnwise.learn.tiny_model import find_or_make, made_folder
 from turnwise.pretrained import load_causal_model, load_tokenizer_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from turnwise.config.sections.learn import KlReward
+from turnwise.config.schema_learn import KlReward
 from turnwise.learn.losses import estimate_kl
 from turnwise.types import BoolArray, FloatArray
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from turnwise.config.sections.learn import KlEstimator
-from turnwise.config.sections.learn_loss import CispoParams, GspoParams, OpmdLossParams, PpoClipParams, SapoParams
+from turnwise.config.schema_learn import CispoParams, GspoParams, KlEstimator, OpmdLossParams, PpoClipParams, SapoParams
 from turnwise.config.settings import Settings
 
 

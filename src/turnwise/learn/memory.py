@@ -13,13 +13,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
-from turnwise.config.sections import learn as learning
-from turnwise.config.sections.learn_parallel import FsdpRanks
-from turnwise.config.sections.model import Lora, ModelSettings, NoLora
+from turnwise.config import schema_learn as learning
+from turnwise.config.schema import Lora, ModelSettings, NoLora
+from turnwise.config.schema_learn import FsdpRanks, is_offloaded
 from turnwise.errors import ModelError
 from turnwise.learn.adapters import add_adapter
 from turnwise.learn.policy import ValueHead
-from turnwise.learn.reference import is_offloaded
 from turnwise.learn.tiny_reward import tiny_reward_config
 from turnwise.pretrained import load_config, make_causal_model, torch_dtype
 

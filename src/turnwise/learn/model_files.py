@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
-from turnwise.config.sections.model import Lora, ModelSettings
+from turnwise.config.schema import Lora, ModelSettings
 from turnwise.errors import ModelError
 from turnwise.learn.adapters import add_adapter
 from turnwise.learn.models import checkpoint_gradients

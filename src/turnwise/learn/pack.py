@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnwise.config.sections.learn import Aggregation
+from turnwise.config.schema_learn import Aggregation
 from turnwise.learn.families import Families, find_families
 from turnwise.types import Batch, Experience, FloatArray, Sample, TrajectoryId
 

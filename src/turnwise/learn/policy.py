@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from turnwise.config.sections import learn as learning
+from turnwise.config import schema_learn as learning
 from turnwise.errors import ModelError
 from turnwise.learn.families import run_families, shares_prompts
 from turnwise.learn.head import Head

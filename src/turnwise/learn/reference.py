@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from turnwise.config.sections import learn as learning
+from turnwise.config import schema_learn as learning
+from turnwise.config.schema_learn import is_offloaded
 from turnwise.learn.adapters import adapter_off, has_adapter
 from turnwise.learn.models import cache_folder, cast_parameters
 from turnwise.learn.pack import MicroBatch
@@ -82,11 +83,6 @@ def make_reference(settings: learning.LearnSettings, actor: PolicyModel) -> Refe
         cast_parameters(frozen, actor.dtype)
     make = OffloadedPolicy if is_offloaded(settings) else PolicyModel
     return make(frozen, actor.temperature)
-
-
-def is_offloaded(settings: learning.LearnSettings) -> bool:
-    """Ranks that hold pieces have a way of their own."""
-    return not isinstance(settings.kl, learning.NoKl) and settings.kl.offload and settings.parallel.type != "fsdp"
 
 
 def freeze(reference: PolicyModel, policy: PreTrainedModel) -> None:

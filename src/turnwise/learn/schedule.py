@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from turnwise.config.sections.learn import LearnSettings, ModelCritic, OptimSettings
+from turnwise.config.schema_learn import LearnSettings, ModelCritic, OptimSettings
 
 
 def learning_rate_share(optim: OptimSettings, step: int, num_steps: int) -> float:

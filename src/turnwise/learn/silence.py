@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from turnwise.config.sections import learn as learning
+from turnwise.config import schema_learn as learning
 from turnwise.protocols import PolicyLoss
 from turnwise.types import Batch
 

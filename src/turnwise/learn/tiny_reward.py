@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
-from turnwise.config.sections.model import TinySettings
+from turnwise.config.schema import TinySettings
 from turnwise.learn.reward_model import ConversationReader
 from turnwise.learn.tiny_model import find_or_make, fit_tokenizer, tiny_config
 from turnwise.types import Message

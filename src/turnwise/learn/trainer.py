@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from turnwise.config.sections import learn as learning
-from turnwise.config.sections.model import Lora, ModelSettings
+from turnwise.config import schema_learn as learning
+from turnwise.config.schema import Lora, ModelSettings
 from turnwise.deps import LearnerSite
 from turnwise.errors import LearnError
 from turnwise.infra.process_state import return_freed_memory

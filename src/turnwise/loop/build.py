@@ -16,7 +16,7 @@ from typing import Any, cast
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turnwise.config.checks import rewards_have_a_source
-from turnwise.config.registry import (
+from turnwise.config.component import (
     CREDITS,
     ENGINES,
     LEARNERS,
@@ -27,9 +27,9 @@ from turnwise.config.registry import (
     import_reward_function,
     import_shaping,
 )
+from turnwise.config.kinds import EndpointSettings
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.sections.endpoint import EndpointSettings
-from turnwise.config.sections.reward import FunctionJudgeSettings, ModelJudgeSettings, NoJudge
+from turnwise.config.schema_learn import FunctionJudgeSettings, ModelJudgeSettings, NoJudge
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
 from turnwise.deps import EngineSite, LearnerSite, TransportSite

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from turnwise.config.registry import import_rule
+from turnwise.config.component import import_rule
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import closing_env, reset_env

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from turnwise.config.sections.reward import NoFilter
+from turnwise.config.schema_learn import NoFilter
 from turnwise.infra.digests import seal_groups
 from turnwise.infra.threads import count_left_behind
 from turnwise.loop.parts import ExploreParts

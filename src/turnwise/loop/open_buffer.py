@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
-from turnwise.config.registry import BUFFERS, PRIORITIES
+from turnwise.config.component import BUFFERS, PRIORITIES
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.deps import BufferSite
 from turnwise.protocols import Buffer

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from turnwise.config.load import load_settings
-from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.sections.context import ContextSettings
+from turnwise.config.schema import ContextSettings, TurnwiseSettings
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
 from turnwise.deps import EngineSite

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.sections.reward import NoFilter
+from turnwise.config.schema_learn import NoFilter
 from turnwise.experience.build import build_experiences
 from turnwise.experience.files import read_experiences
 from turnwise.infra.threads import unbroken

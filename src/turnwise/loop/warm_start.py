@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from turnwise.config.sections.learn import FilePtx, NoPtx, OraclePtx
-from turnwise.config.sections.warm_start import EndpointWarmStart, LessonSettings
+from turnwise.config.schema import EndpointWarmStart, LessonSettings
+from turnwise.config.schema_learn import FilePtx, NoPtx, OraclePtx
 from turnwise.context.recorder import require_end_of_turn
 from turnwise.errors import ConfigError, ContextOverflow, LearnError, ModelError
 from turnwise.experience.build import split_trajectory

@@ -10,7 +10,7 @@ from collections import deque
 from enum import Enum, auto
 from statistics import fmean, median
 
-from turnwise.config.sections.watch import WatchSettings
+from turnwise.config.schema import WatchSettings
 from turnwise.types import Metrics
 
 SUCCESS, RETURN, INVALID = "rollout/success", "rollout/return", "rollout/invalid_actions"

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from turnwise.config.packages import require_package
-from turnwise.config.registry import TRACKERS
+from turnwise.config.component import TRACKERS
+from turnwise.config.settings import require_package
 from turnwise.infra.seeds import fingerprint
 from turnwise.protocols import Sink
 from turnwise.types import Metrics

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from turnwise.config.sections.watch import WatchSettings
+from turnwise.config.schema import WatchSettings
 from turnwise.errors import Finding
 from turnwise.report.history import (
     BEHAVIOR_GAP,

@@ -20,7 +20,7 @@ from itertools import count, zip_longest
 from types import MappingProxyType
 from typing import Any
 
-from turnwise.config.sections.context import ContextSettings
+from turnwise.config.schema import ContextSettings
 from turnwise.context.trajectory import make_trajectory
 from turnwise.errors import ConfigError, ContextOverflow, EngineError, EnvError, WorkflowError
 from turnwise.infra.digests import seal_turns

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
-from turnwise.config.registry import import_target
+from turnwise.config.component import import_target
 from turnwise.context.answer import describe_invalid, parse_answer
 from turnwise.context.recorder import Response
 from turnwise.context.window import write_preamble

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from turnwise.config.registry import import_target
+from turnwise.config.component import import_target
 from turnwise.context.recorder import Response
 from turnwise.errors import ConfigError, RewardError
 from turnwise.rollout.environment import StepWiseEnvironmentWorkflow

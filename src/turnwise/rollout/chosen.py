@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import inspect
 
-from turnwise.config.registry import WORKFLOWS
+from turnwise.config.component import WORKFLOWS
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.sections.learn import FilePtx
+from turnwise.config.schema_learn import FilePtx
 from turnwise.envs.boundary import closing_env
 from turnwise.envs.prompts.files import Fields, read_prompts
 from turnwise.errors import ConfigError

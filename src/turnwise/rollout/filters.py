@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.config.sections.reward import FilterScore, NoFilter, ThresholdFilter, TopKFilter, TopPFilter
+from turnwise.config.schema_learn import FilterScore, NoFilter, ThresholdFilter, TopKFilter, TopPFilter
 from turnwise.types import Group
 
 Scores = NDArray[np.float64]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import SupportsFloat
 
-from turnwise.config.sections.reward import BesideEnv
+from turnwise.config.schema_learn import BesideEnv
 from turnwise.errors import RewardError
 from turnwise.infra.threads import DaemonThreads
 from turnwise.infra.untrusted import read_reward, show, tell_error

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from turnwise.config.packages import require_package
+from turnwise.config.settings import require_package
 
 ASKED_BY = "rollout.workflow 'mcp_tools'"
 MAX_MESSAGE_BYTES = 1 << 20

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from turnwise.config.sections.context import ContextSettings
+from turnwise.config.schema import ContextSettings
 from turnwise.protocols import ChatTemplate, Engine
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.types import Sampling, Task

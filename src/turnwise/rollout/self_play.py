@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self, cast
 
-from turnwise.config.registry import CREDITS, ENVS
-from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.sections.rollout import NoIsolation
+from turnwise.config.component import CREDITS, ENVS
+from turnwise.config.schema import NoIsolation, TurnwiseSettings
 from turnwise.context.answer import ParsedAnswer, parse_answer
 from turnwise.envs.boundary import describe_env
 from turnwise.envs.two_player import GAME_METHODS

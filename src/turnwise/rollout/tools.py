@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from turnwise.config.registry import import_target
+from turnwise.config.component import import_target
 from turnwise.errors import ConfigError
 from turnwise.infra.untrusted import tell_error
 from turnwise.types import Message, ToolCall, ToolSchema

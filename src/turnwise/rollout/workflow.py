@@ -15,8 +15,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.sections.context import ContextSettings
+from turnwise.config.schema import ContextSettings, TurnwiseSettings
 from turnwise.context.trajectory import make_trajectory
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import closing_env

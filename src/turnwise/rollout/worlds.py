@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from turnwise.config.component import ENVS, gives_no_rewards
+from turnwise.config.kinds import EnvSettings
 from turnwise.config.load import env_params
-from turnwise.config.registry import ENVS, gives_no_rewards
-from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.sections.context import ContextSettings
-from turnwise.config.sections.env import EnvSettings
-from turnwise.config.sections.rollout import NoIsolation, ProcessIsolation, RayIsolation
+from turnwise.config.schema import ContextSettings, NoIsolation, ProcessIsolation, RayIsolation, TurnwiseSettings
 from turnwise.envs.adapters.foreign import ForeignWorld
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import closing_env, count_tasks

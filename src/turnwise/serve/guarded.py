@@ -15,7 +15,7 @@ from functools import cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from turnwise.config.packages import require_package
+from turnwise.config.settings import require_package
 from turnwise.errors import ServeError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, TypeAlias
 
-from turnwise.config.packages import require_package
+from turnwise.config.settings import require_package
 from turnwise.errors import ServeError
 from turnwise.infra.untrusted import tell_error
 from turnwise.serve.guarded import HttpLimits, error_content, guarded_protocol, too_long_head

@@ -16,7 +16,7 @@ from functools import partial
 from itertools import count
 from typing import Any, NoReturn
 
-from turnwise.config.registry import import_target
+from turnwise.config.component import import_target
 from turnwise.errors import ConfigError, EngineError, RewardError, ServeError
 from turnwise.rollout.workflow import Workflow
 from turnwise.rollout_io import TurnFacts

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Protocol
 
-from turnwise.config.sections.context import ContextSettings
+from turnwise.config.schema import ContextSettings
 from turnwise.context.recorder import Response
 from turnwise.context.trajectory import make_trajectory
 from turnwise.errors import RewardError, ServeError

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from safetensors.torch import load, save
 
-from turnwise.config.sections.sync import SyncSettings
+from turnwise.config.schema import SyncSettings
 from turnwise.deps import TransportSite
 from turnwise.errors import ConfigError, SyncError
 from turnwise.infra.atomic_files import write_whole

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from turnwise.config.sections.sync import SyncSettings
+from turnwise.config.schema import SyncSettings
 from turnwise.deps import TransportSite
 from turnwise.protocols import Engine, PolicyMark, Weights
 

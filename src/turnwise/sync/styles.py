@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from turnwise.config.sections.sync import SyncSettings, SyncStyle
+from turnwise.config.schema import SyncSettings, SyncStyle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from turnwise.config.registry import CREDITS
+from turnwise.config.component import CREDITS
 from turnwise.report.learning_record.tokens import StepTokens
 from turnwise.types import Annotations, Experience, FloatArray, Sample
 from turnwise.view.tokens import plain, tokens_of

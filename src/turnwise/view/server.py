@@ -18,7 +18,7 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl
 
-from turnwise.config.packages import require_package
+from turnwise.config.settings import require_package
 from turnwise.errors import ConfigError, RunError, TurnwiseError, did_you_mean
 from turnwise.view.answers import ANSWERS
 from turnwise.view.assets import ASSETS, read_asset

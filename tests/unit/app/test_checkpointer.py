@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from tests.unit.learn.parts import copy_of, is_equal, make_batch, make_model, make_trainer
 from turnwise.app.checkpointer import load_checkpoint, save_checkpoint
 from turnwise.app.progress import Progress
-from turnwise.config.sections.model import TinySettings
+from turnwise.config.schema import TinySettings
 from turnwise.errors import RunError
 from turnwise.infra.atomic_files import tell_trouble
 from turnwise.learn.checkpoint import resumed_model

@@ -12,7 +12,7 @@ import pytest
 import turnwise as tw
 from turnwise.app import recording
 from turnwise.app.run import Run, resume, train
-from turnwise.config.sections.learn_loss import PpoClipParams
+from turnwise.config.schema_learn import PpoClipParams
 from turnwise.credit.bi_level import BiLevelGae
 from turnwise.errors import RunError
 from turnwise.learn.losses import PpoClip

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from turnwise.app import recording
 from turnwise.app.run import Run, evaluate, resume, train
-from turnwise.config.sections.loop import LoopSettings
+from turnwise.config.kinds import LoopSettings
 from turnwise.errors import ConfigError, LearnError, ModelError, RunError
 from turnwise.learn.trainer import Trainer
 from turnwise.loop import stages

@@ -8,7 +8,7 @@ import pytest
 from tests.unit.audit.played import played_group
 from turnwise.audit.loss_oracle import check_penalties, check_update
 from turnwise.config.load import load_settings
-from turnwise.config.sections.learn import Aggregation, KlLoss, KlReward, LearnSettings
+from turnwise.config.schema_learn import Aggregation, KlLoss, KlReward, LearnSettings
 from turnwise.learn.pack import pack
 from turnwise.types import Annotations, Batch, Sample, StepReport, UpdateTrace
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from turnwise.audit.loss_oracle import check_update
+from turnwise.config.component import LOSSES
 from turnwise.config.load import load_settings
-from turnwise.config.registry import LOSSES
-from turnwise.config.sections.learn import LearnSettings
+from turnwise.config.schema_learn import LearnSettings
 from turnwise.types import Batch, StepReport, UpdateTrace
 
 LOSS_SETTINGS = {

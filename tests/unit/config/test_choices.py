@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from turnwise.config.checks import check_settings
-from turnwise.config.choices import CHOICES, Choice, read_section
+from turnwise.config.kinds import Choice
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.config.recipes import list_recipes
+from turnwise.config.schema import CHOICES, read_section
 from turnwise.config.settings import Settings
 from turnwise.errors import ConfigError
 

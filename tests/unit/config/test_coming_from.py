@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.config.choices import CHOICES
 from turnwise.config.dialects.known import ALIGN_ANYTHING, DIALECTS, RAGEN, TRINITY, VERL
 from turnwise.config.dialects.table import Dialect
-from turnwise.config.schema import TurnwiseSettings
+from turnwise.config.schema import CHOICES, TurnwiseSettings
 from turnwise.config.settings import Settings
 
 SHARED = Path(__file__).parents[4] / "shared" / "reference" / "dialects.md"

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.config.lenient import load_what_can_be
-from turnwise.config.load import load_settings
+from turnwise.config.load import load_settings, load_what_can_be
 from turnwise.errors import ConfigError
 
 LAKE: dict[str, Any] = {"env": {"type": "frozen_lake"}, "learn": {"steps": 7}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from turnwise.config.load import dump_settings, load_settings
-from turnwise.config.sections.model import Lora
+from turnwise.config.schema import Lora
 from turnwise.errors import ConfigError
 
 LAKE = {"env": {"type": "frozen_lake"}}

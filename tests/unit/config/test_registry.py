@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from turnwise.config.component import CREDITS, ENGINES, ENVS, LOSSES, WORKFLOWS, Alias, Registry
 from turnwise.config.load import load_settings
-from turnwise.config.registry import CREDITS, ENGINES, ENVS, LOSSES, WORKFLOWS, Alias, Registry
 from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError
 

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from turnwise.config.load import dump_settings, load_settings
-from turnwise.config.secrets import find_secrets
+from turnwise.config.trust import find_secrets
 from turnwise.errors import ConfigError
 
 KEY = "rollout.workflow_args.api_key"

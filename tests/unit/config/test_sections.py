@@ -19,4 +19,5 @@ def models_in(annotation: object) -> list[type[Settings]]:
 @pytest.mark.parametrize("section", SECTIONS)
 def test_the_settings_of_a_section_are_in_the_file_of_its_name(section: str) -> None:
     models = models_in(TurnwiseSettings.model_fields[section].annotation)
-    assert {model.__module__ for model in models} == {f"turnwise.config.sections.{section}"}
+    home = "schema_learn" if section in ("learn", "reward") else "schema"
+    assert {model.__module__ for model in models} <= {f"turnwise.config.{home}", "turnwise.config.kinds"}

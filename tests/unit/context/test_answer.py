@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from turnwise.config.sections.context import AnswerFormat
+from turnwise.config.schema import AnswerFormat
 from turnwise.context.answer import ParsedAnswer, format_instructions, parse_answer, render_answer
 
 _TYPES = ["answer", "think_answer", "plain"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.config.registry import CALL_PARSERS
+from turnwise.config.component import CALL_PARSERS
 from turnwise.context import call_parsers
 from turnwise.protocols import CallParser
 from turnwise.types import ToolCall

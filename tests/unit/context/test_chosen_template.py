@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from turnwise.config.load import load_settings
-from turnwise.config.sections.context import ContextSettings
+from turnwise.config.schema import ContextSettings
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
 from turnwise.errors import ConfigError, ModelError

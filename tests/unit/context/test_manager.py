@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.unit.rollout.worlds import make_proxy, make_states
-from turnwise.config.sections.context import AnswerFormat, ContextSettings
+from turnwise.config.schema import AnswerFormat, ContextSettings
 from turnwise.context.manager import ContextManager
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import ContextOverflow, WorkflowError

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.config.registry import CALL_PARSERS
+from turnwise.config.component import CALL_PARSERS
 from turnwise.context import tool_turns
 from turnwise.context.call_parsers import HermesCalls
 from turnwise.context.template import LearnedTemplate

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnwise.config.registry import CREDITS
+from turnwise.config.component import CREDITS
 from turnwise.credit.layout import play_back
 from turnwise.types import Annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnwise.config.registry import CREDITS
+from turnwise.config.component import CREDITS
 from turnwise.credit.bi_level import BiLevelGae, BiLevelGaeParams
 from turnwise.credit.gae import Gae, GaeParams
 from turnwise.credit.gigpo import Gigpo

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.config.sections.reward import NormaliseGrouping, NormaliseMethod
+from turnwise.config.schema_learn import NormaliseGrouping, NormaliseMethod
 from turnwise.credit.group import DrGrpo
 from turnwise.credit.remax import Remax
 from turnwise.credit.shaping import normalise_rewards

@@ -17,9 +17,9 @@ from tests.clock import HANG_S, LoopClock
 from tests.endpoints import AT_ONCE, Answer, FakeEndpoint, refusal, said, serving
 from tests.unit.context.chat_families import template_of
 from tests.unit.context.tool_families import tool_template
-from turnwise.config import packages
+from turnwise.config import settings as packages
+from turnwise.config.kinds import OpenAiEngineParams
 from turnwise.config.load import load_settings
-from turnwise.config.sections.engine import OpenAiEngineParams
 from turnwise.context.recorder import Recorder
 from turnwise.engine.openai_endpoint import OpenAiEngine
 from turnwise.errors import ConfigError, ContextOverflow, EngineError, TurnwiseError

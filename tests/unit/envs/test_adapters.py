@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from turnwise.config.component import ENVS, Registry
 from turnwise.config.load import dump_settings, load_settings
-from turnwise.config.registry import ENVS, Registry
 from turnwise.envs.adapters.foreign import MAX_REPLY_LENGTH, seed_for
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import reset_env, step_env

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from turnwise.config.registry import PRIORITIES
+from turnwise.config.component import PRIORITIES
 from turnwise.experience.buffer import BufferRules, MemoryBuffer
 from turnwise.experience.build import build_experiences
 from turnwise.experience.codec import decode_group

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from turnwise.config.registry import CREDITS
+from turnwise.config.component import CREDITS
 from turnwise.config.settings import Settings
 from turnwise.errors import ConfigError
 from turnwise.lab.credit import TRUTH, CreditStudy, WorldReport, make_rules, run_study, study_world

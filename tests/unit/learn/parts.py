@@ -10,9 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from turnwise.config.sections.learn import LearnSettings, OptimSettings
-from turnwise.config.sections.learn_loss import PpoClipParams
-from turnwise.config.sections.model import ModelSettings
+from turnwise.config.schema import ModelSettings
+from turnwise.config.schema_learn import LearnSettings, OptimSettings, PpoClipParams
 from turnwise.learn.losses import PpoClip
 from turnwise.learn.pack import MicroBatch, micro_batches, pack
 from turnwise.learn.trainer import Trainer

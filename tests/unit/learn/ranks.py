@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.unit.learn.doubled import DoubledTrainer
-from turnwise.config.choices import read_section
-from turnwise.config.sections.learn import LearnSettings
-from turnwise.config.sections.model import ModelSettings
+from turnwise.config.schema import ModelSettings, read_section
+from turnwise.config.schema_learn import LearnSettings
 from turnwise.deps import LearnerSite
 from turnwise.learn.losses import PpoClip
 from turnwise.learn.parallel.hosts import RankHosts

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from turnwise.config.sections.model import Lora
+from turnwise.config.schema import Lora
 from turnwise.errors import ConfigError
 from turnwise.learn.adapters import MergedWeights, adapter_off, add_adapter, fold_adapter
 from turnwise.learn.policy import PolicyModel

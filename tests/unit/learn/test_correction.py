@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.config.sections.learn import ImportanceCorrection
-from turnwise.config.sections.learn_loss import PpoClipParams
+from turnwise.config.schema_learn import ImportanceCorrection, PpoClipParams
 from turnwise.learn.correction import importance_weights
 
 from .parts import gradients, make_batch, make_model, make_trainer, one_micro_batch

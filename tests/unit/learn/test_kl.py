@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from turnwise.config.sections.learn import KlReward
+from turnwise.config.schema_learn import KlReward
 from turnwise.learn.kl import KlPrice
 
 from .parts import make_experience, make_model, make_trainer

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from turnwise.config.registry import LOSSES
-from turnwise.config.sections.learn_loss import CispoParams, GspoParams, OpmdLossParams, PpoClipParams, SapoParams
+from turnwise.config.component import LOSSES
+from turnwise.config.schema_learn import CispoParams, GspoParams, OpmdLossParams, PpoClipParams, SapoParams
 from turnwise.learn.losses import Cispo, Gspo, OpmdLoss, PpoClip, ReinforceLoss, Sapo, Sft, estimate_kl, value_loss
 
 ONE_TURN = torch.zeros(1, dtype=torch.long)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
-from turnwise.config.sections.learn import LearnSettings
-from turnwise.config.sections.model import ModelSettings, TinySettings
+from turnwise.config.schema import ModelSettings, TinySettings
+from turnwise.config.schema_learn import LearnSettings
 from turnwise.learn.memory import MemoryReport, describe_in_one_line, read_config, report_memory, size_words
 from turnwise.learn.policy import PolicyModel
 from turnwise.learn.tiny_model import tiny_config

@@ -15,7 +15,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from turnwise.config.sections.model import TinySettings
+from turnwise.config.schema import TinySettings
 from turnwise.errors import ModelError
 from turnwise.learn.reward_model import ConversationReader, ModelJudge, load_judge
 from turnwise.learn.tiny_model import fit_tokenizer, tiny_config

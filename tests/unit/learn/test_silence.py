@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.config.registry import LOSSES
+from turnwise.config.component import LOSSES
 from turnwise.config.settings import Settings
 from turnwise.learn import trainer as trainer_module
 from turnwise.learn.silence import is_silent_at_zero

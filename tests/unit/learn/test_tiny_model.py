@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from turnwise.app.models import resolve_model
 from turnwise.app.sample_texts import draw_sample_texts
 from turnwise.config.load import load_settings
-from turnwise.config.sections.model import TinySettings
+from turnwise.config.schema import TinySettings
 from turnwise.learn.tiny_model import find_or_make, fit_tokenizer, tiny_model_folder
 from turnwise.rollout.worlds import main_world
 

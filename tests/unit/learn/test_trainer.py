@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.config.sections.learn import OptimSettings
-from turnwise.config.sections.learn_loss import PpoClipParams
+from turnwise.config.schema_learn import OptimSettings, PpoClipParams
 from turnwise.errors import LearnError
 from turnwise.learn.pack import pack
 from turnwise.learn.schedule import learning_rate_share

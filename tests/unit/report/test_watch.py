@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from turnwise.config.sections.watch import WatchSettings
+from turnwise.config.schema import WatchSettings
 from turnwise.errors import Finding
 from turnwise.report.watch import CollapseWatch
 

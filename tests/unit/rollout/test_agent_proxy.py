@@ -14,7 +14,7 @@ import pytest
 from tests.clock import HANG_S, LoopClock
 from tests.unit.context.chat_families import template_of
 from turnwise.config.load import load_settings
-from turnwise.config.sections.context import ContextSettings
+from turnwise.config.schema import ContextSettings
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import reset_env, step_env

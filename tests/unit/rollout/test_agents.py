@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit.context.chat_families import tokenizer_of
-from turnwise.config.sections.context import ContextSettings
+from turnwise.config.schema import ContextSettings
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import WorkflowError
 from turnwise.experience.build import build_experiences

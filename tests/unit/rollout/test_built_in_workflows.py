@@ -13,8 +13,8 @@ from tests.contracts.setting import make_model, model_path, settings_with, templ
 from tests.contracts.test_workflows import assert_exact
 from tests.small_run import SMALL_LAKE, without_plots
 from turnwise.app.run import train
-from turnwise.config.registry import WORKFLOWS
-from turnwise.config.sections.context import ContextSettings
+from turnwise.config.component import WORKFLOWS
+from turnwise.config.schema import ContextSettings
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import ConfigError
 from turnwise.loop.build import load_words, open_engine

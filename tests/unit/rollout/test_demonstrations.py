@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.unit.context.chat_families import template_of, tokenizer_of
-from turnwise.config.sections.context import AnswerFormat, ContextSettings
+from turnwise.config.schema import AnswerFormat, ContextSettings
 from turnwise.context.answer import render_answer
 from turnwise.context.recorder import completion_of
 from turnwise.envs.frozen_lake import FrozenLake

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from turnwise.config.sections.reward import NoFilter, ThresholdFilter, TopKFilter, TopPFilter
+from turnwise.config.schema_learn import NoFilter, ThresholdFilter, TopKFilter, TopPFilter
 from turnwise.rollout.filters import filter_groups, score_group
 from turnwise.types import Group, StopReason, Task, Trajectory, TrajectoryId, Turn
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.unit.context.chat_families import template_of
-from turnwise.config.sections.context import ContextSettings
+from turnwise.config.schema import ContextSettings
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import RewardError
 from turnwise.rollout.agent_proxy import AgentProxy

@@ -11,7 +11,7 @@ import pytest
 from tests.contracts.setting import template
 from tests.contracts.test_workflows import assert_exact, spelled
 from turnwise.config.load import load_settings
-from turnwise.config.sections.context import ContextSettings
+from turnwise.config.schema import ContextSettings
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import ConfigError, EngineError
 from turnwise.experience.build import build_experiences

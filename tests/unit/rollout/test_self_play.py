@@ -16,7 +16,7 @@ from tests.contracts.test_workflows import assert_exact, episode_of, spelled
 from tests.small_run import SMALL, without_plots
 from turnwise.app.run import train
 from turnwise.config.load import load_settings
-from turnwise.config.sections.context import ContextSettings
+from turnwise.config.schema import ContextSettings
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.boundary import reset_env, step_env

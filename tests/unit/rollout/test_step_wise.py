@@ -13,7 +13,7 @@ import pytest
 
 from tests.clock import HANG_S, LoopClock
 from tests.unit.context.chat_families import template_of
-from turnwise.config.sections.context import AnswerFormat, ContextSettings
+from turnwise.config.schema import AnswerFormat, ContextSettings
 from turnwise.context.recorder import Response
 from turnwise.credit.steps import MultiStepGrpo, MultiStepGrpoParams, StepReturn, StepReturnParams
 from turnwise.engine.scripted import ScriptedEngine

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnwise.config.sections.context import ContextSettings
-from turnwise.config.sections.model import TinySettings
+from turnwise.config.schema import ContextSettings, TinySettings
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
 from turnwise.engine.scripted import ScriptedEngine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from turnwise.config.sections.context import ContextSettings
+from turnwise.config.schema import ContextSettings
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.frozen_lake import FrozenLake
 from turnwise.protocols import ChatTemplate, Engine

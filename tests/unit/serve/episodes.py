@@ -6,7 +6,7 @@ import asyncio
 
 from tests.clock import HANG_S
 from tests.unit.context.chat_families import template_of
-from turnwise.config.sections.context import AnswerFormat, ContextSettings
+from turnwise.config.schema import AnswerFormat, ContextSettings
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.types import GenerateRequest, Sampling

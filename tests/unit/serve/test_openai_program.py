@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("openai", reason="the openai package is not installed; it is part of the dev extra")
 
 from tests.unit.rollout.worlds import make_proxy, make_states
-from turnwise.config.registry import WORKFLOWS
+from turnwise.config.component import WORKFLOWS
 from turnwise.errors import ConfigError, EngineError
 from turnwise.experience.build import build_experiences
 from turnwise.experience.merge import merge_prefixes

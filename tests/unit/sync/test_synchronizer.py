@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.config.sections.sync import SyncSettings
+from turnwise.config.schema import SyncSettings
 from turnwise.errors import SyncError
 from turnwise.protocols import PolicyMark, Weights
 from turnwise.sync import waiting

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnwise.config.registry import CREDITS
+from turnwise.config.component import CREDITS
 from turnwise.errors import RunError
 from turnwise.report.learning_record.tokens import RecordedToken
 from turnwise.report.run_dir import RunDirectory

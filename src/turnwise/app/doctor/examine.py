@@ -22,10 +22,8 @@ from turnwise.app.models import resolve_model
 from turnwise.app.plan import Plan, make_plan
 from turnwise.app.refusals import Refusal, find_refusals, worlds_by_path
 from turnwise.config.checks import find_no_effect
-from turnwise.config.lenient import Mended, load_what_can_be
-from turnwise.config.load import load_settings
-from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.sections.warm_start import LessonSettings
+from turnwise.config.load import Mended, load_settings, load_what_can_be
+from turnwise.config.schema import LessonSettings, TurnwiseSettings
 from turnwise.errors import TurnwiseError
 from turnwise.infra.threads import run_async
 from turnwise.learn.bfloat16 import warn_of_slow_bfloat16

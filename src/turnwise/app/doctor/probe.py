@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.sections.warm_start import OracleWarmStart
+from turnwise.config.schema import OracleWarmStart, TurnwiseSettings
 from turnwise.infra.untrusted import share_of, tell_successes
 from turnwise.loop.build import Stage, build_judging, first_train_seed, load_words, open_engine
 from turnwise.protocols import ChatTemplate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from turnwise.app.doctor.findings import Finding, fine, problem, warning
 from turnwise.app.models import SMOLLM2, find_gguf, read_shape
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.sections.reward import FunctionJudgeSettings, ModelJudgeSettings
+from turnwise.config.schema_learn import FunctionJudgeSettings, ModelJudgeSettings
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
 from turnwise.errors import TurnwiseError

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from turnwise.config.component import ENVS
 from turnwise.config.dialects.ragen import translate_env_key
 from turnwise.config.dialects.table import ForeignFile, NoMeaning, Refusal, whole
-from turnwise.config.registry import ENVS
 from turnwise.errors import did_you_mean
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from turnwise.config.dialects import agent_trainer, align_anything, multi_turn_ppo, ragen, trinity, trinity_whole, verl
 from turnwise.config.dialects.table import Dialect
+from turnwise.config.load import SHORTHANDS
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.shorthands import SHORTHANDS
 
 _SHARED = (*ragen.ROWS, *align_anything.ROWS, *agent_trainer.ROWS, *verl.ROWS)
 """These four build upon each other, and files mix their sections."""

@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from turnwise.config.component import WORKFLOWS
 from turnwise.config.dialects.table import ForeignFile, Native, Refusal, choose, number, whole
 from turnwise.config.dialects.verl import KL_ESTIMATORS
-from turnwise.config.registry import WORKFLOWS
 
 _TASKSET = "buffer.explorer_input.taskset"
 

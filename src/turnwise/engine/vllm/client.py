@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.config.packages import require_package
+from turnwise.config.settings import require_package
 from turnwise.errors import EngineError
 from turnwise.types import IMPOSSIBLE_LOGPROB, Alternatives, FloatArray, GenerateRequest, IntArray
 

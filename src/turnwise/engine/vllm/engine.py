@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from turnwise.config.sections.engine import VllmEngineParams
+from turnwise.config.kinds import VllmEngineParams
 from turnwise.deps import EngineSite
 from turnwise.engine.vllm.client import Reply, ServerClient, ServerGoneError, ServerRefusedError
 from turnwise.engine.vllm.pool import Server, ServerPool

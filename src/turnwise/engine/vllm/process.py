@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from turnwise.config.sections.engine import VllmEngineParams
+from turnwise.config.kinds import VllmEngineParams
 from turnwise.deps import EngineSite
 from turnwise.errors import ConfigError
 from turnwise.types import MAX_ALTERNATIVES

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import ClassVar, cast
 
-from turnwise.config.registry import import_target
+from turnwise.config.component import import_target
 from turnwise.config.settings import Settings
 from turnwise.envs.adapters.foreign import require_rest
 from turnwise.envs.adapters.one_turn import OneTurnTask, OneTurnWorld

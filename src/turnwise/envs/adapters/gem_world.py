@@ -12,8 +12,7 @@ from typing import Any, ClassVar, cast
 
 from pydantic import Field
 
-from turnwise.config.packages import require_elsewhere
-from turnwise.config.settings import Settings
+from turnwise.config.settings import Settings, require_elsewhere
 from turnwise.envs.adapters.foreign import (
     ForeignWorld,
     Option,

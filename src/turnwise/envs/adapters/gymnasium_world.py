@@ -12,8 +12,7 @@ from typing import Annotated, Any, ClassVar, cast
 import numpy as np
 from pydantic import Field
 
-from turnwise.config.packages import require_package
-from turnwise.config.settings import Settings
+from turnwise.config.settings import Settings, require_package
 from turnwise.envs.adapters.foreign import ForeignWorld, Option, foreign_info, require_rest, seed_for, worth_of
 from turnwise.envs.adapters.spaces import Actions, check_observations, describe_observation
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, build_opener
 
-from turnwise.config.packages import require_package
+from turnwise.config.settings import require_package
 from turnwise.errors import ConfigError, EnvError
 from turnwise.infra.parsing import parse_json
 

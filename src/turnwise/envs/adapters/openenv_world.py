@@ -14,8 +14,7 @@ from typing import Any, ClassVar, cast
 
 from pydantic import Field
 
-from turnwise.config.packages import require_package
-from turnwise.config.settings import Settings
+from turnwise.config.settings import Settings, require_package
 from turnwise.envs.adapters.foreign import (
     ForeignWorld,
     Option,

@@ -1,7 +1,7 @@
 """The simple players of the other side: at random, or by a script.
 
 In come the settings of a game and what it tells; out come moves. Each is an `Opponent`; the one that is a trained
-policy is built by the loop, which alone knows engines (`OPPONENTS` in `config/registry.py`).
+policy is built by the loop, which alone knows engines (`OPPONENTS` in `config/component.py`).
 """
 
 from __future__ import annotations

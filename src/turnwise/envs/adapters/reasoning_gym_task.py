@@ -16,8 +16,7 @@ from typing import Any, ClassVar, cast
 
 from pydantic import Field
 
-from turnwise.config.packages import require_package
-from turnwise.config.settings import Settings
+from turnwise.config.settings import Settings, require_package
 from turnwise.envs.adapters.foreign import Option, is_playable, require_rest, seed_for
 from turnwise.envs.adapters.one_turn import OneTurnTask, OneTurnWorld
 from turnwise.errors import ConfigError, EnvError, did_you_mean

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, ClassVar, TypeAlias, cast
 
-from turnwise.config.packages import require_package
-from turnwise.config.registry import OPPONENTS
-from turnwise.config.settings import Settings
+from turnwise.config.component import OPPONENTS
+from turnwise.config.settings import Settings, require_package
 from turnwise.envs.adapters.foreign import (
     MAX_REPLY_LENGTH,
     ForeignWorld,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from turnwise.config.packages import require_elsewhere
+from turnwise.config.settings import require_elsewhere
 from turnwise.envs.adapters.verifiers_tools import fork_tool_programs
 from turnwise.errors import ConfigError, EnvError
 

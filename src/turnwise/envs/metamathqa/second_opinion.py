@@ -14,7 +14,7 @@ import sys
 import threading
 from pathlib import Path
 
-from turnwise.config.packages import require_package
+from turnwise.config.settings import require_package
 from turnwise.envs.metamathqa.exact import is_same_answer
 from turnwise.envs.metamathqa.final_answer import final_answer
 from turnwise.errors import EnvError

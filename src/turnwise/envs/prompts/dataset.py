@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from pydantic import model_validator
 
-from turnwise.config.registry import import_row_reward
+from turnwise.config.component import import_row_reward
 from turnwise.config.settings import Settings, WholeSettings
 from turnwise.envs.adapters.foreign import worth_of
 from turnwise.envs.prompts.env import Prompts, PromptsParams

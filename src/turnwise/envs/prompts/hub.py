@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from turnwise.config.packages import require_package
+from turnwise.config.settings import require_package
 from turnwise.envs.row_files import Row
 from turnwise.errors import TaskError
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from turnwise.config.sections.learn import LearnSettings
-from turnwise.config.sections.model import ModelSettings
+from turnwise.config.schema import ModelSettings
+from turnwise.config.schema_learn import LearnSettings
 from turnwise.protocols import Weights
 
 Note: TypeAlias = "Callable[..., None]"

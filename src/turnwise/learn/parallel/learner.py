@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from turnwise.config.sections.learn import LearnSettings
+from turnwise.config.schema_learn import LearnSettings
 from turnwise.deps import LearnerSite
 from turnwise.learn.parallel.hosts import RankHosts, RankTask, StartRanks
 from turnwise.protocols import Imitation, Weights

@@ -24,8 +24,7 @@ from typing import Any
 import torch.multiprocessing as multiprocessing
 
 from turnwise import errors
-from turnwise.config.sections.learn import LearnSettings
-from turnwise.config.sections.learn_parallel import OneProcess
+from turnwise.config.schema_learn import LearnSettings, OneProcess
 from turnwise.errors import LearnError, TurnwiseError
 from turnwise.infra.wait_tracking import waiting
 from turnwise.learn.parallel.devices import rank_devices, threads_per_rank

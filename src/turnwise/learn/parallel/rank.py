@@ -14,10 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from turnwise.config.choices import read_section
-from turnwise.config.registry import LEARNERS, LOSSES
-from turnwise.config.sections.learn import LearnSettings
-from turnwise.config.sections.learn_parallel import FsdpRanks
+from turnwise.config.component import LEARNERS, LOSSES
+from turnwise.config.schema import read_section
+from turnwise.config.schema_learn import FsdpRanks, LearnSettings
 from turnwise.deps import LearnerSite
 from turnwise.learn.parallel.hosts import Note, RankPlace, RankTask
 from turnwise.learn.parallel.sent_weights import send_weights

@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers.utils import logging as transformers_logging
 
-from turnwise.config.packages import require_package
+from turnwise.config.settings import require_package
 from turnwise.learn.parallel.devices import rank_devices
 from turnwise.learn.parallel.hosts import RankPlace
 from turnwise.learn.parallel.rank import Rank

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from turnwise.config.packages import require_package
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.config.settings import require_package
 from turnwise.experience.codec import decode_experiences, encode_experiences
 from turnwise.loop.cluster.actor_site import ActorSite, begin
 from turnwise.loop.open_buffer import open_buffer

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.config.packages import require_package
+from turnwise.config.settings import require_package
 from turnwise.errors import ClusterError, LostError, TurnwiseError
 from turnwise.infra.wait_tracking import waiting
 from turnwise.loop.cluster.actor_site import ActorSite

@@ -17,11 +17,9 @@ from typing import Any
 
 import yaml
 
-from turnwise.config.packages import require_package
-from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.sections.cluster import RayCluster
-from turnwise.config.sections.learn import LearnSettings
-from turnwise.config.sections.learn_parallel import OneProcess
+from turnwise.config.schema import RayCluster, TurnwiseSettings
+from turnwise.config.schema_learn import LearnSettings, OneProcess
+from turnwise.config.settings import require_package
 from turnwise.errors import ClusterError, LostError
 from turnwise.loop.build import open_learner
 from turnwise.loop.cluster.actor_site import ActorSite

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.clock import HANG_S
-from turnwise.config.sections.engine import VllmEngineParams
+from turnwise.config.kinds import VllmEngineParams
 from turnwise.deps import EngineSite
 from turnwise.engine.vllm.client import ServerClient
 from turnwise.engine.vllm.engine import VllmEngine

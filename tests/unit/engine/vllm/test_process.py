@@ -15,7 +15,7 @@ import pytest
 
 from tests.clock import HANG_S
 from turnwise.cli import main
-from turnwise.config.sections.engine import VllmEngineParams
+from turnwise.config.kinds import VllmEngineParams
 from turnwise.engine.vllm.engine import VllmEngine, _stop_all
 from turnwise.engine.vllm.process import ServerPlan, ServerProcess, find_python
 from turnwise.errors import ConfigError, EngineError, SyncError

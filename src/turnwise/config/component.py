@@ -264,10 +264,10 @@ ENGINES = Registry(
         "vllm": "turnwise.engine.vllm.engine:VllmEngine",
     },
     params={
-        "local": "turnwise.config.sections.engine:LocalEngineParams",
-        "openai": "turnwise.config.sections.engine:OpenAiEngineParams",
-        "scripted": "turnwise.config.sections.engine:ScriptedEngineParams",
-        "vllm": "turnwise.config.sections.engine:VllmEngineParams",
+        "local": "turnwise.config.kinds:LocalEngineParams",
+        "openai": "turnwise.config.kinds:OpenAiEngineParams",
+        "scripted": "turnwise.config.kinds:ScriptedEngineParams",
+        "vllm": "turnwise.config.kinds:VllmEngineParams",
     },
 )
 WORKFLOWS = Registry(
@@ -353,12 +353,12 @@ LOSSES = Registry(
         "sft": "turnwise.learn.losses:Sft",
     },
     params={
-        "ppo_clip": "turnwise.config.sections.learn_loss:PpoClipParams",
+        "ppo_clip": "turnwise.config.schema_learn:PpoClipParams",
         "reinforce": None,
-        "gspo": "turnwise.config.sections.learn_loss:GspoParams",
-        "cispo": "turnwise.config.sections.learn_loss:CispoParams",
-        "sapo": "turnwise.config.sections.learn_loss:SapoParams",
-        "opmd": "turnwise.config.sections.learn_loss:OpmdLossParams",
+        "gspo": "turnwise.config.schema_learn:GspoParams",
+        "cispo": "turnwise.config.schema_learn:CispoParams",
+        "sapo": "turnwise.config.schema_learn:SapoParams",
+        "opmd": "turnwise.config.schema_learn:OpmdLossParams",
         "sft": None,
     },
 )

@@ -1,0 +1,249 @@
+"""The registered choices: sections whose keys are their own and those of the class that is chosen in them.
+
+In: the keys of a file. Out: a settings class in which each such section is made of the chosen class's `Params` and the
+section's own keys. One table says where the choices are and what they choose from; no chosen class is known by name.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, create_model, field_validator
+from pydantic.fields import FieldInfo
+
+from turnwise.config.component import Registry
+from turnwise.config.settings import Settings, WholeSettings
+from turnwise.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A section in which a registered name, or `package.module:Class`, is chosen."""
+
+    path: str
+    registry: Registry
+    base: type[Settings]
+    """The keys that the section always has."""
+    methods: tuple[str, ...]
+    """What a chosen class must have, as its protocol says; none: a function is chosen."""
+    key: str = "type"
+    """The key that chooses."""
+    takes_params: bool = True
+    """Whether the chosen class's own settings stand in the section."""
+    takes_functions: bool = True
+    """Whether a function that makes the object will do in place of its class."""
+    has_fixed_default: bool = True
+    """Whether its default is the same for all runs; where it follows from other choices, `fitted.py` fills it in."""
+    also_own: tuple[str, ...] = ()
+    """Keys of the section that speak of the chosen class, and go with it."""
+
+    @property
+    def field(self) -> FieldInfo:
+        """The key that chooses, with its default."""
+        return self.base.model_fields[self.key]
+
+
+def _spell_as_registered(choice: Choice, section: dict[str, Any]) -> object:
+    """What is chosen; another system's spelling becomes the name here, with the settings that it stands for."""
+    name = section.setdefault(choice.key, choice.field.default)
+    if isinstance(name, str) and (alias := choice.registry.unalias(name)).name != name:
+        section[choice.key] = name = alias.name
+        for key, value in alias.params.items():
+            section.setdefault(key, value)
+    return name
+
+
+@cache
+def _compose(
+    bases: tuple[type[Settings], ...], inside: tuple[tuple[str, type[Settings]], ...], key: str | None = None
+) -> type[Any]:
+    """One class for equal arguments, so that equal settings compare equal whoever loaded them."""
+    section = bases[-1]
+    fields: dict[str, Any] = {name: (section_class, ...) for name, section_class in inside}
+    if key is not None:
+        # The section's own, even where Params has a key of that name: a class may be chosen under several names.
+        fields[key] = (str, section.model_fields[key])
+    return create_model(section.__name__, __base__=bases, **fields)
+
+
+def _section(raw: dict[str, Any], key: str, path: str | None = None) -> dict[str, Any]:
+    section = raw.setdefault(key, {})
+    if not isinstance(section, dict):
+        raise ConfigError(f"{path or key}: {section!r} given; expected a section of settings.")
+    return section
+
+
+def params_class(choice: Choice, name: object, path: str) -> type[Settings]:
+    """The own settings of what is chosen; plain `Settings` where it has none."""
+    where, registry = f"{path}.{choice.key}", choice.registry
+    if not isinstance(name, str):
+        raise ConfigError(f"{where}: {name!r} given; expected a name such as '{next(iter(registry))}'.")
+    try:
+        params = registry.get_params(name)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    if params is None:
+        return Settings
+    if not (isinstance(params, type) and issubclass(params, Settings)):
+        raise ConfigError(
+            f"{where}: 'Params' of '{name}' is {params!r}; expected a subclass of turnwise.config.settings.Settings."
+        )
+    if twice := (params.model_fields.keys() & choice.base.model_fields.keys()) - {choice.key}:
+        raise ConfigError(
+            f"{where}: 'Params' of '{name}' has {', '.join(map(repr, sorted(twice)))}, which {path} has already; "
+            "choose another name."
+        )
+    return params
+
+
+_KINDS = ("cpu", "cuda", "hpu", "mps", "mtia", "npu", "xla", "xpu")
+
+
+def _check_device(given: str) -> str:
+    kind, _, number = given.partition(":")
+    if given != "auto" and (kind not in _KINDS or (":" in given and not re.fullmatch(r"[0-9]+", number))):
+        raise ValueError(f"{given!r} given; expected auto, or a device as torch names it: cpu, cuda, cuda:1 …")
+    return given
+
+
+Device: TypeAlias = Annotated[str, AfterValidator(_check_device)]
+
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class EndpointSettings(Settings):
+    url: str
+    """Its base URL, such as `https://api.openai.com/v1` or `http://127.0.0.1:8000/v1`."""
+    model: str | None = Field(default=None, min_length=1)
+    """Which of its models; null: the only one that it has."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """The environment variable that holds the key; the key itself is never written down. Unset: none is sent."""
+    max_concurrent: PositiveInt = 16
+    """Most requests at the same time; further ones wait."""
+    timeout_s: PositiveFloat = 120.0
+    """Longest time for one reply, all attempts together."""
+    max_retries: NonNegativeInt = 4
+    """How often a request is sent again when the endpoint is busy, fails or cannot be reached; each waits longer."""
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, given: str) -> str:
+        try:
+            parts = urlsplit(given)
+            is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_address, parts = False, urlsplit("")
+        if not is_address:
+            raise ValueError(f"'{given}' given; expected a base URL such as http://127.0.0.1:8000/v1")
+        if parts.username or parts.password or parts.query or parts.fragment:
+            # It may hold a key, so it is not repeated here.
+            raise ValueError("a URL with more than an address and a path given; a key belongs into the environment")
+        if parts.path.rstrip("/").endswith("/chat/completions"):
+            raise ValueError(f"'{given}' given; expected what stands before /chat/completions")
+        return given.rstrip("/")
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _check_variable(cls, given: str) -> str:
+        if not _VARIABLE.fullmatch(given):
+            # It may be the key itself, so it is not repeated here.
+            raise ValueError(
+                "no name of an environment variable given; expected one such as OPENAI_API_KEY, which holds the key"
+            )
+        return given
+
+
+class EngineSettings(Settings):
+    tells_tokens: ClassVar[bool] = True
+    """Whether replies come with the ids that were sampled and their log-probs; what does not cannot be learnt from."""
+
+    type: str = "local"
+    """A registered engine or 'package.module:Class'."""
+
+
+class LocalEngineParams(Settings):
+    max_rows: PositiveInt = 512
+    """Most sequences in one forward pass."""
+    device: Device = "auto"
+    """Where the model samples: auto (a GPU where there is one), cpu, cuda, cuda:1, or another name that torch knows."""
+
+
+class ScriptedEngineParams(Settings):
+    replies: list[str] = Field(default=["<answer>1</answer>"], min_length=1)
+    """What it says, one of them by the dice of each request: for tests, and for a look at a loop without a model."""
+
+
+class VllmEngineParams(Settings):
+    urls: list[str] = Field(default=[])
+    """Servers that are running already, such as [http://127.0.0.1:8000]; their key comes from VLLM_API_KEY."""
+    start: bool = False
+    """Start servers on this machine, and stop them with the run; their logs are in the run directory."""
+    servers: PositiveInt = 1
+    """How many are started."""
+    python: str | None = None
+    """The interpreter of vLLM's own environment. Null: TURNWISE_VLLM_PYTHON, `.venv-vllm` here, or this interpreter."""
+    args: dict[str, bool | int | float | str] = Field(default={})
+    """Arguments of vLLM's server, such as {tensor_parallel_size: 2}; true stands for a flag without a value."""
+    devices: list[str] = Field(default=[])
+    """CUDA_VISIBLE_DEVICES of each started server, one entry for each; none: all see every GPU."""
+    transfer: Literal["shared_memory", "nccl"] = "shared_memory"
+    """How weights reach the servers: through memory of this machine, or vLLM's own way between GPUs."""
+    in_flight: Literal["wait", "keep", "abort"] = "wait"
+    """What becomes of running requests when weights change: they end first; go on with the new ones, so that a reply
+    has tokens of both; or are broken off and asked again."""
+    start_timeout_s: PositiveFloat = 600.0
+    """Longest wait until a server answers."""
+    request_timeout_s: PositiveFloat = 600.0
+    """Longest wait for a reply, and for running requests to end before weights change."""
+
+    @field_validator("transfer", mode="before")
+    @classmethod
+    def _refuse_pickle(cls, given: object) -> object:
+        if given == "ipc":
+            raise ValueError(
+                "must be 'shared_memory' or 'nccl', got 'ipc'. With 'ipc' vLLM's servers unpickle what any user of "
+                "this machine sends them, which runs code. Use 'shared_memory': it works where servers run on the "
+                "learner's machine, on one GPU too."
+            )
+        return given
+
+    def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
+        if self.start:
+            return {}
+        return self.idle(
+            "servers", "python", "args", "devices", why=f"without {path}.start: they are of started servers"
+        )
+
+
+class OpenAiEngineParams(EndpointSettings):
+    tells_tokens: ClassVar[bool] = False
+
+
+class CreditSettings(Settings):
+    type: str = "grpo"
+    """A registered credit rule or 'package.module:Class'. Not given, it is 'gae' with a critic (`learn.critic`), 'grpo'
+    without one, and 'reinforce_pp' where also `rollout.group_size` is 1."""
+
+
+class LoopSettings(Settings):
+    type: str = "serial"
+    """Explore and learn in turns, or with `pipelined` at the same time; or a function, 'package.module:function'."""
+
+    @property
+    def is_in_turns(self) -> bool:
+        """Whether nothing is played while the policy is updated; never assumed of a function of one's own."""
+        return self.type == "serial"
+
+
+class EnvSettings(Settings):
+    """Which world, and its own settings beside `type` (see `turnwise envs`)."""
+
+    type: str
+    """A registered name, 'package.module:Class', or another package's world such as 'gymnasium:FrozenLake-v1'."""
+    train: dict[str, str | int | float | bool | None] = Field(default={})
+    """Settings that differ while training; evaluation uses the ones outside."""
