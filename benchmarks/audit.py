@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from turnwise.app.models import resolve_model
 from turnwise.app.run import train
 from turnwise.audit.batch_audit import BatchAudit
 from turnwise.config.load import load_settings
@@ -26,6 +25,7 @@ from turnwise.infra.digests import seal_turns
 from turnwise.loop.build import build_train
 from turnwise.loop.explore import explore
 from turnwise.loop.serial import learn_from
+from turnwise.models.resolve import resolve_model
 from turnwise.provenance import Origin
 
 RECIPES = ("frozenlake", "gigpo", "grpo", "rloo", "frozenlake_step_wise")

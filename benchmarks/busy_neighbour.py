@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from turnwise.report.summary import TIME_SECTIONS
+from turnwise.report.run_dir import TIME_SECTIONS
 
 WAYS: Mapping[str, Mapping[str, str]] = {
     "chosen by turnwise": {},

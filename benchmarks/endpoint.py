@@ -20,7 +20,7 @@ from typing import Any
 from turnwise.config.schema import ContextSettings
 from turnwise.context.template import LearnedTemplate
 from turnwise.engine.scripted import ScriptedEngine
-from turnwise.learn.tiny_model import fit_tokenizer
+from turnwise.models.tiny import fit_tokenizer
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.serve.endpoint import ChatEndpoint
 from turnwise.serve.recorder import EpisodeRecorder

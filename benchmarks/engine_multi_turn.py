@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from turnwise.app.models import resolve_model
 from turnwise.config.load import load_settings
 from turnwise.context.manager import ContextManager
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
 from turnwise.engine.local import LocalEngine
-from turnwise.pretrained import load_model
+from turnwise.models.load import load_model
+from turnwise.models.resolve import resolve_model
 from turnwise.rollout.worlds import main_world
 from turnwise.rollout_io import EnvOutput, HistoryEntry
 from turnwise.types import GenerateRequest, IntArray, Message, Sampling

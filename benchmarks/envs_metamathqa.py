@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from turnwise.envs.metamathqa import MetaMathQA
-from turnwise.envs.metamathqa.exact import is_same_answer
+from turnwise.envs.metamathqa.grading import is_same_answer
 
 
 def write_pairs(num_pairs: int) -> list[tuple[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 
-from turnwise.envs.make import make_env
+from turnwise.envs.base import make_env
 
 NUM_RESETS = 5000
 NUM_STEPS = 50_000

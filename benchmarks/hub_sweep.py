@@ -83,9 +83,9 @@ def noted(record: Record, note: str) -> Record:
 
 def check_one(name: str, python: str | None = None) -> Record:
     """Called in the process of a world: what the checks of `turnwise check` found."""
+    from turnwise.envs.base import make_env  # noqa: PLC0415
     from turnwise.envs.check import check_env  # noqa: PLC0415
     from turnwise.envs.isolation import check_elsewhere  # noqa: PLC0415
-    from turnwise.envs.make import make_env  # noqa: PLC0415
     from turnwise.errors import TurnwiseError  # noqa: PLC0415
 
     settings = dict(SETTINGS.get(name, {}))

@@ -20,7 +20,6 @@ from unittest.mock import patch
 import numpy as np
 
 from benchmarks.buffer import NUM_TOKENS, make_experiences
-from turnwise.app.models import resolve_model
 from turnwise.config.load import load_settings
 from turnwise.config.schema import OracleWarmStart, TurnwiseSettings
 from turnwise.experience.build import build_experiences
@@ -33,8 +32,9 @@ from turnwise.loop.explore import explore
 from turnwise.loop.parts import TrainParts
 from turnwise.loop.serial import learn_from
 from turnwise.loop.warm_start import warm_start
-from turnwise.report.learning_record.file import LearningRecord, LearningRecorder
-from turnwise.report.learning_record.learnt import LearntBatch
+from turnwise.models.resolve import resolve_model
+from turnwise.report.token_log import LearningRecord, LearningRecorder
+from turnwise.report.token_log_codec import LearntBatch
 from turnwise.types import Annotations, Experience, FloatArray, Sample, StepReport, UpdateTrace
 
 

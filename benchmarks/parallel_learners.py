@@ -26,8 +26,7 @@ from turnwise.learn.parallel.learner import ParallelLearner
 from turnwise.learn.parallel.processes import start_processes
 from turnwise.learn.parallel.team import Team
 from turnwise.learn.trainer import Trainer
-from turnwise.learn.whole import read_whole
-from turnwise.pretrained import load_model
+from turnwise.models.load import load_model, read_whole
 from turnwise.types import Batch
 
 MODES = {"ddp, 2 ranks": ("ddp", 2), "fsdp, 2 ranks": ("fsdp", 2), "fsdp, 4 ranks": ("fsdp", 4)}

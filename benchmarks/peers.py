@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.pipelined import SlowLake
-from turnwise.report.summary import TIME_SECTIONS
+from turnwise.report.run_dir import TIME_SECTIONS
 
 WAITS_S = (0.0, 0.01, 0.1)
 NUM_STEPS = 3

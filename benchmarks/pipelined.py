@@ -19,14 +19,13 @@ from typing import ClassVar
 
 import torch
 
-from turnwise.app.models import resolve_model
 from turnwise.config.load import load_settings
 from turnwise.config.schema import OracleWarmStart
 from turnwise.config.settings import Settings
 from turnwise.context.manager import ContextManager
 from turnwise.engine.local import LocalEngine
-from turnwise.envs.frozen_lake.env import FrozenLake
-from turnwise.envs.frozen_lake.settings import LakeParams
+from turnwise.envs.frozen_lake import FrozenLake
+from turnwise.envs.frozen_lake.layout import LakeParams
 from turnwise.infra.seeds import derive_seed
 from turnwise.loop.build import build_states, build_train
 from turnwise.loop.evaluate import evaluate_policy
@@ -34,6 +33,7 @@ from turnwise.loop.parts import TrainParts
 from turnwise.loop.pipelined import train_pipelined
 from turnwise.loop.serial import LoopStep, train_serial
 from turnwise.loop.warm_start import warm_start
+from turnwise.models.resolve import resolve_model
 from turnwise.protocols import Weights
 from turnwise.report.metrics import Stopwatch
 from turnwise.rollout.env_manager import EnvStateManager

@@ -15,8 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from turnwise.config.schema import TinySettings
 from turnwise.config.schema_learn import LearnSettings, PpoClipParams
-from turnwise.credit.steps import MultiStepGrpo, MultiStepGrpoParams
-from turnwise.experience.merge import merge_prefixes
+from turnwise.credit.step_level import MultiStepGrpo, MultiStepGrpoParams
+from turnwise.experience.build import merge_prefixes
 from turnwise.learn.losses import PpoClip
 from turnwise.learn.pack import pack
 from turnwise.learn.trainer import Trainer

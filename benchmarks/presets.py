@@ -16,7 +16,7 @@ from statistics import median
 from turnwise.app.run import Run
 from turnwise.errors import RunError
 from turnwise.infra.atomic_files import write_whole
-from turnwise.report.curves import plot_comparison
+from turnwise.report.plots import plot_comparison
 
 PRESETS = ("starpo", "starpo_s", "grpo", "rloo", "bi_level", "multi_step_grpo", "gigpo")
 ROOT = Path(__file__).resolve().parents[1]

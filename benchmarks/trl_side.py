@@ -22,11 +22,11 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from turnwise.app.models import resolve_model
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.context.manager import ContextManager
 from turnwise.loop.build import build_states, build_tasks, load_words
+from turnwise.models.resolve import resolve_model
 from turnwise.rollout.env_manager import EnvStateManager
 from turnwise.rollout.worlds import worlds_of
 from turnwise.rollout_io import EnvInput, EnvOutput, LmOutput

@@ -31,10 +31,10 @@ from urllib.parse import parse_qs, urlencode, urlparse
 import numpy as np
 
 from turnwise.learn.pack import pack
-from turnwise.report.learning_record.file import LearningRecorder
-from turnwise.report.learning_record.learnt import LearntBatch
 from turnwise.report.manifest import collect_manifest
 from turnwise.report.run_dir import RunDirectory
+from turnwise.report.token_log import LearningRecorder
+from turnwise.report.token_log_codec import LearntBatch
 from turnwise.report.trajectories import TrajectoryWriter
 from turnwise.types import (
     Annotations,

@@ -18,7 +18,7 @@ import numpy as np
 
 from turnwise.config.settings import Settings
 from turnwise.deps import EngineSite
-from turnwise.engine.pass_costs import PassCosts
+from turnwise.engine.local import PassCosts
 from turnwise.learn.meter import batch_metrics
 from turnwise.learn.trainer import Trainer
 from turnwise.protocols import ChatTemplate

@@ -1,4 +1,4 @@
-"""Writes docs/scaling.md: what Qwen2.5-0.5B, 7B and 32B take on 1, 8 and 64 GPUs, from `turnwise.learn.scaling`."""
+"""Writes docs/scaling.md: what Qwen2.5-0.5B, 7B and 32B take on 1, 8 and 64 GPUs, from `turnwise.models.gpus`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 
 from generated_page import main
 
-from turnwise.app.plan_gpus import CAVEAT, COUNTS
-from turnwise.learn.scaling import SHAPES, GpuPlan, describe_gpus, plan_gpus
+from turnwise.models.gpus import CAVEAT, COUNTS, SHAPES, GpuPlan, describe_gpus, plan_gpus
 
 PAGE = Path(__file__).parent / "scaling.md"
 _EPISODES, _ROW_TOKENS = 256, 4096

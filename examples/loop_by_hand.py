@@ -22,15 +22,15 @@ from torch import Tensor
 
 import turnwise as tw
 from turnwise.config.schema import TinySettings
+from turnwise.context.recorder import Transcript
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
-from turnwise.context.transcript import Transcript
 from turnwise.engine.local import LocalEngine
 from turnwise.engine.scripted import ScriptedEngine
-from turnwise.envs.boundary import reset_env, step_env
+from turnwise.envs.safe_calls import reset_env, step_env
 from turnwise.infra.seeds import fingerprint
-from turnwise.learn.tiny_model import tiny_model_folder
-from turnwise.pretrained import load_model
+from turnwise.models.load import load_model
+from turnwise.models.tiny import tiny_model_folder
 from turnwise.protocols import Engine
 from turnwise.types import (
     Experience,

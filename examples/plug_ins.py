@@ -32,8 +32,7 @@ from turnwise.chat_types import Message
 from turnwise.config.settings import Settings
 from turnwise.context.answer import parse_answer
 from turnwise.context.recorder import Response
-from turnwise.credit.layout import play_back
-from turnwise.credit.samples import make_samples
+from turnwise.credit.layout import make_samples, play_back
 from turnwise.deps import BufferSite, EngineSite, LearnerSite, TransportSite
 from turnwise.engine.sampling import draw_uniforms, sample_tokens
 from turnwise.errors import ConfigError

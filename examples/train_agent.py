@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 
 import turnwise as tw
-from turnwise.envs.boundary import reset_env, step_env
+from turnwise.envs.safe_calls import reset_env, step_env
 from turnwise.types import StepResult
 
 MOVES = ("Left", "Down", "Right", "Up")

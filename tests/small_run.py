@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from turnwise.app.models import resolve_model
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.loop.build import build_train
 from turnwise.loop.parts import TrainParts
+from turnwise.models.resolve import resolve_model
 
 SMALL_MODEL = [
     "model.tiny.hidden_size=16",

@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from turnwise.app.run import Run, evaluate, open_run, resume, train
     from turnwise.config.component import WORKFLOWS
     from turnwise.context.manager import ContextManager
-    from turnwise.envs.base import BaseEnv
+    from turnwise.envs.base import BaseEnv, make_env
     from turnwise.envs.check import check_env
-    from turnwise.envs.make import make_env
     from turnwise.hooks import Callback
     from turnwise.rollout.agent_proxy import AgentProxy
     from turnwise.rollout.agents import BaseAgent, SyncMultiTurnRollout
@@ -32,7 +31,7 @@ _HOMES = {
     "ContextManager": "turnwise.context.manager",
     "BaseEnv": "turnwise.envs.base",
     "check_env": "turnwise.envs.check",
-    "make_env": "turnwise.envs.make",
+    "make_env": "turnwise.envs.base",
     "Callback": "turnwise.hooks",
     "AgentTrainer": "turnwise.app.agent_trainer",
     "PPOTrainer": "turnwise.app.ppo_trainer",

@@ -16,11 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from turnwise.config.component import ENVS
-from turnwise.envs.base import BaseEnv
-from turnwise.envs.boundary import reset_env, step_env
+from turnwise.envs.base import BaseEnv, make_env
 from turnwise.envs.check import check_env
-from turnwise.envs.make import make_env
-from turnwise.envs.trials import GARBAGE
+from turnwise.envs.check_episodes import GARBAGE
+from turnwise.envs.safe_calls import reset_env, step_env
 from turnwise.errors import EnvError, TaskError
 from turnwise.rollout.rules import Rule, oracle_rule, play_rule, random_rule, rules_of
 from turnwise.types import Task

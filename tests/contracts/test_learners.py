@@ -14,7 +14,7 @@ from tests.unit.learn.parts import make_batch, make_experience, make_samples
 from turnwise.errors import ConfigError
 from turnwise.learn.pack import pack
 from turnwise.loop.build import open_learner
-from turnwise.pretrained import load_model
+from turnwise.models.load import load_model
 from turnwise.protocols import Imitation, Learner, Weights
 from turnwise.types import Experience, FloatArray
 

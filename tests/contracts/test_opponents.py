@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from turnwise.config.component import OPPONENTS
-from turnwise.envs.adapters.textarena_settings import TextArenaParams
+from turnwise.envs.adapters.textarena_env import TextArenaParams
 from turnwise.protocols import Opponent
 from turnwise.rollout_io import EnvDescription
 

@@ -16,8 +16,8 @@ from tests.clock import HANG_S
 from turnwise.app.run import train
 from turnwise.config.component import LOSSES
 from turnwise.deps import LearnerSite
-from turnwise.engine.vllm import process
-from turnwise.engine.vllm.engine import VllmEngine
+from turnwise.engine import vllm_servers as process
+from turnwise.engine.vllm import VllmEngine
 from turnwise.errors import SyncError
 from turnwise.learn.trainer import Trainer
 from turnwise.sync.memory import MemoryChannel

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from turnwise.deps import EngineSite
-from turnwise.engine.vllm.engine import VllmEngine
+from turnwise.engine.vllm import VllmEngine
 from turnwise.protocols import ChatTemplate
 
 from .setting import make_model, model_path, settings_with

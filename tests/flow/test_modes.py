@@ -9,7 +9,7 @@ import pytest
 
 from turnwise.app.run import Run, evaluate, train
 from turnwise.errors import LearnError
-from turnwise.report.intervals import share_interval
+from turnwise.report.statistics import share_interval
 
 from ..small_run import SMALL, without_plots
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.envs.shops import ABOUT, CHAIR, LAMP
-from turnwise.envs.boundary import reset_env, step_env
-from turnwise.envs.make import make_env
+from turnwise.envs.base import make_env
+from turnwise.envs.safe_calls import reset_env, step_env
 from turnwise.errors import TurnwiseError
 
 from .damage import damaged

@@ -14,7 +14,7 @@ from turnwise.config.component import CALL_PARSERS
 from turnwise.config.schema import AnswerFormat
 from turnwise.context.answer import parse_answer
 from turnwise.envs.base import BaseEnv
-from turnwise.envs.boundary import reset_env, step_env
+from turnwise.envs.safe_calls import reset_env, step_env
 from turnwise.errors import EnvError, RewardError, TaskError
 from turnwise.report.trajectories import _plain
 

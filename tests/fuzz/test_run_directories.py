@@ -20,15 +20,12 @@ from turnwise.config.load import dump_settings, load_settings
 from turnwise.config.trust import only_looking
 from turnwise.errors import Finding, TurnwiseError
 from turnwise.experience.build import build_experiences
-from turnwise.experience.inspection import inspect_store
-from turnwise.experience.store import ExperienceStore
+from turnwise.experience.store import ExperienceStore, inspect_store
 from turnwise.protocols import PolicyMark
-from turnwise.report.journal import TrajectoryJournal
-from turnwise.report.learning_record.file import LearningRecord, LearningRecorder
 from turnwise.report.manifest import Manifest, collect_manifest
-from turnwise.report.run_dir import RunDirectory
-from turnwise.report.summary import TIME_SECTIONS, Summary
-from turnwise.report.trajectories import TrajectoryWriter, read_trajectories
+from turnwise.report.run_dir import TIME_SECTIONS, RunDirectory, Summary
+from turnwise.report.token_log import LearningRecord, LearningRecorder
+from turnwise.report.trajectories import TrajectoryJournal, TrajectoryWriter, read_trajectories
 from turnwise.sync.checkpoint import CheckpointMailbox
 from turnwise.types import Group, Segment, StopReason, Task, Trajectory, TrajectoryId, Turn
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from tests.unit.view.made_run import CONFIG, add_step, forget_success, make_run
-from turnwise.report.learning_record.tokens import RecordedToken
 from turnwise.report.manifest import collect_manifest
 from turnwise.report.run_dir import RunDirectory
+from turnwise.report.token_log_reader import RecordedToken
 from turnwise.view.report_file import write_report
 from turnwise.view.run_files import RunFiles
 from turnwise.view.server import ViewServer

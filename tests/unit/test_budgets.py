@@ -112,7 +112,7 @@ def test_settings_are_rows_and_keys_beside_environments_are_different_ones() -> 
         ("src/turnwise/a.py", "a room", 1),
         ("src/turnwise/envs/sokoban/level.py", "a Room, two rooms, told", 1),
         ("docs/environments/alfworld.md", "a house, nobody", 1),
-        ("src/turnwise/envs/webshop/synthetic.py", '("Home", "Living Room"), house slipper, a house', 1),
+        ("src/turnwise/envs/webshop/goals.py", '("Home", "Living Room"), house slipper, a house', 1),
     ],
 )
 def test_words_of_the_private_language(path: str, text: str, number: int) -> None:

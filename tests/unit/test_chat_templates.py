@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
-from turnwise.chat_templates import render_chat
 from turnwise.cli import main
+from turnwise.models.chat_rendering import render_chat
 
 TURNS = [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "three"}]
 GROWTH = "{% set ns = namespace(s=START) %}{% for i in range(60) %}{% set ns.s = STEP %}{% endfor %}{{ ns.s WRITTEN }}"

@@ -15,10 +15,10 @@ import yaml
 
 import turnwise
 from tests.small_run import SMALL_LAKE, without_plots
-from turnwise.app.models import resolve_model
 from turnwise.config.load import load_settings
 from turnwise.loop.build import build_play
 from turnwise.loop.evaluate import evaluate_policy
+from turnwise.models.resolve import resolve_model
 from turnwise.report.trajectories import encode_trajectory
 from turnwise.types import Trajectory
 

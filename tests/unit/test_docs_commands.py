@@ -25,7 +25,7 @@ from turnwise.cli import build_parser, parse_overrides
 from turnwise.config.component import ENVS
 from turnwise.config.load import Loaded, load_settings, parse_params
 from turnwise.config.recipes import list_recipes
-from turnwise.envs.make import make_env
+from turnwise.envs.base import make_env
 
 from .docs_reader import (
     SMALL_RECIPES,

@@ -16,17 +16,17 @@ from rich.console import Console
 from turnwise.app.foreign import describe_translation, to_translation_rows
 from turnwise.app.length import settle_length
 from turnwise.app.refusals import refuse_what_cannot_run
-from turnwise.app.tables import show_rows
 from turnwise.config.checks import find_no_effect
 from turnwise.config.component import ENVS
 from turnwise.config.load import dump_settings, load_recipe, parse_params, translate_file
 from turnwise.config.recipes import find_recipe, list_recipes
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.trust import only_looking
+from turnwise.envs.base import make_env
 from turnwise.envs.check import check_env
 from turnwise.envs.isolation import check_elsewhere
-from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError, did_you_mean
+from turnwise.report.document import show_rows
 
 _SECTIONS = frozenset(TurnwiseSettings.model_fields)
 _PASSED = {True: "yes", False: "NO", None: "not made"}
@@ -90,7 +90,7 @@ def _notes_on_model(settings: TurnwiseSettings, unseen: Mapping[str, object]) ->
     if settings.model.path == "tiny" or unseen:
         return []
     from turnwise.app.misfits import find_misfits  # noqa: PLC0415
-    from turnwise.app.models import note_on  # noqa: PLC0415
+    from turnwise.models.resolve import note_on  # noqa: PLC0415
 
     misfits = [misfit.message for misfit in find_misfits(settings)]
     return [note for note in (note_on(settings.model.path), *misfits) if note]

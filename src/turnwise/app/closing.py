@@ -17,12 +17,11 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import Finding
 from turnwise.loop.evaluate import Evaluation
 from turnwise.report.console import print_outcome, print_trajectory
-from turnwise.report.eval_results import results_of, write_eval
-from turnwise.report.intervals import list_ends
+from turnwise.report.evaluation import results_of, write_eval
 from turnwise.report.manifest import HIDDEN, Manifest
 from turnwise.report.plots import plot_learning_curve, plot_training_health
-from turnwise.report.run_dir import RunDirectory, step_name
-from turnwise.report.summary import Summary
+from turnwise.report.run_dir import RunDirectory, Summary, step_name
+from turnwise.report.statistics import list_ends
 from turnwise.report.trajectories import TrajectoryWriter
 from turnwise.types import Trajectory
 

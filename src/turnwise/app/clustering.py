@@ -26,11 +26,11 @@ from turnwise.loop.cluster.parts import build_on_cluster
 from turnwise.loop.cluster.proxies import Host
 from turnwise.loop.cluster.shares import Player
 from turnwise.loop.cluster.wanted import read_wanted
-from turnwise.loop.journals import Journals
 from turnwise.loop.stages import Stages
 from turnwise.protocols import Learner
 from turnwise.report.console import print_notice
 from turnwise.report.run_dir import RunDirectory
+from turnwise.report.trajectories import Journals
 
 _MAX_RETURNS = 5
 """Returns to one checkpoint: after so many, going back once more would not help."""

@@ -19,15 +19,15 @@ from rich.console import Console
 from turnwise.app.foreign import default_recipe, to_recipe, to_translation_rows
 from turnwise.app.length import settle_length
 from turnwise.app.refusals import refuse_what_cannot_run
-from turnwise.app.tables import show_rows
 from turnwise.config.component import ENVS
 from turnwise.config.load import load_recipe, load_settings, parse_params, translate_file
 from turnwise.config.recipes import find_named, refuse_endless_name
 from turnwise.config.trust import only_looking
-from turnwise.envs.boundary import closing_env
-from turnwise.envs.make import make_env
+from turnwise.envs.base import make_env
+from turnwise.envs.safe_calls import closing_env
 from turnwise.errors import ConfigError
 from turnwise.infra.atomic_files import write_whole
+from turnwise.report.document import show_rows
 
 _MAX_ACTIONS = 6
 """Of an environment, in a list of environments."""
@@ -82,7 +82,7 @@ def _eval(options: argparse.Namespace, overrides: list[str], console: Console) -
 
 def _compare(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
     _refuse(overrides)
-    from turnwise.app.comparing import run_compare
+    from turnwise.report.comparison import run_compare
 
     return run_compare(options, console)
 
@@ -169,7 +169,7 @@ def _plan(options: argparse.Namespace, overrides: list[str], console: Console) -
         return _plan_on_gpus(options, recipe, overrides, console)
     from turnwise.app.plan import describe_plan, make_plan
     from turnwise.app.preview import describe_preview, make_preview
-    from turnwise.report.progress import phase
+    from turnwise.report.console import phase
 
     settings = settle_length(loaded.settings)
     plan = make_plan(settings, loaded.pretrained)
@@ -186,7 +186,7 @@ def _plan(options: argparse.Namespace, overrides: list[str], console: Console) -
 
 
 def _plan_on_gpus(options: argparse.Namespace, recipe: str, overrides: list[str], console: Console) -> int:
-    from turnwise.app.plan_gpus import describe_on_gpus, plan_on_gpus, to_rows
+    from turnwise.models.gpus import describe_on_gpus, plan_on_gpus, to_rows
 
     # Such a model was trained before: the recipe's section for those counts, unless another model is named.
     settings = load_recipe(recipe, [f"model.path={json.dumps(str(options.model))}", *overrides]).settings
@@ -202,7 +202,7 @@ def _doctor(options: argparse.Namespace, overrides: list[str], console: Console)
     recipe, overrides = _recipe_and_overrides(options, overrides)
     from turnwise.app.doctor.examine import examine
     from turnwise.app.doctor.show import show_examination
-    from turnwise.report.progress import phase
+    from turnwise.report.console import phase
 
     # Progress on the console would stand in front of the JSON.
     told = Console(quiet=True) if options.json else console
@@ -231,7 +231,7 @@ def _explorers(options: argparse.Namespace, overrides: list[str], console: Conso
 
 def _export(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
     _refuse(overrides)
-    from turnwise.experience.files import write_experiences
+    from turnwise.experience.codec import write_experiences
     from turnwise.experience.store import ExperienceStore
     from turnwise.report.run_dir import RunDirectory
 

@@ -15,10 +15,9 @@ from typing import Any
 from rich.console import Console
 
 from turnwise.config.settings import require_package
-from turnwise.envs.base import BaseEnv
-from turnwise.envs.boundary import close_env, closing_env, describe_env, reset_env, step_env
+from turnwise.envs.base import BaseEnv, make_env
 from turnwise.envs.isolation import IsolatedEnv
-from turnwise.envs.make import make_env
+from turnwise.envs.safe_calls import close_env, closing_env, describe_env, reset_env, step_env
 from turnwise.errors import ConfigError
 from turnwise.serve.env_server import EnvServer, Told
 

@@ -11,9 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.report.estimates import ks_up_to, mean_interval, pass_at_k
-from turnwise.report.eval_results import TaskResult, mean_success, success_interval
-from turnwise.report.intervals import list_ends
+from turnwise.report.evaluation import TaskResult, mean_success, success_interval
+from turnwise.report.statistics import ks_up_to, list_ends, mean_interval, pass_at_k
 from turnwise.rollout.worlds import worlds_of
 
 

@@ -27,7 +27,6 @@ from turnwise.app.eval_report import (
     worlds_told,
 )
 from turnwise.app.eval_texts import to_markdown
-from turnwise.app.models import describe_set_up
 from turnwise.app.policies import find_policy, open_policy, run_of
 from turnwise.app.refusals import worlds_by_path
 from turnwise.config.schema import TurnwiseSettings
@@ -37,8 +36,9 @@ from turnwise.infra.threads import run_async
 from turnwise.loop.build import held_out_tasks
 from turnwise.loop.evaluate import Evaluation, evaluate_once, play_rule_in
 from turnwise.loop.parts import PlayParts
+from turnwise.models.resolve import describe_set_up
 from turnwise.report.console import phase
-from turnwise.report.eval_results import PAGE, new_eval_folder, results_of, write_eval
+from turnwise.report.evaluation import PAGE, new_eval_folder, results_of, write_eval
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.trajectories import TrajectoryWriter
 from turnwise.rollout.worlds import World

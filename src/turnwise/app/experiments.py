@@ -13,7 +13,7 @@ from rich.console import Console
 from turnwise.lab import tables
 from turnwise.lab.credit import CreditStudy, make_rules, run_study
 from turnwise.lab.page import check_page, write_page
-from turnwise.report.progress import phase
+from turnwise.report.console import phase
 
 
 def run_experiment(options: argparse.Namespace, overrides: list[str], console: Console) -> int:

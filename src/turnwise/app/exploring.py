@@ -10,7 +10,6 @@ from rich.console import Console
 
 from turnwise.app.closing import short_path, told_by_env
 from turnwise.app.first_look import FirstLook
-from turnwise.app.models import describe_set_up, resolve_model
 from turnwise.app.recording import engine_metrics
 from turnwise.app.set_up import announce
 from turnwise.config.schema import OracleWarmStart, TurnwiseSettings
@@ -22,11 +21,12 @@ from turnwise.loop.explore import Explored
 from turnwise.loop.parts import ExploreParts, close_part
 from turnwise.loop.separate import Shared, explore_alone
 from turnwise.loop.warm_start import warm_start
+from turnwise.models.resolve import describe_set_up, resolve_model
 from turnwise.protocols import PolicyMark
 from turnwise.report.console import ProgressDisplay, phase, print_notice
-from turnwise.report.intervals import list_ends, show_share
 from turnwise.report.metrics import JsonlSink, Sinks, Stopwatch, group_metrics
 from turnwise.report.run_dir import RunDirectory
+from turnwise.report.statistics import list_ends, show_share
 from turnwise.report.trajectories import TrajectoryWriter
 
 

@@ -22,13 +22,12 @@ from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import TurnwiseError
 from turnwise.experience.build import build_experiences
-from turnwise.experience.inspection import inspect_store
+from turnwise.experience.store import inspect_store
 from turnwise.infra.atomic_files import find_damage
-from turnwise.report.eval_results import find_evals, read_eval, results_of
-from turnwise.report.journal import find_damaged_episodes
-from turnwise.report.learning_record.file import LearningRecord
+from turnwise.report.evaluation import find_evals, read_eval, results_of
 from turnwise.report.run_dir import RunDirectory
-from turnwise.report.trajectories import read_sound_trajectories
+from turnwise.report.token_log import LearningRecord
+from turnwise.report.trajectories import find_damaged_episodes, read_sound_trajectories
 from turnwise.sync.checkpoint import find_damaged_weights
 from turnwise.types import Experience, Group
 

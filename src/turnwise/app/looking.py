@@ -13,7 +13,7 @@ from rich.console import Console
 from turnwise.app.policy_voice import PolicyVoice
 from turnwise.errors import RunError
 from turnwise.infra.atomic_files import write_whole
-from turnwise.report.learning_record.tokens import RecordedToken
+from turnwise.report.token_log_reader import RecordedToken
 from turnwise.report.trajectories import decode_trajectory
 from turnwise.view.episode import describe_episode
 from turnwise.view.kept_episodes import find_episode

@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.context.answer import render_answer
-from turnwise.envs.boundary import call_env, closing_env, reset_env
+from turnwise.envs.safe_calls import call_env, closing_env, reset_env
 from turnwise.errors import Finding, TurnwiseError
 from turnwise.loop.build import first_train_seed
 from turnwise.protocols import ChatTemplate

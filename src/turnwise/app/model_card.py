@@ -6,13 +6,11 @@ In: the settings and the records of a run, and a step. Out: text. It says only w
 from __future__ import annotations
 
 from turnwise import __version__
-from turnwise.app.models import NAMES
 from turnwise.config.component import ENVS
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.learn.model_files import is_hub_name
-from turnwise.report.intervals import recorded_interval, show_share
-from turnwise.report.run_dir import RunDirectory
-from turnwise.report.summary import Summary
+from turnwise.models.resolve import NAMES, is_hub_name
+from turnwise.report.run_dir import RunDirectory, Summary
+from turnwise.report.statistics import recorded_interval, show_share
 from turnwise.rollout.worlds import worlds_of
 
 _BASES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}

@@ -12,18 +12,17 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from turnwise.app.models import resolve_path
 from turnwise.app.run import Run
 from turnwise.config.load import load_settings
 from turnwise.config.schema import ContextSettings
-from turnwise.context.answer import parse_answer
+from turnwise.context.answer import parse_answer, show_history
 from turnwise.context.recorder import Recorder
-from turnwise.context.window import show_history
-from turnwise.envs.adapters.textarena_settings import TextArenaParams
+from turnwise.envs.adapters.textarena_env import TextArenaParams
 from turnwise.errors import ConfigError, EngineError, EnvError, TurnwiseError
 from turnwise.infra.seeds import derive_seed, make_rng
 from turnwise.infra.threads import run_async
 from turnwise.loop.build import load_words, open_engine
+from turnwise.models.resolve import resolve_path
 from turnwise.protocols import ChatTemplate, Engine
 from turnwise.report.run_dir import RunDirectory, settings_file_of
 from turnwise.rollout_io import EnvDescription, HistoryEntry

@@ -6,16 +6,23 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from turnwise.app.misfits import find_misfits
-from turnwise.app.models import note_on, read_shape
 from turnwise.app.plan_peak import plan_peak
 from turnwise.config.checks import find_no_effect
 from turnwise.config.load import Change
 from turnwise.config.schema import LessonSettings, TurnwiseSettings
 from turnwise.config.schema_learn import ModelJudgeSettings
-from turnwise.learn.bfloat16 import warn_of_slow_bfloat16
-from turnwise.learn.memory import MemoryReport, ModelMemory, bytes_per_rank, report_memory, size_words
-from turnwise.learn.peak import Peak, describe_peak
 from turnwise.loop.build import samples_in_place
+from turnwise.models.load import warn_of_slow_bfloat16
+from turnwise.models.memory import (
+    MemoryReport,
+    ModelMemory,
+    Peak,
+    bytes_per_rank,
+    describe_peak,
+    report_memory,
+    size_words,
+)
+from turnwise.models.resolve import note_on, read_shape
 from turnwise.rollout.worlds import count_held_out
 
 

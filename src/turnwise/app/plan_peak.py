@@ -6,15 +6,13 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedConfig
 
-from turnwise.app.models import find_here
 from turnwise.app.preview import play_first_call
 from turnwise.config.schema import Lora, TurnwiseSettings
 from turnwise.infra.threads import run_async
-from turnwise.learn.activations import LayerShape, pass_size_of
-from turnwise.learn.memory import MemoryReport
-from turnwise.learn.peak import Load, Peak, estimate_peak
 from turnwise.loop.build import load_words
-from turnwise.pretrained import chosen_device, torch_dtype
+from turnwise.models.load import chosen_device, torch_dtype
+from turnwise.models.memory import LayerShape, Load, MemoryReport, Peak, estimate_peak, pass_size_of
+from turnwise.models.resolve import find_here
 from turnwise.rollout.chosen import find_workflow
 from turnwise.rollout.environment import EnvironmentWorkflow
 from turnwise.rollout.worlds import count_held_out

@@ -12,16 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from turnwise.app.models import NAMES, find_gguf, resolve_model
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.envs.boundary import closing_env, reset_env
+from turnwise.envs.safe_calls import closing_env, reset_env
 from turnwise.errors import ConfigError, RunError, did_you_mean
 from turnwise.infra.atomic_files import find_damage
-from turnwise.learn.model_files import is_hub_name
-from turnwise.learn.tiny_model import CHAT_TEMPLATE
 from turnwise.loop.build import build_play
 from turnwise.loop.parts import PlayParts
+from turnwise.models.resolve import NAMES, find_gguf, is_hub_name, resolve_model
+from turnwise.models.tiny import CHAT_TEMPLATE
 from turnwise.report.run_dir import RunDirectory, settings_file_of
 from turnwise.rollout.worlds import worlds_of
 

@@ -189,7 +189,7 @@ def _open_engine(folder: Path, dtype: str) -> Any:
     from turnwise.context.template import LearnedTemplate  # noqa: PLC0415
     from turnwise.context.tokenizer import load_tokenizer  # noqa: PLC0415
     from turnwise.engine.local import LocalEngine  # noqa: PLC0415
-    from turnwise.pretrained import load_model, torch_dtype  # noqa: PLC0415
+    from turnwise.models.load import load_model, torch_dtype  # noqa: PLC0415
 
     # Never on a GPU: whoever trains here may have planned with all of its memory.
     model = load_model(folder, torch_dtype(dtype), torch.device("cpu"))

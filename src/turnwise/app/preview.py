@@ -9,12 +9,12 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 
-from turnwise.app.models import find_gguf, find_here, resolve_model
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, EngineError
 from turnwise.infra.threads import run_async
 from turnwise.loop.build import Stage, first_train_seed, load_words, open_engine
 from turnwise.loop.parts import Words
+from turnwise.models.resolve import find_gguf, find_here, resolve_model
 from turnwise.protocols import Engine, Weights
 from turnwise.rollout.chosen import find_workflow
 from turnwise.rollout.environment import EnvironmentWorkflow

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from turnwise.loop.serial import LoopStep
-from turnwise.report.failures import count_failures
+from turnwise.report.metrics import count_failures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,11 +15,10 @@ from turnwise.loop.parts import PlayParts
 from turnwise.loop.serial import LoopStep
 from turnwise.protocols import Sink
 from turnwise.report.console import ProgressDisplay
-from turnwise.report.learning_record.file import LearningRecorder
 from turnwise.report.metrics import JsonlSink, Sinks, Stopwatch, reward_sources
 from turnwise.report.run_dir import RunDirectory
-from turnwise.report.tensorboard import TensorboardSink
-from turnwise.report.trackers import TrackerSite, open_trackers
+from turnwise.report.token_log import LearningRecorder
+from turnwise.report.trackers import TensorboardSink, TrackerSite, open_trackers
 from turnwise.report.trajectories import TrajectoryWriter
 from turnwise.types import Metrics
 

@@ -18,10 +18,10 @@ from turnwise.config.checks import find_contradictions
 from turnwise.config.schema import EndpointWarmStart, LessonSettings, NoWarmStart, OracleWarmStart, TurnwiseSettings
 from turnwise.config.schema_learn import FilePtx, ModelJudgeSettings, OraclePtx
 from turnwise.config.trust import DistrustError, refuse_stranger
-from turnwise.engine.openai_address import Endpoint
-from turnwise.envs.boundary import close_env, reset_env
+from turnwise.engine.openai import Endpoint
+from turnwise.envs.safe_calls import close_env, reset_env
 from turnwise.errors import ConfigError, EnvError, TurnwiseError
-from turnwise.experience.files import read_experiences
+from turnwise.experience.codec import read_experiences
 from turnwise.hooks import open_callbacks
 from turnwise.infra.threads import call_within
 from turnwise.report.trackers import require_trackers
@@ -190,11 +190,14 @@ def _check_model(settings: TurnwiseSettings) -> None:
     if model.path == "tiny" and model.lora.type == "none" and model.gradient_checkpointing is not True:
         # It is made to fit, so there is nothing to look at, and no reason to load torch.
         return
-    from turnwise.app.models import find_here  # noqa: PLC0415 - they load torch
     from turnwise.context.recorder import require_end_of_turn  # noqa: PLC0415
-    from turnwise.learn.model_files import check_causal_model, check_held_as  # noqa: PLC0415
-    from turnwise.learn.tiny_model import tiny_config  # noqa: PLC0415
     from turnwise.loop.build import load_words  # noqa: PLC0415
+    from turnwise.models.resolve import (  # noqa: PLC0415
+        check_causal_model,
+        check_held_as,
+        find_here,
+    )
+    from turnwise.models.tiny import tiny_config  # noqa: PLC0415
 
     if model.path == "tiny":
         check_held_as(tiny_config(model.tiny, vocab_size=model.tiny.vocab_size), model)
@@ -216,9 +219,9 @@ def _check_first_prompt(settings: TurnwiseSettings) -> None:
     """The built-in model is made from what it will be told; one that is not here is known when it is fetched."""
     if settings.model.path == "tiny":
         return
-    from turnwise.app.models import find_here  # noqa: PLC0415 - they load torch
     from turnwise.app.preview import check_first_prompt  # noqa: PLC0415
     from turnwise.loop.build import load_words  # noqa: PLC0415
+    from turnwise.models.resolve import find_here  # noqa: PLC0415 - they load torch
 
     if here := find_here(settings.model.path):
         with _silenced("turnwise.context"):
@@ -230,7 +233,7 @@ def _check_reward_model(settings: TurnwiseSettings) -> None:
     judge = settings.reward.judge
     # Where no path is given, the rules of the settings say so.
     if isinstance(judge, ModelJudgeSettings) and judge.path not in (None, "", "tiny"):
-        from turnwise.learn.model_files import check_reward_model  # noqa: PLC0415 - it loads torch
+        from turnwise.models.resolve import check_reward_model  # noqa: PLC0415 - it loads torch
 
         check_reward_model(str(judge.path))
 

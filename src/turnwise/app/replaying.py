@@ -17,7 +17,6 @@ import numpy as np
 from rich.console import Console
 
 from turnwise.app.checkpointer import load_checkpoint
-from turnwise.app.models import resolve_model
 from turnwise.app.set_up import announce, start_anew
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
@@ -28,11 +27,12 @@ from turnwise.loop.build import build_train, open_credit, open_learner
 from turnwise.loop.parts import LearnParts, TrainParts
 from turnwise.loop.serial import Learnt, LoopStep, learn_from, train_serial
 from turnwise.loop.warm_start import mix_in_demonstrations
-from turnwise.report.learning_record.file import LearningRecord
-from turnwise.report.learning_record.learnt import LearntBatch, choose_rows, take_rows
-from turnwise.report.learning_record.tokens import StepTokens
+from turnwise.models.resolve import resolve_model
 from turnwise.report.metrics import Stopwatch
 from turnwise.report.run_dir import RunDirectory
+from turnwise.report.token_log import LearningRecord
+from turnwise.report.token_log_codec import LearntBatch, choose_rows, take_rows
+from turnwise.report.token_log_reader import StepTokens
 
 _MAY_DIFFER = ("credit", "reward.normalisation", "learn.loss", "learn.aggregation", "learn.entropy_coef")
 """What can be asked about a step that is played already: its credit and its loss."""

@@ -15,7 +15,6 @@ from turnwise.app.checkpointer import sound_checkpoint
 from turnwise.app.clustering import ClusterTraining
 from turnwise.app.exploring import Exploring, evaluate_alone
 from turnwise.app.length import settle_length
-from turnwise.app.models import require_reachable
 from turnwise.app.policies import find_policy, newest_checkpoint, open_policy
 from turnwise.app.refusals import refuse_what_cannot_run
 from turnwise.app.training import Training
@@ -28,12 +27,12 @@ from turnwise.infra.atomic_files import read_text
 from turnwise.infra.parsing import parse_yaml
 from turnwise.infra.threads import run_async
 from turnwise.loop.evaluate import Evaluation, evaluate_once
+from turnwise.models.resolve import require_reachable
 from turnwise.report.console import phase, print_notice
-from turnwise.report.learning_record.file import LearningRecord
-from turnwise.report.learning_record.tokens import StepTokens
 from turnwise.report.manifest import collect_manifest
-from turnwise.report.run_dir import RunDirectory, new_run_path
-from turnwise.report.summary import Summary
+from turnwise.report.run_dir import RunDirectory, Summary, new_run_path
+from turnwise.report.token_log import LearningRecord
+from turnwise.report.token_log_reader import StepTokens
 from turnwise.sync.presence import ROLES, hold_roles
 
 T = TypeVar("T")

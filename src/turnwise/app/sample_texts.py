@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import cast
 
 from turnwise.config.component import ENVS
-from turnwise.context.answer import render_answer
-from turnwise.context.window import write_preamble
+from turnwise.context.answer import render_answer, write_preamble
 from turnwise.envs.base import BaseEnv
-from turnwise.envs.boundary import closing_env, describe_env, reset_env
+from turnwise.envs.safe_calls import closing_env, describe_env, reset_env
 from turnwise.rollout.rules import oracle_rule, play_rule
 from turnwise.rollout.worlds import World
 from turnwise.types import Task

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.app.checkpointer import load_checkpoint, save_checkpoint
-from turnwise.app.models import resolve_model
 from turnwise.app.progress import Progress
 from turnwise.audit.faults import engines, learning, records
 from turnwise.audit.faults.fault import Fault
@@ -27,6 +26,7 @@ from turnwise.loop.build import build_explore, join, open_credit, open_learner, 
 from turnwise.loop.open_audit import open_audit
 from turnwise.loop.parts import TrainParts
 from turnwise.loop.serial import LoopStep, train_serial
+from turnwise.models.resolve import resolve_model
 from turnwise.report.metrics import Stopwatch
 from turnwise.sync.memory import MemoryChannel
 

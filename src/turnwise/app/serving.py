@@ -23,7 +23,6 @@ from rich.console import Console
 
 from turnwise.app.checkpointer import read_progress
 from turnwise.app.length import settle_length
-from turnwise.app.models import resolve_model
 from turnwise.app.policies import find_policy, names_a_model
 from turnwise.app.refusals import refuse_what_cannot_run
 from turnwise.app.run import Run
@@ -40,11 +39,12 @@ from turnwise.infra.wait_tracking import show_waits
 from turnwise.loop.build import load_words, open_engine
 from turnwise.loop.open_buffer import open_buffer
 from turnwise.loop.separate import Shared, as_groups
+from turnwise.models.resolve import resolve_model
 from turnwise.protocols import Buffer, ChatTemplate, Engine, Mailbox
 from turnwise.report.console import phase
-from turnwise.report.journal import TrajectoryJournal
 from turnwise.report.manifest import collect_manifest
 from turnwise.report.run_dir import RunDirectory, new_run_path, settings_file_of
+from turnwise.report.trajectories import TrajectoryJournal
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.serve.endpoint import ChatEndpoint
 from turnwise.serve.http import LOOPBACK

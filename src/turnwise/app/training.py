@@ -35,10 +35,9 @@ from turnwise.loop.separate import Shared, train_from_buffer
 from turnwise.loop.serial import LoopStep
 from turnwise.loop.stages import STAGES, Stages
 from turnwise.report.console import phase, print_notice
-from turnwise.report.intervals import list_ends, recorded_interval
 from turnwise.report.metrics import Stopwatch, reward_sources
-from turnwise.report.run_dir import RunDirectory
-from turnwise.report.summary import Summary
+from turnwise.report.run_dir import RunDirectory, Summary
+from turnwise.report.statistics import list_ends, recorded_interval
 
 
 class Training:

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.audit.breach import Breach, of_experience
-from turnwise.audit.oracle_rules import TOLD_AS_RETURNS, batch_spread, expect
-from turnwise.audit.plays import Play, play_back
+from turnwise.credit.reference import TOLD_AS_RETURNS, Play, batch_spread, expect, play_back
 from turnwise.types import Annotations, Experience, Sample
 
 _TOLERANCE = 1e-4

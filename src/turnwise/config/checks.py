@@ -23,7 +23,7 @@ from turnwise.config.component import (
     import_reward_function,
     import_shaping,
 )
-from turnwise.config.kinds import Choice, EnvSettings, VllmEngineParams
+from turnwise.config.kinds import Choice, EnvSettings
 from turnwise.config.load import env_params
 from turnwise.config.schema import (
     ContextSettings,
@@ -36,6 +36,7 @@ from turnwise.config.schema import (
 from turnwise.config.schema_learn import FunctionJudgeSettings, ModelJudgeSettings, NoCritic, NoFilter, NoJudge
 from turnwise.config.settings import Settings, describe_problems
 from turnwise.config.trust import DistrustError, as_far_as_seen
+from turnwise.engine import VllmEngineParams
 from turnwise.errors import ConfigError
 
 Rule: TypeAlias = Callable[[TurnwiseSettings], Iterator[str]]

@@ -208,13 +208,13 @@ ENVS = Registry(
         "metamathqa": "turnwise.envs.metamathqa:MetaMathQA",
     },
     adapters={
-        "function": "turnwise.envs.adapters.function_task:adapt_function",
-        "gem": "turnwise.envs.adapters.gem_world:adapt_gem",
-        "gymnasium": "turnwise.envs.adapters.gymnasium_world:adapt_gymnasium",
-        "openenv": "turnwise.envs.adapters.openenv_world:adapt_openenv",
-        "reasoning_gym": "turnwise.envs.adapters.reasoning_gym_task:adapt_reasoning_gym",
-        "textarena": "turnwise.envs.adapters.textarena_game:adapt_textarena",
-        "verifiers": "turnwise.envs.adapters.verifiers_world:adapt_verifiers",
+        "function": "turnwise.envs.adapters.function_env:adapt_function",
+        "gem": "turnwise.envs.adapters.gem_env:adapt_gem",
+        "gymnasium": "turnwise.envs.adapters.gymnasium_env:adapt_gymnasium",
+        "openenv": "turnwise.envs.adapters.openenv_env:adapt_openenv",
+        "reasoning_gym": "turnwise.envs.adapters.reasoning_gym_env:adapt_reasoning_gym",
+        "textarena": "turnwise.envs.adapters.textarena_env:adapt_textarena",
+        "verifiers": "turnwise.envs.adapters.verifiers_env:adapt_verifiers",
     },
     aliases={
         "FrozenLake": Alias("frozen_lake"),
@@ -240,8 +240,8 @@ def gives_no_rewards(env_type: str) -> bool:
 OPPONENTS = Registry(
     "opponent",
     {
-        "random": "turnwise.envs.adapters.opponents:RandomMoves",
-        "scripted": "turnwise.envs.adapters.opponents:ScriptedMoves",
+        "random": "turnwise.envs.two_player:RandomMoves",
+        "scripted": "turnwise.envs.two_player:ScriptedMoves",
         "policy": "turnwise.app.opponent:FrozenPolicy",
         "league": "turnwise.app.opponent:League",
     },
@@ -249,25 +249,25 @@ OPPONENTS = Registry(
 CALL_PARSERS = Registry(
     "parser of tool calls",
     {
-        "hermes": "turnwise.context.call_parsers:HermesCalls",
-        "qwen": "turnwise.context.call_parsers:HermesCalls",
-        "llama3_json": "turnwise.context.call_parsers:Llama3JsonCalls",
-        "mistral": "turnwise.context.call_parsers:MistralCalls",
+        "hermes": "turnwise.context.tool_calls:HermesCalls",
+        "qwen": "turnwise.context.tool_calls:HermesCalls",
+        "llama3_json": "turnwise.context.tool_calls:Llama3JsonCalls",
+        "mistral": "turnwise.context.tool_calls:MistralCalls",
     },
 )
 ENGINES = Registry(
     "engine",
     {
         "local": "turnwise.engine.local:LocalEngine",
-        "openai": "turnwise.engine.openai_endpoint:OpenAiEngine",
+        "openai": "turnwise.engine.openai:OpenAiEngine",
         "scripted": "turnwise.engine.scripted:ScriptedEngine",
-        "vllm": "turnwise.engine.vllm.engine:VllmEngine",
+        "vllm": "turnwise.engine.vllm:VllmEngine",
     },
     params={
-        "local": "turnwise.config.kinds:LocalEngineParams",
-        "openai": "turnwise.config.kinds:OpenAiEngineParams",
-        "scripted": "turnwise.config.kinds:ScriptedEngineParams",
-        "vllm": "turnwise.config.kinds:VllmEngineParams",
+        "local": "turnwise.engine:LocalEngineParams",
+        "openai": "turnwise.engine:OpenAiEngineParams",
+        "scripted": "turnwise.engine:ScriptedEngineParams",
+        "vllm": "turnwise.engine:VllmEngineParams",
     },
 )
 WORKFLOWS = Registry(
@@ -310,28 +310,28 @@ BUFFERS = Registry(
 PRIORITIES = Registry(
     "priority",
     {
-        "newest": "turnwise.experience.priorities:Newest",
-        "linear_decay": "turnwise.experience.priorities:LinearDecay",
-        "decay_limit_randomization": "turnwise.experience.priorities:DecayLimitRandomization",
+        "newest": "turnwise.experience.buffer:Newest",
+        "linear_decay": "turnwise.experience.buffer:LinearDecay",
+        "decay_limit_randomization": "turnwise.experience.buffer:DecayLimitRandomization",
     },
 )
 CREDITS = Registry(
     "credit rule",
     {
         "gae": "turnwise.credit.gae:Gae",
-        "bi_level_gae": "turnwise.credit.bi_level:BiLevelGae",
-        "turn_gae": "turnwise.credit.turn:TurnGae",
+        "bi_level_gae": "turnwise.credit.gae:BiLevelGae",
+        "turn_gae": "turnwise.credit.gae:TurnGae",
         "grpo": "turnwise.credit.group:Grpo",
         "dr_grpo": "turnwise.credit.group:DrGrpo",
         "rloo": "turnwise.credit.group:Rloo",
         "opmd": "turnwise.credit.group:Opmd",
-        "reinforce": "turnwise.credit.reinforce:Reinforce",
-        "reinforce_pp": "turnwise.credit.reinforce:ReinforcePp",
+        "reinforce": "turnwise.credit.group:Reinforce",
+        "reinforce_pp": "turnwise.credit.group:ReinforcePp",
         "reinforce_pp_baseline": "turnwise.credit.group:ReinforcePpBaseline",
-        "multi_step_grpo": "turnwise.credit.steps:MultiStepGrpo",
-        "step_return": "turnwise.credit.steps:StepReturn",
-        "gigpo": "turnwise.credit.gigpo:Gigpo",
-        "remax": "turnwise.credit.remax:Remax",
+        "multi_step_grpo": "turnwise.credit.step_level:MultiStepGrpo",
+        "step_return": "turnwise.credit.step_level:StepReturn",
+        "gigpo": "turnwise.credit.step_level:Gigpo",
+        "remax": "turnwise.credit.group:Remax",
     },
 )
 LEARNERS = Registry(

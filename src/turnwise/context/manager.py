@@ -10,12 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turnwise.config.schema import ContextSettings
-from turnwise.context.answer import parse_answer
-from turnwise.context.recorder import Prompt, Recorder, completion_of
+from turnwise.context.answer import parse_answer, show_history
+from turnwise.context.recorder import Prompt, Recorder, completion_of, make_trajectory
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import HFTokenizer
-from turnwise.context.trajectory import make_trajectory
-from turnwise.context.window import show_history
 from turnwise.errors import WorkflowError
 from turnwise.protocols import ChatTemplate
 from turnwise.rollout_io import EnvInput, EnvOutput, LmInput, LmOutput, RolloutState

@@ -9,15 +9,16 @@ environments and rewards.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from turnwise.context.messages import short_id
-from turnwise.context.transcript import Transcript
 from turnwise.errors import ContextOverflow, EngineError, ModelError
 from turnwise.protocols import ChatTemplate
+from turnwise.rollout_io import TurnFacts
 from turnwise.types import (
     Completion,
     FinishReason,
@@ -27,9 +28,98 @@ from turnwise.types import (
     Message,
     Metrics,
     Segment,
+    Task,
     ToolCall,
     ToolSchema,
+    Trajectory,
+    TrajectoryId,
+    Turn,
 )
+
+
+@dataclass(slots=True)
+class _Open:
+    """A segment that still grows; the four lists grow together."""
+
+    token_ids: list[int] = field(default_factory=list)
+    loss_mask: list[bool] = field(default_factory=list)
+    behavior_logprobs: list[float] = field(default_factory=list)
+    turn_ids: list[int] = field(default_factory=list)
+
+    def close(self) -> Segment:
+        return Segment(
+            token_ids=np.array(self.token_ids, dtype=np.int32),
+            loss_mask=np.array(self.loss_mask, dtype=np.bool_),
+            behavior_logprobs=np.array(self.behavior_logprobs, dtype=np.float32),
+            turn_ids=np.array(self.turn_ids, dtype=np.int32),
+        )
+
+
+class Transcript:
+    """Collects the tokens of one episode; a mask bit is written by the call that writes its token.
+
+    Example, the two turns of `types.Segment`::
+
+        transcript.add_context(template.encode_prompt(messages))
+        transcript.add_sampled(completion, turn_index=0)
+        transcript.add_context(template.encode_bridge([Message("user", "_POG")], reply_is_closed=True))
+        transcript.add_sampled(completion, turn_index=1)
+        (segment,) = transcript.segments()
+    """
+
+    def __init__(self) -> None:
+        self._segments = [_Open()]
+        self._num_kept = 0
+
+    def add_context(self, token_ids: IntArray) -> None:
+        """Tokens that the policy did not sample: prompts, bridges, forced prefixes. Never trained."""
+        num_new = len(token_ids)
+        current = self._segments[-1]
+        current.token_ids.extend(token_ids.tolist())
+        current.loss_mask.extend([False] * num_new)
+        current.behavior_logprobs.extend([0.0] * num_new)
+        current.turn_ids.extend([-1] * num_new)
+
+    def add_sampled(self, completion: Completion, turn_index: int) -> None:
+        """Tokens that the policy sampled in this turn, the sampled end of turn included."""
+        if turn_index < 0:
+            raise ValueError(f"turn_index is {turn_index}; turns count from 0")
+        num_new = len(completion.token_ids)
+        current = self._segments[-1]
+        current.token_ids.extend(completion.token_ids.tolist())
+        current.loss_mask.extend([True] * num_new)
+        current.behavior_logprobs.extend(completion.behavior_logprobs.tolist())
+        current.turn_ids.extend([turn_index] * num_new)
+
+    def start_segment(self) -> None:
+        """The engine will see a new sequence: what is added next has nothing before it."""
+        if self._segments[-1].token_ids:
+            self._num_kept += any(self._segments[-1].loss_mask)
+            self._segments.append(_Open())
+
+    @property
+    def current_ids(self) -> IntArray:
+        """Everything of the current segment: what the engine must see to continue it."""
+        return np.array(self._segments[-1].token_ids, dtype=np.int32)
+
+    @property
+    def num_tokens(self) -> int:
+        """The length of the current segment, which is what must fit into the model's context."""
+        return len(self._segments[-1].token_ids)
+
+    @property
+    def segment_index(self) -> int:
+        """The place in `segments()` that the current segment has, or will have once something is sampled in it."""
+        return self._num_kept
+
+    def segments(self) -> tuple[Segment, ...]:
+        """Every segment with at least one sampled token, in order.
+
+        A segment without one teaches nothing: it is a prompt whose turn never came (the engine failed, or the episode
+        was stopped by a budget after the cut).
+        """
+        return tuple(segment.close() for segment in self._segments if any(segment.loss_mask))
+
 
 _NOTHING = np.zeros(0, dtype=np.int32)
 
@@ -310,3 +400,63 @@ def completion_of(text: str, template: ChatTemplate) -> Completion:
         finish_reason=FinishReason.STOP,
         policy_version=0,
     )
+
+
+_NOTHING_TRAJECTORY = TurnFacts()
+
+
+def make_trajectory(
+    id: TrajectoryId,
+    task: Task,
+    calls: Sequence[Response],
+    facts: Mapping[int, TurnFacts],
+    *,
+    is_cut_at_calls: bool,
+    **outcome: Any,
+) -> Trajectory:
+    """Calls and what is known of their steps as a trajectory; `outcome` says how it ended."""
+    segments, segment_of_call = cut_segments(calls, at_calls=is_cut_at_calls)
+    turns = tuple(
+        Turn(
+            index=number,
+            segment_index=segment_index,
+            observation=_observation(number, calls, facts),
+            response_text=call.response_text,
+            actions=known.actions,
+            reward=known.reward,
+            penalty=known.penalty,
+            policy_version=call.completion.policy_version,
+            step=call.step,
+            is_valid=known.is_valid,
+            is_effective=known.is_effective,
+            metrics=known.metrics,
+            info=known.info,
+            origin=call.completion.origin,
+        )
+        for number, (call, known, segment_index) in enumerate(
+            zip(calls, _facts_of_calls(facts, calls), segment_of_call, strict=True)
+        )
+    )
+    return Trajectory(id=id, task=task, segments=segments, turns=turns, **outcome)
+
+
+def _facts_of_calls(facts: Mapping[int, TurnFacts], calls: Sequence[Response]) -> list[TurnFacts]:
+    """The facts of a step stand on its last call; those of a step without one, on the last call before it."""
+    last_of_step = {call.step: number for number, call in enumerate(calls)}
+    found = [_NOTHING_TRAJECTORY] * len(calls)
+    for step, known in facts.items() if calls else ():
+        number = last_of_step.get(step)
+        if number is None:
+            number = max((n for n, call in enumerate(calls) if call.step < step), default=0)
+        if (before := found[number]) is not _NOTHING_TRAJECTORY:
+            known = replace(known, reward=before.reward + known.reward, penalty=before.penalty + known.penalty)
+        found[number] = known
+    return found
+
+
+def _observation(number: int, calls: Sequence[Response], facts: Mapping[int, TurnFacts]) -> str:
+    """What the world said before the first call of a step, without what was written around it; then what was said."""
+    call = calls[number]
+    is_first = number == 0 or calls[number - 1].step != call.step
+    state = facts[call.step].state if is_first and call.step in facts else None
+    return call.observation if state is None else state

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from turnwise.context.messages import short_id
-from turnwise.context.slots import (
+from turnwise.context.template_slots import (
     ASKED,
     REPLIED,
     USER_PROBES,
@@ -30,7 +30,7 @@ from turnwise.context.slots import (
     probe_messages,
 )
 from turnwise.context.tokenizer import Codec, ControlGuard, HFTokenizer
-from turnwise.context.tool_syntax import NoTools, ToolSyntax, find_call_parser, learn_tool_syntax
+from turnwise.context.tool_calls import NoTools, ToolSyntax, find_call_parser, learn_tool_syntax
 from turnwise.context.tool_turns import Tools, ToolTurns
 from turnwise.errors import ModelError
 from turnwise.types import Completion, FinishReason, ImagePart, IntArray, Message, ToolCall, ToolSchema

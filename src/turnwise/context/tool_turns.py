@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from turnwise.context.slots import ASKED, USER_PROBES, EndOfTurn, Slot, as_ids, fill
+from turnwise.context.template_slots import ASKED, USER_PROBES, EndOfTurn, Slot, as_ids, fill
 from turnwise.context.tokenizer import THINK_TAGS, Codec
-from turnwise.context.tool_syntax import ToolSyntax, find_end_of_reply, probe_reply
+from turnwise.context.tool_calls import ToolSyntax, find_end_of_reply, probe_reply
 from turnwise.errors import ModelError
 from turnwise.types import IntArray, Message, ToolSchema
 

@@ -6,14 +6,25 @@ Statistics are taken over trajectories, never over rows, so a long or finely cut
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
-from pydantic import PositiveFloat
+from pydantic import Field, PositiveFloat
 
+from turnwise.config.schema_learn import NormaliseGrouping, NormaliseMethod
 from turnwise.config.settings import Settings, WholeSettings
-from turnwise.credit.layout import Floats, Ints, play_back, whiten
-from turnwise.credit.samples import make_samples
+from turnwise.credit.layout import (
+    Floats,
+    Ints,
+    PlayedTokens,
+    TurnLayout,
+    make_samples,
+    number_densely,
+    play_back,
+    scan_back,
+    whiten,
+)
 from turnwise.types import Annotations, Experience, Sample
 
 OpmdBaseline = Literal["mean", "logavgexp"]
@@ -153,3 +164,127 @@ class ReinforcePpBaseline(_TrajectoryRule):
 
     def _finish(self, per_token: Floats) -> Floats:
         return whiten(per_token)
+
+
+def estimate_returns(layout: TurnLayout, token_rewards: Floats, gamma: float) -> Floats:
+    """The discounted sum of rewards from each sampled token on; observations in between do not discount."""
+    return scan_back(token_rewards, layout.trajectory_token_starts, gamma)
+
+
+class _ReturnRule:
+    """The rewards to come as advantage."""
+
+    needs_values = False
+    needs_groups = False
+    needs_greedy = False
+
+    def __init__(self, gamma: float, *, should_whiten: bool) -> None:
+        self._gamma = gamma
+        self._should_whiten = should_whiten
+
+    def __call__(self, experiences: Sequence[Experience], annotations: Annotations) -> list[Sample]:
+        played = play_back(experiences, annotations)
+        returns = estimate_returns(played.layout, played.token_rewards, self._gamma)
+        return make_samples(played, whiten(returns) if self._should_whiten else returns, returns, annotations)
+
+
+class ReinforceParams(Settings):
+    gamma: float = Field(default=1.0, ge=0, le=1)
+    """Discount from one sampled token to the next."""
+
+
+class Reinforce(_ReturnRule):
+    """`credit: {type: reinforce}`: the rewards to come, as they are."""
+
+    Params = ReinforceParams
+
+    def __init__(self, params: ReinforceParams) -> None:
+        super().__init__(params.gamma, should_whiten=False)
+
+
+class ReinforcePpParams(Settings):
+    gamma: float = Field(default=1.0, ge=0, le=1)
+    """Discount from one sampled token to the next."""
+
+
+class ReinforcePp(_ReturnRule):
+    """`credit: {type: reinforce_pp}`: the rewards to come, whitened over the batch (arXiv 2501.03262)."""
+
+    Params = ReinforcePpParams
+
+    def __init__(self, params: ReinforcePpParams) -> None:
+        super().__init__(params.gamma, should_whiten=True)
+
+
+def estimate_remax(layout: TurnLayout, returns: Floats, greedy_returns: Floats) -> Floats:
+    """[tokens] the rewards to come minus the greedy return; where that is NaN there is nothing to learn from: 0."""
+    baseline = layout.trajectories_to_tokens(greedy_returns)
+    return np.where(np.isnan(baseline), 0.0, returns - baseline)
+
+
+class Remax:
+    """`credit: {type: remax}`"""
+
+    Params = Settings
+    needs_values = False
+    needs_groups = False
+    needs_greedy = True
+
+    def __init__(self, params: Settings) -> None:
+        self.params = params
+
+    def __call__(self, experiences: Sequence[Experience], annotations: Annotations) -> list[Sample]:
+        played = play_back(experiences, annotations)
+        returns = estimate_returns(played.layout, played.token_rewards, gamma=1.0)
+        return make_samples(played, estimate_remax(played.layout, returns, played.greedy_returns), returns, annotations)
+
+
+def normalise_rewards(
+    experiences: Sequence[Experience], *, grouping: NormaliseGrouping, method: NormaliseMethod
+) -> list[Experience]:
+    """Each trajectory's sum of rewards is normalised, and with it the return of the greedy play it is measured by.
+
+    Turn rewards are scaled where the method divides. What is then missing to the normalised sum goes to the last turn,
+    so that differences between turns survive. A trajectory with nothing to be compared with keeps its rewards; plays
+    that all earned the same have the sum 0 and are not scaled.
+    """
+    if method == "identity" or not experiences:
+        return list(experiences)
+    played = play_back(experiences, Annotations())
+    turn_rewards, greedy_returns = _normalise_plays(played, _number_comparable(played, grouping), method)
+    greedy_of = dict(zip(played.trajectory_ids, greedy_returns.tolist(), strict=True))
+    normalised = []
+    for row, rewards in zip(experiences, played.scatter_turns(turn_rewards), strict=True):
+        greedy = None if row.greedy_return is None else greedy_of[row.id.trajectory]
+        normalised.append(replace(row, turn_rewards=rewards, greedy_return=greedy))
+    return normalised
+
+
+def _number_comparable(played: PlayedTokens, grouping: NormaliseGrouping) -> Ints:
+    """[trajectories] equal numbers for plays that are compared."""
+    if grouping == "state":
+        return played.group_of_trajectory
+    if grouping == "inductive":
+        return number_densely(trajectory.tag for trajectory in played.trajectory_ids)
+    return np.zeros(len(played.trajectory_ids), dtype=np.int64)
+
+
+def _normalise_plays(played: PlayedTokens, comparable: Ints, method: NormaliseMethod) -> tuple[Floats, Floats]:
+    """[turns] rewards whose sum per trajectory is normalised, and [trajectories] greedy returns on the same scale."""
+    starts = played.layout.trajectory_starts
+    sums = played.layout.sum_turns(played.bare_rewards)
+    means, stds, sizes = group_mean_std(sums, comparable)
+    is_alone = sizes == 1
+    scales = np.where((method == "mean") | (stds <= EPSILON), 1.0, 1 / (stds + EPSILON))
+    turn_rewards = played.bare_rewards * np.repeat(scales, np.diff(starts))
+    targets = np.where(is_alone, sums, _normalise(sums, means, stds, method))
+    turn_rewards[starts[1:] - 1] += targets - played.layout.sum_turns(turn_rewards)
+    greedy = played.greedy_returns
+    return turn_rewards, np.where(is_alone, greedy, _normalise(greedy, means, stds, method))
+
+
+def _normalise(sums: Floats, means: Floats, stds: Floats, method: NormaliseMethod) -> Floats:
+    if method == "mean":
+        return sums - means
+    normalised = np.where(stds <= EPSILON, 0.0, (sums - means) / (stds + EPSILON))
+    return np.clip(normalised, -1.0, 3.0) if method == "asym_clip" else normalised

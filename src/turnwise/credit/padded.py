@@ -14,11 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnwise.credit.bi_level import BiLevelGaeParams, estimate_bi_level_gae
-from turnwise.credit.gae import estimate_gae
+from turnwise.credit.gae import BiLevelGaeParams, estimate_bi_level_gae, estimate_gae
 from turnwise.credit.group import estimate_grpo, estimate_rloo
 from turnwise.credit.layout import Floats, Ints, TurnLayout, layout_from_keys, number_densely, whiten
-from turnwise.credit.steps import MultiStepGrpoParams, StdLevel, estimate_multi_step_grpo
+from turnwise.credit.step_level import MultiStepGrpoParams, StdLevel, estimate_multi_step_grpo
 
 
 def compute_bi_level_gae_advantage_return(

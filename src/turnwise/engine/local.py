@@ -21,18 +21,46 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from turnwise.config.kinds import LocalEngineParams
 from turnwise.deps import EngineSite
-from turnwise.engine.pass_costs import PassCosts
-from turnwise.engine.rows import Row
+from turnwise.engine import LocalEngineParams
+from turnwise.engine.kv_pool import Row
 from turnwise.engine.runner import ModelRunner
 from turnwise.engine.sampling import draw_uniforms, likeliest_tokens, sample_tokens
 from turnwise.errors import EngineError, SyncError
 from turnwise.infra.digests import complete
 from turnwise.infra.wait_tracking import waiting
-from turnwise.pretrained import chosen_device, load_model, torch_dtype
+from turnwise.models.load import chosen_device, load_model, torch_dtype
 from turnwise.protocols import Weights
 from turnwise.types import Alternatives, Completion, FinishReason, GenerateRequest, Metrics, Sampling
+
+
+@dataclass(slots=True)
+class PassCosts:
+    """Sums over all passes so far: of a straight line through their times, nothing else is needed."""
+
+    passes: float = 0.0
+    rows: float = 0.0
+    rows_squared: float = 0.0
+    busy_s: float = 0.0
+    busy_row_s: float = 0.0
+    """Of the time of each pass, times its rows."""
+
+    def add(self, num_rows: int, seconds: float) -> None:
+        self.passes += 1
+        self.rows += num_rows
+        self.rows_squared += num_rows * num_rows
+        self.busy_s += seconds
+        self.busy_row_s += seconds * num_rows
+
+    def told(self) -> Metrics:
+        return {
+            "passes": self.passes,
+            "rows": self.rows,
+            "rows_squared": self.rows_squared,
+            "busy_s": self.busy_s,
+            "busy_row_s": self.busy_row_s,
+        }
+
 
 _DRAIN_S = 600.0
 """Longest wait for running requests; each ends by itself, after so many tokens."""

@@ -15,10 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from turnwise.engine.kv_pool import BlockPool
-from turnwise.engine.llama_pass import LlamaPass, fits
-from turnwise.engine.pass_plan import BLOCK_TOKENS
-from turnwise.engine.rows import Row, common_prefix, pad_right
+from turnwise.engine.kv_pool import BLOCK_TOKENS, BlockPool, Row, common_prefix, pad_right
+from turnwise.engine.llama_forward import LlamaPass, fits
 
 _PASS_TOKENS = 8_192
 """Most padded new tokens in one forward pass; bounds memory without slowing small models down."""

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from turnwise.config.kinds import ScriptedEngineParams
 from turnwise.deps import EngineSite
+from turnwise.engine import ScriptedEngineParams
 from turnwise.infra.digests import complete
 from turnwise.types import Alternatives, Completion, FinishReason, FloatArray, GenerateRequest, IntArray, Metrics
 

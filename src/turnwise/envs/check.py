@@ -18,10 +18,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from turnwise.envs.base import REQUIRED_INFO_KEYS, BaseEnv
-from turnwise.envs.boundary import call_env, reset_env, step_env
-from turnwise.envs.make import make_env
-from turnwise.envs.trials import (
+from turnwise.envs.base import REQUIRED_INFO_KEYS, BaseEnv, make_env
+from turnwise.envs.check_episodes import (
     GARBAGE,
     MAX_ORACLE_STEPS,
     MAX_RANDOM_STEPS,
@@ -37,6 +35,7 @@ from turnwise.envs.trials import (
     told_by,
     trace_of,
 )
+from turnwise.envs.safe_calls import call_env, reset_env, step_env
 from turnwise.errors import EnvError, RewardError, TaskError, TurnwiseError
 from turnwise.types import StepResult
 

@@ -10,20 +10,186 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import signal
+import subprocess
+import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import send_handle
+from pathlib import Path
 from typing import Any
 
+from turnwise.config.settings import require_package
 from turnwise.config.trust import refuse_stranger
-from turnwise.envs.base import BaseEnv
+from turnwise.envs.base import BaseEnv, make_env
 from turnwise.envs.check import Check, CheckReport
-from turnwise.envs.other_python import OtherProcess, check_under, find_python
-from turnwise.envs.served import OUT_OF_MEMORY, serve
+from turnwise.envs.env_worker import OUT_OF_MEMORY, answer_call, introduce, serve, tell_error
 from turnwise.errors import ConfigError, EnvError, TaskError
 from turnwise.infra.parsing import parse_json
+
+SETTING = "rollout.isolation.python"
+_PYTHON_START_LIMIT_S = 180.0
+_ANSWER_LIMIT_S = 10.0
+"""For what the server does itself, which is little."""
+_POLL_S = 0.01
+_ERRORS = {error.__name__: error for error in (ConfigError, TaskError, EnvError)}
+_BOOT = """
+import importlib.util, json, sys
+from multiprocessing.connection import Connection
+folder = sys.argv.pop(1)
+try:
+    found = importlib.util.spec_from_file_location(
+        "turnwise", folder + "/__init__.py", submodule_search_locations=[folder]
+    )
+    sys.modules["turnwise"] = importlib.util.module_from_spec(found)
+    found.loader.exec_module(sys.modules["turnwise"])
+    from turnwise.envs.env_worker import main
+except Exception as error:
+    Connection(int(sys.argv[1])).send_bytes(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
+    sys.exit(0)
+main()
+"""
+"""Only this package comes from our side; its neighbours in site-packages would not fit the other Python."""
+
+
+class OtherPython:
+    """The server under one program."""
+
+    def __init__(self, program: str) -> None:
+        self._program = program
+        self._lock = threading.Lock()
+        self._control, theirs = multiprocessing.Pipe()
+        folder = Path(__file__).resolve().parents[1]
+        command = [program, "-c", _BOOT, str(folder), str(theirs.fileno())]
+        try:
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        except OSError as error:
+            raise ConfigError(
+                f"{SETTING}: '{program}' cannot be started ({error.strerror or error}). Give the path of a Python, "
+                "such as .venv-envs/bin/python (make envs-of-others)."
+            ) from error
+        theirs.close()
+        answer = self._wait(_PYTHON_START_LIMIT_S)
+        if "error" in answer:
+            self.close()
+            raise ConfigError(
+                f"{SETTING}: '{program}' cannot run environments ({answer['error']}). It needs Python 3.11 or newer "
+                "with numpy and pydantic: install them there."
+            )
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def start(self, job: str, pipe: Connection, arguments: Sequence[object], limit_s: float) -> OtherProcess:
+        """A new process that has the other end of `pipe`; importing its packages for the first time may take long."""
+        with self._lock:
+            try:
+                self._control.send_bytes(json.dumps(["start", job, arguments]).encode())
+                send_handle(self._control, pipe.fileno(), self._process.pid)
+            except OSError:
+                raise self._gone() from None
+            return OtherProcess(self, self._wait(limit_s)["result"])
+
+    def ask(self, kind: str, process_id: int) -> int | None:
+        with self._lock:
+            try:
+                self._control.send_bytes(json.dumps([kind, process_id]).encode())
+            except OSError:
+                raise self._gone() from None
+            return self._wait(_ANSWER_LIMIT_S)["result"]
+
+    def close(self) -> None:
+        self._control.close()
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_ANSWER_LIMIT_S)
+
+    def _wait(self, limit_s: float) -> Mapping[str, Any]:
+        try:
+            if not self._control.poll(limit_s):
+                self.close()
+                raise EnvError(f"{SETTING}: '{self._program}' did not answer within {limit_s:g} s.")
+            return json.loads(self._control.recv_bytes())
+        except (EOFError, OSError, ValueError):
+            raise self._gone() from None
+
+    def _gone(self) -> EnvError:
+        self.close()
+        return EnvError(f"{SETTING}: '{self._program}' ended with exit code {self._process.returncode}.")
+
+
+class OtherProcess:
+    """A process that the server of another Python has forked; in the words of `multiprocessing`."""
+
+    def __init__(self, server: OtherPython, process_id: int) -> None:
+        self._server = server
+        self.pid = process_id
+        self.exitcode: int | None = None
+
+    def is_alive(self) -> bool:
+        return self._look("look") is None
+
+    def join(self, timeout: float | None = None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self._look("look") is None and (deadline is None or time.monotonic() < deadline):
+            time.sleep(_POLL_S)
+
+    def kill(self) -> None:
+        self._look("end")
+
+    def _look(self, kind: str) -> int | None:
+        if self.exitcode is None:
+            try:
+                self.exitcode = self._server.ask(kind, self.pid)
+            except EnvError:
+                # With the server its processes are gone too.
+                self.exitcode = -9
+        return self.exitcode
+
+
+_SERVERS: dict[str, OtherPython] = {}
+"""By the path of their program; they end with this process."""
+_SERVERS_LOCK = threading.Lock()
+
+
+def find_python(program: str) -> OtherPython:
+    """The server under this program, started at the first call and again if it is gone."""
+    # A virtual environment's program is a link, which must not be followed: it is found by where it lies.
+    path = os.path.abspath(Path(program).expanduser())
+    with _SERVERS_LOCK:
+        if path not in _SERVERS or not _SERVERS[path].is_alive:
+            _SERVERS[path] = OtherPython(path)
+        return _SERVERS[path]
+
+
+def check_under(
+    program: str, name: str, params: Mapping[str, object], *, num_episodes: int | None, limit_s: float
+) -> list[tuple[str, bool | None, str]]:
+    """The name, outcome and detail of every check of an environment, made under another Python."""
+    ours, theirs = multiprocessing.Pipe()
+    process = find_python(program).start("check", theirs, (name, dict(params), num_episodes), _PYTHON_START_LIMIT_S)
+    theirs.close()
+    try:
+        answer = json.loads(ours.recv_bytes()) if ours.poll(limit_s) else None
+    except (EOFError, OSError):
+        raise EnvError(f"{name}: the process of its check ended before it was done.") from None
+    finally:
+        process.kill()
+        ours.close()
+    if answer is None:
+        raise EnvError(f"{name}: its check took longer than {limit_s:g} s.")
+    if "error" in answer:
+        kind, message = answer["error"]
+        raise _ERRORS.get(kind, EnvError)(message)
+    return [(check, passed, detail) for check, passed, detail in answer["result"]]
+
 
 _START_LIMIT_S = 180.0
 """A process may import a large package before its first answer."""
@@ -199,3 +365,73 @@ class IsolatedEnv(RemoteEnv):
         self._process.join(_DEATH_LIMIT_S)
         self._pipe.close()
         self._process = self._pipe = None
+
+
+_needed = partial(require_package, extra="ray", asked_by="rollout.isolation.type: 'ray'")
+
+
+class EnvActor:
+    """What is at the other end."""
+
+    def open(self, name: str, params: Mapping[str, Any]) -> str:
+        try:
+            self._env = make_env(name, **params)
+            return introduce(self._env)
+        except Exception as error:  # noqa: BLE001 - the boundary: an author's code may raise whatever it likes
+            return tell_error(error)
+
+    def call(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        return answer_call(self._env, method, args, kwargs)
+
+
+class RayEnv(RemoteEnv):
+    """In an actor, anywhere in the cluster."""
+
+    def __init__(self, name: str, params: Mapping[str, object], *, time_limit_s: float, cpus: float) -> None:
+        self._cpus = cpus
+        self._actor: Any = None
+        super().__init__(name, params, time_limit_s=time_limit_s)
+
+    def close(self) -> None:
+        if self._actor is not None:
+            _needed("ray").kill(self._actor)
+            self._actor = None
+
+    def _is_alive(self) -> bool:
+        return self._actor is not None
+
+    def _start(self) -> None:
+        made: Any = _needed("ray").remote(EnvActor).options(num_cpus=self._cpus, scheduling_strategy="SPREAD")
+        self._actor = made.remote()
+        asked = self._actor.open.remote(self._target, self._settings)
+        hint = f"the cluster may have no room for another {self._cpus:g} CPU (rollout.isolation.cpus)"
+        self._wait("start", asked, self._start_limit_s, hint)
+
+    def _call(self, method: str, *args: object, **kwargs: object) -> Any:
+        if self._actor is None:
+            raise EnvError(f"{self._target}: the episode ended with its actor; call reset.")
+        return self._wait(method, self._actor.call.remote(method, args, kwargs), self._time_limit_s)
+
+    def _wait(self, method: str, asked: Any, limit_s: float, hint: str = "") -> Any:
+        ray, failures = _needed("ray"), _needed("ray.exceptions")
+        try:
+            answer = parse_json(ray.get(asked, timeout=limit_s))
+        except failures.GetTimeoutError:
+            self.close()
+            raise EnvError(
+                f"{self._target}.{method} took longer than {limit_s:g} s (rollout.isolation.time_limit_s); {hint}"
+                if hint
+                else f"{self._target}.{method} took longer than rollout.isolation.time_limit_s = {limit_s:g}."
+            ) from None
+        except failures.RayError as error:
+            self.close()
+            raise EnvError(
+                f"{self._target}.{method}: the environment's actor is gone ({type(error).__name__})."
+            ) from None
+        return self._read(answer)
+
+
+def is_in_actor() -> bool:
+    """Whether this process is a part of a cluster: elsewhere, such as for a look at the settings, there is none yet."""
+    ray: Any = _needed("ray")
+    return bool(ray.is_initialized()) and ray.get_runtime_context().get_actor_id() is not None

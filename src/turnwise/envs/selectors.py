@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from turnwise.envs.tasks import check_tags, spread_over_tags
+from turnwise.envs.base import check_tags, spread_over_tags
 from turnwise.errors import TaskError
 from turnwise.infra.untrusted import tell_successes
 from turnwise.types import Group, Task

@@ -24,7 +24,7 @@ from turnwise.lab.policy import NUM_NODES, NUM_TOKENS, draw_policy
 from turnwise.lab.score import SampledTokens, Score, score
 from turnwise.lab.worlds import WORLDS, Floats, World
 from turnwise.protocols import CreditRule
-from turnwise.report.progress import Advance
+from turnwise.report.console import Advance
 from turnwise.types import Annotations
 
 TRUTH = "true advantage"

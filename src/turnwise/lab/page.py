@@ -17,7 +17,7 @@ from turnwise.infra.atomic_files import read_text, write_whole
 from turnwise.lab.credit import TRUTH, CreditStudy, WorldReport
 from turnwise.lab.policy import NUM_TOKENS
 from turnwise.lab.tables import COLUMNS, describe_world, to_markdown
-from turnwise.report.heat_map import HeatMap, HeatRow, plot_heat_map
+from turnwise.report.plots import HeatMap, HeatRow, plot_heat_map
 
 _BEGIN = "<!-- measured: begin. `turnwise lab credit` rewrites everything down to the next mark. -->"
 _END = "<!-- measured: end -->"

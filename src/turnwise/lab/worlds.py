@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.envs.frozen_lake.solver import neighbours
+from turnwise.envs.frozen_lake.layout import neighbours
 
 Floats = NDArray[np.float64]
 Outcome = tuple[float, int, float]

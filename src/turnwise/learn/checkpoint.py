@@ -22,13 +22,11 @@ from transformers import PreTrainedModel
 
 from turnwise.errors import RunError
 from turnwise.infra.parsing import parse_json
-from turnwise.learn.adapters import has_adapter
 from turnwise.learn.optimizer_state import read_optimizer, write_optimizer
 from turnwise.learn.parallel.team import Team
 from turnwise.learn.policy import PolicyModel
-from turnwise.learn.weight_file import write_weights
-from turnwise.learn.whole import write_whole
-from turnwise.pretrained import load_model
+from turnwise.models.adapters import has_adapter
+from turnwise.models.load import load_model, write_weights, write_whole
 from turnwise.protocols import Weights
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-MAX_LOGITS = 1 << 22
-"""Logits in memory at once; what needs no more than these keeps them for the backward pass."""
+from turnwise.models.memory import MAX_LOGITS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +68,40 @@ def computing_in(dtype: torch.dtype, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
 
 
+def _chunks(count: int, size: int) -> Iterator[slice]:
+    return (slice(start, start + size) for start in range(0, count, size))
+
+
+def _shifted_logits(head: Head, hidden: Tensor, weight: Tensor) -> Tensor:
+    """Logits less the largest of their row, which no softmax sees."""
+    with computing_in(head.dtype, hidden.device):
+        table = F.linear(hidden, weight)
+    table = table.float() if table.dtype.itemsize < 4 else table
+    table = table.div_(head.temperature)
+    return table.sub_(table.amax(dim=-1, keepdim=True))
+
+
+def _to_logits(
+    table: Tensor, targets: Tensor, entropies: Tensor, of_logprob: Tensor | None, of_entropy: Tensor | None
+) -> Tensor:
+    """The gradient at tempered logits, in the memory of `table`, which holds them shifted.
+
+    With p the distribution and H its entropy: d log p[t] = 1[t] - p, and d H = -p (log p + H).
+    """
+    logprobs = table.sub_(table.logsumexp(dim=-1, keepdim=True))
+    if of_entropy is None:
+        table = logprobs.exp_().mul_(0 if of_logprob is None else -of_logprob[:, None])
+    else:
+        slope = logprobs + entropies[:, None]
+        slope.mul_(of_entropy[:, None])
+        if of_logprob is not None:
+            slope.add_(of_logprob[:, None])
+        table = logprobs.exp_().mul_(slope).neg_()
+    if of_logprob is not None:
+        table[torch.arange(len(table), device=table.device), targets] += of_logprob
+    return table
+
+
 class _Scores(torch.autograd.Function):
     """The same numbers as `Head._score_kept`, of more tokens than their logits could be kept for."""
 
@@ -104,37 +137,3 @@ class _Scores(torch.autograd.Function):
             elif to_weight is not None:
                 to_weight += table.t() @ hidden[rows].to(ctx.head.dtype)
         return to_hidden, None if to_weight is None else to_weight.to(weight.dtype), None, None, None
-
-
-def _shifted_logits(head: Head, hidden: Tensor, weight: Tensor) -> Tensor:
-    """Logits less the largest of their row, which no softmax sees."""
-    with computing_in(head.dtype, hidden.device):
-        table = F.linear(hidden, weight)
-    table = table.float() if table.dtype.itemsize < 4 else table
-    table = table.div_(head.temperature)
-    return table.sub_(table.amax(dim=-1, keepdim=True))
-
-
-def _to_logits(
-    table: Tensor, targets: Tensor, entropies: Tensor, of_logprob: Tensor | None, of_entropy: Tensor | None
-) -> Tensor:
-    """The gradient at tempered logits, in the memory of `table`, which holds them shifted.
-
-    With p the distribution and H its entropy: d log p[t] = 1[t] - p, and d H = -p (log p + H).
-    """
-    logprobs = table.sub_(table.logsumexp(dim=-1, keepdim=True))
-    if of_entropy is None:
-        table = logprobs.exp_().mul_(0 if of_logprob is None else -of_logprob[:, None])
-    else:
-        slope = logprobs + entropies[:, None]
-        slope.mul_(of_entropy[:, None])
-        if of_logprob is not None:
-            slope.add_(of_logprob[:, None])
-        table = logprobs.exp_().mul_(slope).neg_()
-    if of_logprob is not None:
-        table[torch.arange(len(table), device=table.device), targets] += of_logprob
-    return table
-
-
-def _chunks(count: int, size: int) -> Iterator[slice]:
-    return (slice(start, start + size) for start in range(0, count, size))

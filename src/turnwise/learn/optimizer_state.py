@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from turnwise.infra.parsing import parse_json
 from turnwise.learn.parallel.team import Team
-from turnwise.learn.whole import piece_like
+from turnwise.models.load import piece_like
 
 _WHOLE, _PIECES, _STEPS = "optimizer.pt", "optimizer", "steps.json"
 _MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -23,6 +23,7 @@ from turnwise.learn.families import run_families, shares_prompts
 from turnwise.learn.head import Head
 from turnwise.learn.head import computing_in as _computing_in
 from turnwise.learn.pack import MicroBatch
+from turnwise.models.load import ValueHead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -123,19 +124,6 @@ def _logit_cap(model: PreTrainedModel) -> float | None:
         f"{type(model).__name__} changes its logits behind the output layer in a way turnwise does not know; "
         "its log-probs would be wrong."
     )
-
-
-class ValueHead(nn.Module):
-    """One linear layer from a state to its value; starts at zero, so that a new critic has no opinion."""
-
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.out = nn.Linear(hidden_size, 1)
-        nn.init.zeros_(self.out.weight)
-        nn.init.zeros_(self.out.bias)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.out(hidden.to(self.out.weight.dtype)).squeeze(-1)
 
 
 class TrunkCritic(nn.Module):

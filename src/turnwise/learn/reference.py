@@ -18,10 +18,10 @@ from transformers import PreTrainedModel
 
 from turnwise.config import schema_learn as learning
 from turnwise.config.schema_learn import is_offloaded
-from turnwise.learn.adapters import adapter_off, has_adapter
-from turnwise.learn.models import cache_folder, cast_parameters
 from turnwise.learn.pack import MicroBatch
 from turnwise.learn.policy import PolicyModel, TokenScores
+from turnwise.models.adapters import adapter_off, has_adapter
+from turnwise.models.load import cache_folder, cast_parameters
 
 
 class AdapterOffPolicy:

@@ -22,14 +22,11 @@ from turnwise.config.schema import Lora, ModelSettings
 from turnwise.deps import LearnerSite
 from turnwise.errors import LearnError
 from turnwise.infra.process_state import return_freed_memory
-from turnwise.learn.activations import pass_size_of
-from turnwise.learn.adapters import MergedWeights, add_adapter, fold_adapter, has_adapter, loaded_type
 from turnwise.learn.checkpoint import read_state, write_state
 from turnwise.learn.correction import importance_weights
 from turnwise.learn.kl import KlPrice
 from turnwise.learn.losses import estimate_kl, value_loss
 from turnwise.learn.meter import Meter, batch_metrics
-from turnwise.learn.models import checkpoint_gradients, checkpointed_layers
 from turnwise.learn.pack import MicroBatch, pack_without_credit, split_rows, token_weights
 from turnwise.learn.parallel.team import Team
 from turnwise.learn.policy import ModelCritic, PolicyModel, TokenScores, make_critic, pass_idly
@@ -39,8 +36,16 @@ from turnwise.learn.silence import is_silent_at_zero, rows_that_teach
 from turnwise.learn.soundness import refuse_unsound
 from turnwise.learn.tracer import UpdateTracer
 from turnwise.learn.warm_start import add_imitation_gradient, imitate
-from turnwise.learn.whole import read_whole
-from turnwise.pretrained import chosen_device, load_model, torch_dtype
+from turnwise.models.adapters import MergedWeights, add_adapter, fold_adapter, has_adapter, loaded_type
+from turnwise.models.load import (
+    checkpoint_gradients,
+    checkpointed_layers,
+    chosen_device,
+    load_model,
+    read_whole,
+    torch_dtype,
+)
+from turnwise.models.memory import pass_size_of
 from turnwise.protocols import Imitation, PolicyLoss, Weights
 from turnwise.types import Annotations, Batch, Experience, FloatArray, IntArray, StepReport
 

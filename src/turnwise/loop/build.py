@@ -33,20 +33,19 @@ from turnwise.config.schema_learn import FunctionJudgeSettings, ModelJudgeSettin
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
 from turnwise.deps import EngineSite, LearnerSite, TransportSite
-from turnwise.envs.prompts.letters import training_preferences
+from turnwise.envs.base import SeedTasks
+from turnwise.envs.prompts.sources import training_preferences
 from turnwise.envs.selectors import ByDifficulty, FiniteTasks, Selector, Sequential, Shuffled
-from turnwise.envs.tasks import SeedTasks
 from turnwise.errors import ConfigError
-from turnwise.learn.models import cache_folder
 from turnwise.learn.parallel.hosts import StartRanks
 from turnwise.learn.parallel.learner import ParallelLearner
 from turnwise.learn.parallel.processes import start_processes
-from turnwise.learn.reward_model import load_judge
-from turnwise.learn.tiny_reward import tiny_reward_folder
 from turnwise.loop.open_audit import open_audit
 from turnwise.loop.open_buffer import open_buffer
 from turnwise.loop.parts import ExploreParts, LearnParts, PlayParts, TrainParts, Words
 from turnwise.loop.rivals import open_rivals
+from turnwise.models.load import cache_folder
+from turnwise.models.reward_model import load_judge, tiny_reward_folder
 from turnwise.protocols import ChatTemplate, CreditRule, Engine, Judge, Learner, Mailbox, TaskSource
 from turnwise.rollout.agent_proxy import AgentProxy, PlayRules
 from turnwise.rollout.chosen import find_workflow

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from turnwise.config.component import import_rule
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.base import BaseEnv
-from turnwise.envs.boundary import closing_env, reset_env
+from turnwise.envs.safe_calls import closing_env, reset_env
 from turnwise.errors import ConfigError, EngineError, did_you_mean
 from turnwise.infra.untrusted import share_of, tell_successes
 from turnwise.loop.build import build_judging
 from turnwise.loop.parts import PlayParts
-from turnwise.report.eval_results import mean_success, results_of, success_interval
-from turnwise.report.intervals import share_interval
+from turnwise.report.evaluation import mean_success, results_of, success_interval
 from turnwise.report.metrics import split_by_tag, told_numbers
+from turnwise.report.statistics import share_interval
 from turnwise.rollout.judges import Judging
 from turnwise.rollout.rules import Rule, record_rules, rules_of
 from turnwise.rollout.worlds import World, main_world, worlds_of

@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerBase
 
 from turnwise.audit.batch_audit import BatchAudit
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.loop.journals import Journals
 from turnwise.protocols import (
     Buffer,
     Channel,
@@ -27,6 +26,7 @@ from turnwise.protocols import (
     TaskSource,
     Weights,
 )
+from turnwise.report.trajectories import Journals
 from turnwise.rollout.judges import Judging
 from turnwise.sync.probe import Probe
 from turnwise.types import Batch, Metrics, Task

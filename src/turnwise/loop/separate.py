@@ -16,7 +16,7 @@ from pathlib import Path
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.schema_learn import NoFilter
 from turnwise.experience.build import build_experiences
-from turnwise.experience.files import read_experiences
+from turnwise.experience.codec import read_experiences
 from turnwise.infra.threads import unbroken
 from turnwise.loop.build import open_mailbox
 from turnwise.loop.explore import Explored, explore, max_episodes
@@ -25,9 +25,9 @@ from turnwise.loop.pipelined import Explorer
 from turnwise.loop.serial import LoopStep, describe_step, learn_from
 from turnwise.loop.stages import STAGES, Stages
 from turnwise.protocols import Buffer, Mailbox, PolicyMark
-from turnwise.report.journal import TrajectoryJournal
 from turnwise.report.metrics import Stopwatch
 from turnwise.report.run_dir import RunDirectory
+from turnwise.report.trajectories import TrajectoryJournal
 from turnwise.sync.presence import RolePlace, RoleRecord, place_of
 from turnwise.sync.styles import rules_of
 from turnwise.sync.synchronizer import ExplorerEnd, TrainerEnd

@@ -18,8 +18,8 @@ from turnwise.loop.parts import ExploreParts, LearnParts, TrainParts
 from turnwise.loop.stages import STAGES, Stages, is_written_anew
 from turnwise.loop.starving import refuse_to_starve
 from turnwise.protocols import Buffer
-from turnwise.report.learning_record.learnt import LearntBatch
 from turnwise.report.metrics import Stopwatch, group_metrics
+from turnwise.report.token_log_codec import LearntBatch
 from turnwise.types import Experience, Group, Metrics, StepReport
 
 

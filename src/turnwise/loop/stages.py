@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from turnwise.credit.shaping import normalise_rewards
-from turnwise.experience.merge import merge_prefixes
+from turnwise.credit.group import normalise_rewards
+from turnwise.experience.build import merge_prefixes
 from turnwise.learn.pack import pack
 from turnwise.loop.evaluate import Evaluation, evaluate_policy
 from turnwise.loop.parts import ExploreParts, LearnParts, PlayParts

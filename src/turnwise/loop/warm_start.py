@@ -14,8 +14,7 @@ from turnwise.config.schema import EndpointWarmStart, LessonSettings
 from turnwise.config.schema_learn import FilePtx, NoPtx, OraclePtx
 from turnwise.context.recorder import require_end_of_turn
 from turnwise.errors import ConfigError, ContextOverflow, LearnError, ModelError
-from turnwise.experience.build import split_trajectory
-from turnwise.experience.merge import merge_prefixes
+from turnwise.experience.build import merge_prefixes, split_trajectory
 from turnwise.infra.wait_tracking import computing
 from turnwise.loop.build import Stage, build_judging, first_train_seed, open_endpoint
 from turnwise.loop.parts import LearnParts

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,7 +23,7 @@ from turnwise.errors import RunError
 from turnwise.infra.atomic_files import reason
 from turnwise.infra.untrusted import share_of, tell_successes
 from turnwise.protocols import Sink
-from turnwise.report.summary import TIME_SECTIONS
+from turnwise.report.run_dir import TIME_SECTIONS
 from turnwise.types import Group, Metrics, Trajectory, Turn
 
 log = logging.getLogger(__name__)
@@ -275,3 +277,28 @@ class Stopwatch:
         current = self._open[-1]
         self._seconds[current] = self._seconds.get(current, 0.0) + now_s - self._charged_until_s
         self._charged_until_s = now_s
+
+
+_ARGUMENTS = re.compile(r"^([\w.]+)\(.*?\)(?= failed: )", re.DOTALL)
+"""Of the call that failed, at the start of a failure; brackets further on belong to what it says."""
+_MAX_CAUSES = 20
+"""Causes that differ in every episode must not fill a summary."""
+_MAX_LENGTH = 200
+OTHER = "other causes"
+
+
+def count_failures(groups: Sequence[Group], before: Mapping[str, int]) -> dict[str, int]:
+    """`before` and the failures of these groups, by cause."""
+    counts = Counter(before)
+    for group in groups:
+        for trajectory in group.trajectories:
+            if trajectory.stop_reason.is_error:
+                cause = cause_of(trajectory.failure)
+                counts[cause if cause in counts or len(counts) < _MAX_CAUSES else OTHER] += 1
+    return dict(counts)
+
+
+def cause_of(failure: str) -> str:
+    """The first line of a failure without the arguments of the call, which differ from episode to episode."""
+    first_line = _ARGUMENTS.sub(r"\1", failure).strip().split("\n")[0]
+    return first_line[:_MAX_LENGTH] or "no reason given"

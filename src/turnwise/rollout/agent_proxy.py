@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 from turnwise.config.schema import ContextSettings
-from turnwise.context.trajectory import make_trajectory
+from turnwise.context.recorder import make_trajectory
 from turnwise.errors import ConfigError, ContextOverflow, EngineError, EnvError, WorkflowError
 from turnwise.infra.digests import seal_turns
 from turnwise.infra.threads import DaemonThreads, gather_or_end

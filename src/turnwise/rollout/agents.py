@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 from turnwise.config.component import import_target
-from turnwise.context.answer import describe_invalid, parse_answer
+from turnwise.context.answer import describe_invalid, parse_answer, write_preamble
 from turnwise.context.recorder import Response
-from turnwise.context.window import write_preamble
-from turnwise.envs.boundary import close_env, describe_env, reset_env, step_env
+from turnwise.envs.safe_calls import close_env, describe_env, reset_env, step_env
 from turnwise.errors import ConfigError, WorkflowError
 from turnwise.infra.threads import run_async
 from turnwise.protocols import Collector

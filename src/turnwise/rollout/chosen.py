@@ -11,8 +11,8 @@ import inspect
 from turnwise.config.component import WORKFLOWS
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.schema_learn import FilePtx
-from turnwise.envs.boundary import closing_env
-from turnwise.envs.prompts.files import Fields, read_prompts
+from turnwise.envs.prompts.sources import Fields, read_prompts
+from turnwise.envs.safe_calls import closing_env
 from turnwise.errors import ConfigError
 from turnwise.rollout.workflow import Workflow
 from turnwise.rollout.worlds import World, main_world

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from turnwise.context.answer import render_answer
-from turnwise.context.recorder import Recorder, Response, completion_of
-from turnwise.context.trajectory import make_trajectory
+from turnwise.context.recorder import Recorder, Response, completion_of, make_trajectory
 from turnwise.errors import ContextOverflow, EngineError
 from turnwise.protocols import ChatTemplate
 from turnwise.rollout.environment import EnvironmentWorkflow

@@ -13,9 +13,7 @@ from functools import partial
 from typing import Any
 
 from turnwise.context.answer import ParsedAnswer
-from turnwise.envs.base import BaseEnv
-from turnwise.envs.make import make_env
-from turnwise.envs.tasks import SeedTasks
+from turnwise.envs.base import BaseEnv, SeedTasks, make_env
 from turnwise.errors import EnvError
 from turnwise.infra.seeds import derive_seed
 from turnwise.infra.threads import DaemonThreads

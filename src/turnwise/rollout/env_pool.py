@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from turnwise.envs.base import BaseEnv
-from turnwise.envs.boundary import close_env
+from turnwise.envs.safe_calls import close_env
 from turnwise.infra.threads import call_within
 
 log = logging.getLogger(__name__)

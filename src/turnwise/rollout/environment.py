@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from turnwise.context.answer import parse_answer
+from turnwise.context.answer import parse_answer, show_history
 from turnwise.context.recorder import Response
-from turnwise.context.window import show_history
 from turnwise.errors import ContextOverflow
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.rollout.workflow import Workflow, WorkflowTask, read_count

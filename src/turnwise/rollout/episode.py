@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from turnwise.context.answer import ParsedAnswer
-from turnwise.envs.boundary import call_env, describe_env, reset_env, step_env
+from turnwise.envs.safe_calls import call_env, describe_env, reset_env, step_env
 from turnwise.errors import EnvError, RewardError, TaskError
 from turnwise.infra.wait_tracking import waiting
 from turnwise.rollout.limits import Limits

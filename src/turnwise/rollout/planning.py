@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from turnwise.context.window import count_shown, show_history
+from turnwise.context.answer import count_shown, show_history
 from turnwise.rollout.environment import EnvironmentWorkflow
 from turnwise.rollout.workflow import read_count
 from turnwise.types import Message

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from turnwise.context.window import show_history
+from turnwise.context.answer import show_history
 from turnwise.rollout.environment import EnvironmentWorkflow
 from turnwise.rollout.workflow import read_count
 from turnwise.types import Message, Trajectory

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeAlias
 
 from turnwise.envs.base import BaseEnv
-from turnwise.envs.boundary import ask_rule, reset_env, step_env
+from turnwise.envs.safe_calls import ask_rule, reset_env, step_env
 from turnwise.errors import EnvError, RewardError
 from turnwise.infra.seeds import derive_seed
 from turnwise.infra.threads import call_within

@@ -13,7 +13,7 @@ from typing import Any, Self, cast
 from turnwise.config.component import CREDITS, ENVS
 from turnwise.config.schema import NoIsolation, TurnwiseSettings
 from turnwise.context.answer import ParsedAnswer, parse_answer
-from turnwise.envs.boundary import describe_env
+from turnwise.envs.safe_calls import describe_env
 from turnwise.envs.two_player import GAME_METHODS
 from turnwise.errors import ConfigError, ContextOverflow, EnvError, RewardError
 from turnwise.infra.untrusted import read_reward, show

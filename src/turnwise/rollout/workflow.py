@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from turnwise.config.schema import ContextSettings, TurnwiseSettings
-from turnwise.context.trajectory import make_trajectory
+from turnwise.context.recorder import make_trajectory
 from turnwise.envs.base import BaseEnv
-from turnwise.envs.boundary import closing_env
+from turnwise.envs.safe_calls import closing_env
 from turnwise.errors import ConfigError, WorkflowError, did_you_mean
 from turnwise.infra.untrusted import read_success
 from turnwise.rollout.episode import EnvEpisode

@@ -8,12 +8,10 @@ from turnwise.config.component import ENVS, gives_no_rewards
 from turnwise.config.kinds import EnvSettings
 from turnwise.config.load import env_params
 from turnwise.config.schema import ContextSettings, NoIsolation, ProcessIsolation, RayIsolation, TurnwiseSettings
-from turnwise.envs.adapters.foreign import ForeignWorld
-from turnwise.envs.base import BaseEnv
-from turnwise.envs.boundary import closing_env, count_tasks
-from turnwise.envs.isolation import IsolatedEnv
-from turnwise.envs.make import make_env
-from turnwise.envs.ray_env import RayEnv, is_in_actor
+from turnwise.envs.adapters.external import ForeignWorld
+from turnwise.envs.base import BaseEnv, make_env
+from turnwise.envs.isolation import IsolatedEnv, RayEnv, is_in_actor
+from turnwise.envs.safe_calls import closing_env, count_tasks
 from turnwise.errors import ConfigError
 from turnwise.rollout.limits import Limits
 

@@ -15,8 +15,7 @@ from http import HTTPStatus
 from typing import Any, Protocol
 
 from turnwise.config.schema import ContextSettings
-from turnwise.context.recorder import Response
-from turnwise.context.trajectory import make_trajectory
+from turnwise.context.recorder import Response, make_trajectory
 from turnwise.errors import RewardError, ServeError
 from turnwise.infra.digests import seal_turns
 from turnwise.rollout.model_handle import ModelHandle

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from turnwise.errors import RunError
-from turnwise.report.learning_record.tokens import StepTokens
+from turnwise.report.token_log_reader import StepTokens
 from turnwise.view.run_files import RunFiles
 from turnwise.view.token_texts import TokenTexts
 from turnwise.view.tokens import describe_learnt, describe_played

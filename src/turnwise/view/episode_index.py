@@ -17,7 +17,7 @@ from threading import Lock
 from typing import Any
 
 from turnwise.errors import RunError
-from turnwise.report.failures import cause_of
+from turnwise.report.metrics import cause_of
 from turnwise.view.kept_episodes import EpisodeFile, list_episode_files, read_episode
 
 _TABLE = """

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import RunError, did_you_mean
-from turnwise.report.eval_results import RESULT, TRAJECTORIES, find_evals
+from turnwise.report.evaluation import RESULT, TRAJECTORIES, find_evals
 from turnwise.report.run_dir import step_name
 from turnwise.view.episode import describe_episode
 from turnwise.view.kept_episodes import EpisodeFile, read_episode

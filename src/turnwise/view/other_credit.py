@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from turnwise.config.component import CREDITS
-from turnwise.report.learning_record.tokens import StepTokens
+from turnwise.report.token_log_reader import StepTokens
 from turnwise.types import Annotations, Experience, FloatArray, Sample
 from turnwise.view.tokens import plain, tokens_of
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from turnwise.errors import RunError
 from turnwise.infra.parsing import parse_json, parse_yaml
-from turnwise.report.learning_record.file import LearningRecord
-from turnwise.report.learning_record.tokens import StepTokens
 from turnwise.report.run_dir import RunDirectory
+from turnwise.report.token_log import LearningRecord
+from turnwise.report.token_log_reader import StepTokens
 from turnwise.view.growing_rows import GrowingRows
 from turnwise.view.state import RunState, find_state
 

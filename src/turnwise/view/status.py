@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from turnwise.report.summary import TIME_SECTIONS
+from turnwise.report.run_dir import TIME_SECTIONS
 from turnwise.view.run_files import RunFiles, read_json, setting
 from turnwise.view.state import find_workers, silent_s
 

@@ -13,9 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from turnwise.infra.untrusted import show_success
-from turnwise.report.console import print_trajectory, printable
-from turnwise.report.learning_record.tokens import RecordedToken
-from turnwise.report.progress import format_duration
+from turnwise.report.console import format_duration, print_trajectory, printable
+from turnwise.report.token_log_reader import RecordedToken
 from turnwise.types import Trajectory
 from turnwise.view.token_texts import TokenTexts
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from turnwise.errors import RunError
 from turnwise.infra.array_codec import decode_text
-from turnwise.report.learning_record.tokens import RecordedToken, StepTokens
+from turnwise.report.token_log_reader import RecordedToken, StepTokens
 from turnwise.view.token_texts import TokenTexts
 
 COLUMNS = RecordedToken._fields[2:]

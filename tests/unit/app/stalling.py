@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 from turnwise.cli import main
-from turnwise.report.journal import TrajectoryJournal
+from turnwise.report.trajectories import TrajectoryJournal
 from turnwise.types import Trajectory
 
 

@@ -20,9 +20,9 @@ from turnwise.errors import RunError
 from turnwise.infra.atomic_files import tell_trouble
 from turnwise.learn.checkpoint import resumed_model
 from turnwise.learn.policy import PolicyModel
-from turnwise.learn.tiny_model import tiny_model_folder
 from turnwise.learn.trainer import Trainer
-from turnwise.pretrained import load_model
+from turnwise.models.load import load_model
+from turnwise.models.tiny import tiny_model_folder
 
 pytestmark = pytest.mark.slow
 

@@ -12,14 +12,14 @@ from urllib.parse import parse_qsl
 import pytest
 from rich.console import Console
 
-from turnwise.app.comparing import compare, read_side
 from turnwise.app.evaluating import evaluate_rule
 from turnwise.app.looking import view
 from turnwise.app.run import Run
 from turnwise.cli import build_parser, main
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, RunError
-from turnwise.report.eval_results import find_evals, read_eval, results_of
+from turnwise.report.comparison import compare, read_side
+from turnwise.report.evaluation import find_evals, read_eval, results_of
 from turnwise.report.trajectories import read_trajectories
 from turnwise.view.answers import ANSWERS
 from turnwise.view.shelf import Shelf

@@ -14,12 +14,11 @@ from turnwise.app.doctor.estimate import examine_memory
 from turnwise.app.doctor.examine import examine
 from turnwise.app.doctor.findings import Examination, Status, guarded
 from turnwise.app.doctor.installation import examine_packages
-from turnwise.app.models import resolve_model
 from turnwise.app.plan import describe_plan, make_plan
 from turnwise.cli import main
 from turnwise.config.load import load_settings
-from turnwise.learn.memory import MemoryReport, ModelMemory, size_words
-from turnwise.learn.peak import PROCESS_BYTES
+from turnwise.models.memory import PROCESS_BYTES, MemoryReport, ModelMemory, size_words
+from turnwise.models.resolve import resolve_model
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_layers": 1, "num_heads": 2}
 BASE: dict[str, Any] = {

@@ -13,7 +13,7 @@ import pytest
 from turnwise.app.run import Run, resume, train
 from turnwise.cli import main
 from turnwise.errors import AuditError
-from turnwise.experience.files import read_experiences
+from turnwise.experience.codec import read_experiences
 from turnwise.experience.store import ExperienceStore
 
 from ...small_run import SMALL_LAKE, without_plots
@@ -38,7 +38,7 @@ REUSING = [
 _CHILD = """
 import os, signal, sys
 from turnwise.cli import main
-from turnwise.experience.files import read_experiences
+from turnwise.experience.codec import read_experiences
 from turnwise.experience.store import ExperienceStore
 from turnwise.app.run import train
 plain = ExperienceStore.take

@@ -17,7 +17,6 @@ from rich.console import Console
 pytest.importorskip("openai", reason="the openai package is not installed; it is part of the extras openai and dev")
 
 from turnwise.app.evaluating import evaluate_policy
-from turnwise.app.models import resolve_model
 from turnwise.app.play import play_in_terminal
 from turnwise.app.policies import find_policy, open_policy
 from turnwise.app.refusals import find_refusals
@@ -30,6 +29,7 @@ from turnwise.experience.build import build_experiences
 from turnwise.loop.build import build_learn
 from turnwise.loop.evaluate import evaluate_once
 from turnwise.loop.warm_start import warm_start
+from turnwise.models.resolve import resolve_model
 from turnwise.protocols import Imitation
 from turnwise.types import Experience, Group
 

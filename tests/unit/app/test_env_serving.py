@@ -14,9 +14,9 @@ import pytest
 from rich.console import Console
 
 from turnwise.app.env_serving import ServedEnv, serve_env
-from turnwise.envs.boundary import describe_env, reset_env, step_env
+from turnwise.envs.base import make_env
 from turnwise.envs.check import check_env
-from turnwise.envs.make import make_env
+from turnwise.envs.safe_calls import describe_env, reset_env, step_env
 from turnwise.errors import ConfigError, EnvError
 
 from ...clock import HANG_S

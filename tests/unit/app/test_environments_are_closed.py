@@ -11,7 +11,7 @@ from tests.small_run import SMALL_LAKE, without_plots
 from turnwise.app import training
 from turnwise.app.run import train
 from turnwise.cli import main
-from turnwise.envs.frozen_lake.env import FrozenLake
+from turnwise.envs.frozen_lake import FrozenLake
 from turnwise.errors import LearnError
 from turnwise.rollout.env_pool import EnvPool
 

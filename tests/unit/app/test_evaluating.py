@@ -20,7 +20,7 @@ from turnwise.app.suites import SUITES
 from turnwise.cli import main
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError
-from turnwise.report.eval_results import read_eval
+from turnwise.report.evaluation import read_eval
 from turnwise.report.trajectories import read_trajectories
 
 from ...small_run import SMALL_LAKE, without_plots

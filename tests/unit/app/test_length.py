@@ -15,7 +15,7 @@ from turnwise.app.run import train
 from turnwise.cli import main
 from turnwise.config.checks import find_no_effect
 from turnwise.config.load import load_settings
-from turnwise.envs.make import make_env
+from turnwise.envs.base import make_env
 from turnwise.errors import ConfigError
 from turnwise.report.trajectories import read_trajectories
 

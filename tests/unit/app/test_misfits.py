@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from turnwise.app.models import resolve_model
 from turnwise.app.run import Run, train
 from turnwise.config.load import load_settings
 from turnwise.errors import TurnwiseError
+from turnwise.models.resolve import resolve_model
 from turnwise.report.run_dir import RunDirectory
 
 from ...small_run import SMALL_MODEL, without_plots

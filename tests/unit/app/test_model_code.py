@@ -25,14 +25,14 @@ import pytest
 import yaml
 
 import turnwise
-from turnwise.app.models import resolve_model
 from turnwise.app.policy_voice import PolicyVoice
 from turnwise.app.run import Run
 from turnwise.cli import build_parser, main
 from turnwise.config.load import load_settings
 from turnwise.errors import EngineError, ModelError
 from turnwise.infra.atomic_files import write_checksums
-from turnwise.pretrained import load_classifier, load_config, load_model, load_tokenizer_of
+from turnwise.models.load import load_classifier, load_config, load_model, load_tokenizer_of
+from turnwise.models.resolve import resolve_model
 from turnwise.view.policy_question import PolicyQuestion
 
 from ...clock import HANG_S
@@ -367,8 +367,8 @@ def test_models_are_loaded_in_one_place_without_their_code() -> None:
         ]
         imported = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
         names = {alias.name for node in imported for alias in node.names if node.module.split(".")[0] == "transformers"}
-        if file != package / "pretrained.py":
-            assert not loads, f"{file}: load models through turnwise.pretrained"
+        if file != package / "models" / "load.py":
+            assert not loads, f"{file}: load models through turnwise.models.load"
             assert not {name for name in names if name.startswith("Auto") or name == "pipeline"}, file
             continue
         assert loads

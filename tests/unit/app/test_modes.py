@@ -19,11 +19,11 @@ from tests.clock import HANG_S
 from tests.small_run import SMALL_LAKE, without_plots
 from turnwise.app.run import resume, train
 from turnwise.errors import ConfigError, RunError, SyncError
-from turnwise.experience.files import write_experiences
+from turnwise.experience.codec import write_experiences
 from turnwise.experience.store import ExperienceStore
-from turnwise.report.journal import TrajectoryJournal
 from turnwise.report.metrics import JsonlSink
 from turnwise.report.run_dir import RunDirectory
+from turnwise.report.trajectories import TrajectoryJournal
 from turnwise.sync.presence import RolePlace, RoleRecord
 from turnwise.types import Trajectory
 

@@ -29,8 +29,8 @@ from turnwise.engine.local import LocalEngine
 from turnwise.errors import ConfigError, RunError, SyncError
 from turnwise.loop.stages import Stages
 from turnwise.protocols import PolicyMark
-from turnwise.report.journal import TrajectoryJournal
 from turnwise.report.run_dir import RunDirectory
+from turnwise.report.trajectories import TrajectoryJournal
 from turnwise.rollout.environment import EnvironmentWorkflow
 from turnwise.sync.checkpoint import CheckpointMailbox
 from turnwise.sync.presence import place_of

@@ -13,18 +13,17 @@ import torch
 from turnwise.app import opponent
 from turnwise.app.run import Run, train
 from turnwise.config.load import load_settings
-from turnwise.context.answer import render_answer
+from turnwise.context.answer import render_answer, write_preamble
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
-from turnwise.context.window import write_preamble
-from turnwise.envs.boundary import describe_env, reset_env, step_env
-from turnwise.envs.make import make_env
+from turnwise.envs.base import make_env
+from turnwise.envs.safe_calls import describe_env, reset_env, step_env
 from turnwise.errors import ConfigError, EnvError, TaskError
 from turnwise.experience.build import split_trajectory
 from turnwise.infra.atomic_files import write_checksums
 from turnwise.learn.policy import PolicyModel
 from turnwise.learn.warm_start import imitate
-from turnwise.pretrained import load_model
+from turnwise.models.load import load_model
 from turnwise.protocols import Imitation
 from turnwise.rollout.demonstrations import recite
 from turnwise.types import StepResult

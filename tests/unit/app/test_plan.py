@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from turnwise.app.models import resolve_model
 from turnwise.app.plan import describe_plan, make_plan
 from turnwise.app.plan_peak import EpisodeTokens
 from turnwise.cli import main
 from turnwise.config.load import load_settings
-from turnwise.pretrained import load_model
+from turnwise.models.load import load_model
+from turnwise.models.resolve import resolve_model
 
 RECIPE: dict[str, Any] = {
     "env": {"type": "frozen_lake"},

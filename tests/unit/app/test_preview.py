@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from turnwise.app.models import resolve_model
 from turnwise.app.preview import cut_middle, describe_preview, make_preview
 from turnwise.cli import main
 from turnwise.config.load import load_settings
+from turnwise.models.resolve import resolve_model
 
 from ...small_run import SMALL_MODEL
 

@@ -13,7 +13,7 @@ import turnwise as tw
 from turnwise.app import recording
 from turnwise.app.run import Run, resume, train
 from turnwise.config.schema_learn import PpoClipParams
-from turnwise.credit.bi_level import BiLevelGae
+from turnwise.credit.gae import BiLevelGae
 from turnwise.errors import RunError
 from turnwise.learn.losses import PpoClip
 from turnwise.learn.trainer import Trainer

@@ -13,11 +13,11 @@ import pytest
 import yaml
 
 import turnwise as tw
-from turnwise.app.models import resolve_model
 from turnwise.app.refusals import find_refusals, refuse_what_cannot_run
 from turnwise.cli import main
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.errors import ConfigError
+from turnwise.models.resolve import resolve_model
 from turnwise.report.manifest import collect_manifest
 from turnwise.report.run_dir import RunDirectory
 

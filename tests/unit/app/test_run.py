@@ -21,7 +21,7 @@ from turnwise.config.kinds import LoopSettings
 from turnwise.errors import ConfigError, LearnError, ModelError, RunError
 from turnwise.learn.trainer import Trainer
 from turnwise.loop import stages
-from turnwise.report.summary import TIME_SECTIONS
+from turnwise.report.run_dir import TIME_SECTIONS
 from turnwise.report.trajectories import read_trajectories
 
 from ...small_run import SMALL_LAKE, without_plots

@@ -13,7 +13,6 @@ from rich.console import Console
 
 import turnwise as tw
 from turnwise.app.closing import _most_telling
-from turnwise.app.comparing import compare, read_side
 from turnwise.app.doctor.probe import count_episodes
 from turnwise.app.doctor.verdicts import judge_policy
 from turnwise.app.eval_report import EvalReport, Figures
@@ -23,7 +22,8 @@ from turnwise.app.model_card import write_card
 from turnwise.app.run import Run, resume, train
 from turnwise.cli import main
 from turnwise.config.load import load_settings
-from turnwise.report.eval_results import read_eval, results_of
+from turnwise.report.comparison import compare, read_side
+from turnwise.report.evaluation import read_eval, results_of
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.trajectories import read_trajectories
 from turnwise.rollout.worlds import main_world

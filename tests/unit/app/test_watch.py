@@ -17,8 +17,7 @@ from turnwise.app import first_look, recording
 from turnwise.app.checkpointer import Checkpointer
 from turnwise.app.run import Run, evaluate, resume, train
 from turnwise.learn.trainer import Trainer
-from turnwise.report.run_dir import RunDirectory
-from turnwise.report.summary import Summary
+from turnwise.report.run_dir import RunDirectory, Summary
 from turnwise.report.trajectories import read_trajectories
 from turnwise.types import Batch, StepReport
 

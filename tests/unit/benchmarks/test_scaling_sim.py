@@ -34,7 +34,7 @@ from benchmarks.scaling_sim import (
 
 from turnwise.app.run import Run, train
 from turnwise.config.load import load_settings
-from turnwise.engine.pass_costs import PassCosts
+from turnwise.engine.local import PassCosts
 from turnwise.errors import ConfigError, RunError
 from turnwise.report.run_dir import RunDirectory
 from turnwise.sync.styles import SyncRules

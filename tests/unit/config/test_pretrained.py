@@ -10,7 +10,7 @@ import pytest
 from turnwise.config.load import dump_settings, load_recipe, load_settings
 from turnwise.config.recipes import list_recipes
 from turnwise.context.answer import render_answer
-from turnwise.envs.boundary import reset_env
+from turnwise.envs.safe_calls import reset_env
 from turnwise.errors import ConfigError
 from turnwise.rollout.worlds import main_world
 

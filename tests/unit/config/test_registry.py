@@ -10,7 +10,7 @@ import pytest
 
 from turnwise.config.component import CREDITS, ENGINES, ENVS, LOSSES, WORKFLOWS, Alias, Registry
 from turnwise.config.load import load_settings
-from turnwise.envs.make import make_env
+from turnwise.envs.base import make_env
 from turnwise.errors import ConfigError
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from turnwise.context.recorder import Transcript
 from turnwise.context.template import LearnedTemplate
-from turnwise.context.transcript import Transcript
 from turnwise.types import Completion, FinishReason, IntArray, Message, Segment
 
 _WORDS = ["user", "assistant", "system", "model", "think", "answer", "Right", "Down", "Left", "Up", "You", "are"]

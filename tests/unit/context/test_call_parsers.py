@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.config.component import CALL_PARSERS
-from turnwise.context import call_parsers
+from turnwise.context import tool_calls as call_parsers
 from turnwise.protocols import CallParser
 from turnwise.types import ToolCall
 

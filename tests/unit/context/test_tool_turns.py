@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from turnwise.config.component import CALL_PARSERS
 from turnwise.context import tool_turns
-from turnwise.context.call_parsers import HermesCalls
 from turnwise.context.template import LearnedTemplate
+from turnwise.context.tool_calls import HermesCalls
 from turnwise.errors import ConfigError, ModelError
 from turnwise.types import ImagePart, Message, TextPart, ToolCall, ToolSchema
 

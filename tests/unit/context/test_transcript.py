@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.context.transcript import Transcript
+from turnwise.context.recorder import Transcript
 from turnwise.types import Message
 
 from .chat_families import APPENDING, FAMILIES, completion_of, play, template_of

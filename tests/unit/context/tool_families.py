@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from turnwise.context.call_parsers import HermesCalls, Llama3JsonCalls, MistralCalls
+from turnwise.context.recorder import Transcript
 from turnwise.context.template import LearnedTemplate
-from turnwise.context.transcript import Transcript
+from turnwise.context.tool_calls import HermesCalls, Llama3JsonCalls, MistralCalls
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.types import GenerateRequest, IntArray, Message, Sampling, Segment, ToolSchema
 

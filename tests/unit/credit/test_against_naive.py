@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.credit.bi_level import BiLevelGae, BiLevelGaeParams
-from turnwise.credit.gae import Gae, GaeParams
+from turnwise.credit.gae import BiLevelGae, BiLevelGaeParams, Gae, GaeParams
 
 from .rows import Play, credited
 

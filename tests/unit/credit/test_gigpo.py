@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from turnwise.credit.gigpo import Gigpo, GigpoParams
+from turnwise.credit.step_level import Gigpo, GigpoParams
 
 from .rows import Play, sampled
 

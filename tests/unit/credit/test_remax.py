@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from turnwise.credit.remax import Remax
+from turnwise.credit.group import Remax
 
 from .rows import Play, credited
 

@@ -9,20 +9,17 @@ import numpy as np
 import pytest
 
 from turnwise.config.component import CREDITS
-from turnwise.credit.bi_level import BiLevelGae, BiLevelGaeParams
-from turnwise.credit.gae import Gae, GaeParams
-from turnwise.credit.gigpo import Gigpo
-from turnwise.credit.group import Grpo, Opmd, estimate_grpo, estimate_opmd, estimate_rloo
+from turnwise.credit.gae import BiLevelGae, BiLevelGaeParams, Gae, GaeParams, TurnGae, TurnGaeParams
+from turnwise.credit.group import Grpo, Opmd, Reinforce, ReinforcePp, estimate_grpo, estimate_opmd, estimate_rloo
 from turnwise.credit.layout import TurnLayout, layout_from_keys, scan_back, shift_back, whiten
-from turnwise.credit.reinforce import Reinforce, ReinforcePp
-from turnwise.credit.steps import (
+from turnwise.credit.step_level import (
+    Gigpo,
     MultiStepGrpo,
     MultiStepGrpoParams,
     StepReturn,
     StepReturnParams,
     estimate_multi_step_grpo,
 )
-from turnwise.credit.turn import TurnGae, TurnGaeParams
 from turnwise.errors import ConfigError
 from turnwise.types import Annotations
 

@@ -13,9 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.config.schema_learn import NormaliseGrouping, NormaliseMethod
-from turnwise.credit.group import DrGrpo
-from turnwise.credit.remax import Remax
-from turnwise.credit.shaping import normalise_rewards
+from turnwise.credit.group import DrGrpo, Remax, normalise_rewards
 from turnwise.types import Experience
 
 from .rows import Play, make_batch, make_rows

@@ -12,7 +12,7 @@ import torch
 from tests.unit.engine.tiny_models import make_model
 from turnwise.engine.local import LocalEngine
 from turnwise.errors import EngineError, ModelError
-from turnwise.pretrained import load_model
+from turnwise.models.load import load_model
 from turnwise.types import GenerateRequest, Sampling
 
 

@@ -10,10 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from turnwise.engine.kv_pool import BlockLayer, BlockPool
-from turnwise.engine.paged_attention import attend
-from turnwise.engine.pass_plan import BLOCK_TOKENS
-from turnwise.engine.rows import Row
+from turnwise.engine.kv_pool import BLOCK_TOKENS, BlockLayer, BlockPool, Row, attend
 
 CPU = torch.device("cpu")
 HEADS, SIZE = 2, 4

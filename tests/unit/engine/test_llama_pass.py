@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from turnwise.engine.llama_pass import LlamaPass, fits
+from turnwise.engine.llama_forward import LlamaPass, fits
 from turnwise.engine.local import LocalEngine
 
 from .test_local import ask_all, assert_exact, make_engine, random_prompt, request

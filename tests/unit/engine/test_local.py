@@ -12,10 +12,8 @@ import torch
 from transformers import PreTrainedModel
 
 from turnwise.engine import runner
-from turnwise.engine.kv_pool import BlockPool
+from turnwise.engine.kv_pool import BLOCK_TOKENS, BlockPool, Row
 from turnwise.engine.local import LocalEngine
-from turnwise.engine.pass_plan import BLOCK_TOKENS
-from turnwise.engine.rows import Row
 from turnwise.engine.runner import ModelRunner
 from turnwise.errors import EngineError, SyncError
 from turnwise.types import Completion, GenerateRequest, Sampling

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from turnwise.engine import runner
+from turnwise.engine.kv_pool import BLOCK_TOKENS
 from turnwise.engine.local import LocalEngine
-from turnwise.engine.pass_plan import BLOCK_TOKENS
 
 from .test_local import ask_all, assert_exact, make_engine, random_prompt, request, tokens_of, widths_of_passes
 from .tiny_models import make_model

@@ -18,10 +18,10 @@ from tests.endpoints import AT_ONCE, Answer, FakeEndpoint, refusal, said, servin
 from tests.unit.context.chat_families import template_of
 from tests.unit.context.tool_families import tool_template
 from turnwise.config import settings as packages
-from turnwise.config.kinds import OpenAiEngineParams
 from turnwise.config.load import load_settings
 from turnwise.context.recorder import Recorder
-from turnwise.engine.openai_endpoint import OpenAiEngine
+from turnwise.engine import OpenAiEngineParams
+from turnwise.engine.openai import OpenAiEngine
 from turnwise.errors import ConfigError, ContextOverflow, EngineError, TurnwiseError
 from turnwise.types import (
     NO_POLICY,

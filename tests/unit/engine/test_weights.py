@@ -17,9 +17,9 @@ from turnwise.config.load import load_settings
 from turnwise.deps import EngineSite
 from turnwise.engine.local import LocalEngine
 from turnwise.errors import ConfigError, SyncError
-from turnwise.learn.adapters import add_adapter
 from turnwise.learn.trainer import Trainer
-from turnwise.pretrained import load_model
+from turnwise.models.adapters import add_adapter
+from turnwise.models.load import load_model
 
 from ..learn import parts
 from .test_local import ask_all, assert_exact, bounded, own_logprobs, random_prompt, request

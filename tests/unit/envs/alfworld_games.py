@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.envs.alfworld.household import Goal, Household, Receptacle, Thing, name_ids
+from turnwise.envs.alfworld.game import Goal, Household, Receptacle, Thing, name_ids
 
 SHARED = Path(__file__).parents[3].parent / "shared"
 GAMES = SHARED / "data" / "alfworld"

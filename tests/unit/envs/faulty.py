@@ -11,7 +11,7 @@ from pydantic import Field
 
 from turnwise.config.settings import Settings
 from turnwise.envs.base import BaseEnv
-from turnwise.envs.served import OUT_OF_MEMORY
+from turnwise.envs.env_worker import OUT_OF_MEMORY
 
 
 class FaultyParams(Settings):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from turnwise.envs.sokoban import Sokoban
-from turnwise.envs.sokoban.level import Level
-from turnwise.envs.sokoban.solver import Room
+from turnwise.envs.sokoban.level import Level, Room
 
 _OFFSETS = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 Cell = tuple[int, int]

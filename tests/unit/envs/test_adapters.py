@@ -15,11 +15,10 @@ import pytest
 
 from turnwise.config.component import ENVS, Registry
 from turnwise.config.load import dump_settings, load_settings
-from turnwise.envs.adapters.foreign import MAX_REPLY_LENGTH, seed_for
-from turnwise.envs.base import BaseEnv
-from turnwise.envs.boundary import reset_env, step_env
+from turnwise.envs.adapters.external import MAX_REPLY_LENGTH, seed_for
+from turnwise.envs.base import BaseEnv, make_env
 from turnwise.envs.check import check_env
-from turnwise.envs.make import make_env
+from turnwise.envs.safe_calls import reset_env, step_env
 from turnwise.errors import ConfigError, EnvError, RewardError, TaskError
 from turnwise.infra import process_state as global_rngs
 from turnwise.infra.process_state import OwnGlobalRngs

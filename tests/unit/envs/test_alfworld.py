@@ -14,11 +14,16 @@ from hypothesis import strategies as st
 import turnwise as tw
 from turnwise.config.load import env_params, load_settings
 from turnwise.envs.alfworld import AlfWorld
-from turnwise.envs.alfworld.files import list_games
-from turnwise.envs.alfworld.generator import draw_household, is_room_held_out
-from turnwise.envs.alfworld.household import TASK_TYPES, Household
-from turnwise.envs.alfworld.rooms import CAN_CONTAIN, LAMP, PROPERTIES
-from turnwise.envs.alfworld.settings import AlfWorldParams
+from turnwise.envs.alfworld.game import TASK_TYPES, Household
+from turnwise.envs.alfworld.game_files import list_games
+from turnwise.envs.alfworld.generator import (
+    CAN_CONTAIN,
+    LAMP,
+    PROPERTIES,
+    AlfWorldParams,
+    draw_household,
+    is_room_held_out,
+)
 from turnwise.envs.check import check_env
 from turnwise.errors import ConfigError, EnvError, TaskError
 

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from turnwise.envs.alfworld import AlfWorld
-from turnwise.envs.alfworld.game import Game
-from turnwise.envs.alfworld.household import Goal, Household, Receptacle, Thing, name_ids
-from turnwise.envs.alfworld.pddl import read_household
+from turnwise.envs.alfworld.game import Game, Goal, Household, Receptacle, Thing, name_ids
+from turnwise.envs.alfworld.game_files import read_household
 from turnwise.errors import TaskError
 
 from .alfworld_games import TRACES, needs_games, needs_traces, packed_games, unpack_games

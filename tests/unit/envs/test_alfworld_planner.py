@@ -10,11 +10,9 @@ from itertools import pairwise
 
 import pytest
 
-from turnwise.envs.alfworld.game import Game
-from turnwise.envs.alfworld.generator import draw_household
-from turnwise.envs.alfworld.household import TASK_TYPES, Goal, Household, Receptacle, Thing
+from turnwise.envs.alfworld.game import TASK_TYPES, Game, Goal, Household, Receptacle, Thing
+from turnwise.envs.alfworld.generator import AlfWorldParams, draw_household
 from turnwise.envs.alfworld.planner import explore, shortest_plan
-from turnwise.envs.alfworld.settings import AlfWorldParams
 
 from .alfworld_games import needs_games, packed_games
 

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnwise.envs.alfworld import AlfWorld
-from turnwise.envs.alfworld.household import TASK_TYPES
-from turnwise.envs.alfworld.textworld_engine import TextWorldEngine
-from turnwise.envs.boundary import reset_env, step_env
+from turnwise.envs.alfworld import AlfWorld, TextWorldEngine
+from turnwise.envs.alfworld.game import TASK_TYPES
+from turnwise.envs.safe_calls import reset_env, step_env
 from turnwise.errors import ConfigError, EnvError
 
 from .alfworld_games import needs_games, unpack_games

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnwise.envs.base import BaseEnv
-from turnwise.envs.boundary import call_env, reset_env, step_env
-from turnwise.envs.make import make_env
+from turnwise.envs.base import BaseEnv, make_env
+from turnwise.envs.safe_calls import call_env, reset_env, step_env
 from turnwise.errors import ConfigError, EnvError, RewardError, TaskError
 
 

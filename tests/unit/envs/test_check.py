@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.envs import check, trials
-from turnwise.envs.base import BaseEnv, check_split
+from turnwise.envs import check
+from turnwise.envs import check_episodes as trials
+from turnwise.envs.base import BaseEnv, check_split, make_env
 from turnwise.envs.check import CheckReport, check_env
 from turnwise.envs.frozen_lake import FrozenLake
-from turnwise.envs.make import make_env
 from turnwise.errors import ConfigError
 
 from ...clock import HANG_S

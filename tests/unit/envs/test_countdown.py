@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from turnwise.envs.check import check_env
 from turnwise.envs.countdown import Countdown
-from turnwise.envs.countdown.puzzle import Puzzle, draw_puzzle, split_of
-from turnwise.envs.countdown.settings import CountdownParams
-from turnwise.envs.countdown.solver import solve
+from turnwise.envs.countdown.puzzle import CountdownParams, Puzzle, draw_puzzle, solve, split_of
 from turnwise.errors import ConfigError, EnvError, TaskError
 
 

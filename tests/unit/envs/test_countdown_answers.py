@@ -12,8 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from turnwise.envs.countdown.grader import grade
-from turnwise.envs.countdown.solver import solve
+from turnwise.envs.countdown.puzzle import grade, solve
 
 OPERATIONS = {
     ast.Add: lambda left, right: left + right,

@@ -12,9 +12,9 @@ import pytest
 from turnwise.app.run import train
 from turnwise.config.checks import find_no_effect
 from turnwise.config.load import load_settings
-from turnwise.envs.boundary import reset_env, step_env
+from turnwise.envs.base import make_env
 from turnwise.envs.check import check_env
-from turnwise.envs.make import make_env
+from turnwise.envs.safe_calls import reset_env, step_env
 from turnwise.errors import ConfigError, EnvError, TaskError
 
 from ...small_run import SMALL, without_plots

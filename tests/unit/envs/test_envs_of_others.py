@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from turnwise.app.run import train
-from turnwise.envs.boundary import reset_env, step_env
-from turnwise.envs.isolation import IsolatedEnv, check_elsewhere
-from turnwise.envs.other_python import find_python
+from turnwise.envs.isolation import IsolatedEnv, check_elsewhere, find_python
+from turnwise.envs.safe_calls import reset_env, step_env
 from turnwise.errors import ConfigError, EnvError
 
 from ...clock import HANG_S

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnwise.envs.boundary import reset_env, step_env
+from turnwise.envs.base import make_env
 from turnwise.envs.check import check_env
-from turnwise.envs.make import make_env
+from turnwise.envs.safe_calls import reset_env, step_env
 from turnwise.errors import ConfigError, EnvError, RewardError
 
 gymnasium = pytest.importorskip("gymnasium", reason="gymnasium is not installed")

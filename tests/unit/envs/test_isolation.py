@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.envs import served
-from turnwise.envs.boundary import reset_env, step_env
-from turnwise.envs.isolation import IsolatedEnv
-from turnwise.envs.make import make_env
-from turnwise.envs.other_python import OtherPython, check_under, find_python
+from turnwise.envs import env_worker as served
+from turnwise.envs.base import make_env
+from turnwise.envs.isolation import IsolatedEnv, OtherPython, check_under, find_python
+from turnwise.envs.safe_calls import reset_env, step_env
 from turnwise.errors import ConfigError, EnvError
 
 from ...clock import HANG_S

@@ -12,9 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.envs.frozen_lake.layout import Layout, distance, draw_layout, is_blind_solvable, reachable_cells, split_of
-from turnwise.envs.frozen_lake.settings import LakeParams
-from turnwise.envs.frozen_lake.solver import blind_move, neighbours
+from turnwise.envs.frozen_lake.layout import (
+    LakeParams,
+    Layout,
+    blind_move,
+    distance,
+    draw_layout,
+    is_blind_solvable,
+    neighbours,
+    reachable_cells,
+    split_of,
+)
 from turnwise.errors import TaskError
 
 from .lakes import HARD_4X4
@@ -154,7 +162,7 @@ def test_impossible_filters_are_a_task_error_that_names_them() -> None:
 
 
 SCRIPT = """
-from turnwise.envs.make import make_env
+from turnwise.envs.base import make_env
 lake = make_env("frozen_lake", is_slippery=True, random_start_rate=0.5)
 bandit = make_env("bandit")
 for seed in range(30):

@@ -12,12 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.envs.make import make_env
-from turnwise.envs.metamathqa import second_opinion
-from turnwise.envs.metamathqa.exact import is_same_answer
-from turnwise.envs.metamathqa.final_answer import MAX_ANSWER_LENGTH, final_answer, find_final_answer
-from turnwise.envs.metamathqa.latex import plain_mathematics
-from turnwise.envs.metamathqa.second_opinion import MathVerifier, is_same_by_math_verify
+from turnwise.envs.base import make_env
+from turnwise.envs.metamathqa import grading as second_opinion
+from turnwise.envs.metamathqa.grading import (
+    MAX_ANSWER_LENGTH,
+    MathVerifier,
+    final_answer,
+    find_final_answer,
+    is_same_answer,
+    is_same_by_math_verify,
+    plain_mathematics,
+)
 from turnwise.errors import ConfigError
 
 from .math_data import find_data

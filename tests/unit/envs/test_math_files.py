@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from turnwise.envs.metamathqa import MetaMathQA
-from turnwise.envs.metamathqa.files import Fields, load_problems
-from turnwise.envs.metamathqa.problems import Problem
+from turnwise.envs.metamathqa.problems import Fields, Problem, load_problems
 from turnwise.errors import ConfigError, TaskError
 
 from .math_data import find_data

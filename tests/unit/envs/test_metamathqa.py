@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.envs.check import check_env
+from turnwise.envs.check_episodes import GARBAGE
 from turnwise.envs.metamathqa import MetaMathQA
-from turnwise.envs.metamathqa.word_problems import OPERATIONS, apply, draw_story
-from turnwise.envs.trials import GARBAGE
+from turnwise.envs.metamathqa.problems import OPERATIONS, apply, draw_story
 from turnwise.errors import ConfigError, EnvError, TaskError
 
 

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.envs.adapters.openenv_client import parse_address
-from turnwise.envs.boundary import reset_env, step_env
+from turnwise.envs.adapters.openenv_env import parse_address
+from turnwise.envs.base import make_env
 from turnwise.envs.check import check_env
-from turnwise.envs.make import make_env
+from turnwise.envs.safe_calls import reset_env, step_env
 from turnwise.errors import ConfigError, EnvError, RewardError
 
 from ...clock import HANG_S

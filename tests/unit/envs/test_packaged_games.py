@@ -9,11 +9,19 @@ from types import ModuleType
 
 import pytest
 
-from turnwise.envs.adapters import reasoning_gym_task, textarena_game, textarena_words
-from turnwise.envs.adapters.one_turn import OneTurnTask
-from turnwise.envs.boundary import reset_env, step_env
+from turnwise.envs.adapters import (
+    reasoning_gym_env as reasoning_gym_task,
+)
+from turnwise.envs.adapters import (
+    textarena_env as textarena_game,
+)
+from turnwise.envs.adapters import (
+    textarena_env as textarena_words,
+)
+from turnwise.envs.adapters.function_env import OneTurnTask
+from turnwise.envs.base import make_env
 from turnwise.envs.check import check_env
-from turnwise.envs.make import make_env
+from turnwise.envs.safe_calls import reset_env, step_env
 from turnwise.errors import ConfigError, EnvError, TaskError
 
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.envs.make import make_env
-from turnwise.envs.prompts import Prompts, files
-from turnwise.envs.prompts.files import Fields, read_prompts
-from turnwise.envs.prompts.rows import PromptRow, split_rows
-from turnwise.envs.row_files import read_rows
+from turnwise.envs.base import make_env
+from turnwise.envs.prompts import Prompts
+from turnwise.envs.prompts import sources as files
+from turnwise.envs.prompts.sources import Fields, PromptRow, read_prompts, split_rows
+from turnwise.envs.rows import read_rows
 from turnwise.errors import ConfigError, TaskError
 
 FIELDS = Fields(prompt="prompt", response="response")

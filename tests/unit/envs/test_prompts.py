@@ -9,7 +9,7 @@ import pytest
 
 from turnwise.envs.check import check_env
 from turnwise.envs.prompts import Prompts
-from turnwise.envs.prompts.letters import (
+from turnwise.envs.prompts.sources import (
     EVAL_SHARE,
     FLAW_RATES,
     TASKS,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.envs.make import make_env
-from turnwise.envs.row_files import Row, RowFile, RowFormat, read_object, read_rows
+from turnwise.envs.base import make_env
+from turnwise.envs.rows import Row, RowFile, RowFormat, read_object, read_rows
 from turnwise.errors import TaskError
 
 STRICT = RowFormat(setting="env.path", file="a file of rows", row="an object")

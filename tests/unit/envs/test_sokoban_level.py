@@ -9,9 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.envs.sokoban import Sokoban
-from turnwise.envs.sokoban.level import Level, draw_level, split_of
-from turnwise.envs.sokoban.settings import SokobanParams
-from turnwise.envs.sokoban.solver import Distances, Room
+from turnwise.envs.sokoban.level import Distances, Level, Room, SokobanParams, draw_level, split_of
 from turnwise.errors import TaskError
 
 from .rooms import slow_solution_length
@@ -112,7 +110,7 @@ def test_a_search_that_grows_too_large_stops_and_proves_nothing(monkeypatch: pyt
         whole.deepen()
     boxes, players = next(iter(whole.layers[-2].items()))
     player = players.bit_length() - 1
-    monkeypatch.setattr("turnwise.envs.sokoban.solver.MAX_POSITIONS", 5)
+    monkeypatch.setattr("turnwise.envs.sokoban.level.MAX_POSITIONS", 5)
     assert cut.distance(player, boxes) is None
     assert not cut.is_dead(player, boxes)
     assert whole.distance(player, boxes) == len(whole.layers) - 2

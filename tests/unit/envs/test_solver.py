@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from numpy.typing import NDArray
 
 from turnwise.envs.frozen_lake import FrozenLake
-from turnwise.envs.frozen_lake.layout import Layout
-from turnwise.envs.frozen_lake.solver import best_moves, blind_move, myopic_move, neighbours
+from turnwise.envs.frozen_lake.layout import Layout, best_moves, blind_move, myopic_move, neighbours
 
 from .lakes import HARD_4X4, random_policy, success_rate
 from .test_layout import layouts, slow_distances

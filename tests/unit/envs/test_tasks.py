@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from turnwise.envs.tasks import SeedTasks
+from turnwise.envs.base import SeedTasks
 from turnwise.errors import TaskError
 
 

@@ -22,7 +22,7 @@ with open(os.environ["TOLD"], "w") as told:
 """
 ENVIRONMENT = """
 import os, sys, time
-from turnwise.envs.adapters.verifiers_tools import ToolPrograms
+from turnwise.envs.adapters.verifiers_runner import ToolPrograms
 folder = sys.argv[1]
 programs = ToolPrograms()
 programs.start("sleeping_tool", folder, f"{folder}/log", {"TOLD": f"{folder}/told"})

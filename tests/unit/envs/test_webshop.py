@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from turnwise.envs.base import make_env
 from turnwise.envs.check import check_env
-from turnwise.envs.make import make_env
 from turnwise.envs.webshop import WebShop
 from turnwise.errors import ConfigError, EnvError, TaskError
 

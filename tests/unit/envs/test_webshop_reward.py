@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.envs.webshop.fuzzy import _common_length, are_alike, basic_colour, token_set_ratio
-from turnwise.envs.webshop.products import Goal, GoalOption, Product
-from turnwise.envs.webshop.reward import meets_option, score_purchase
+from turnwise.envs.webshop.search import _common_length, are_alike, basic_colour, token_set_ratio
+from turnwise.envs.webshop.shop import Goal, GoalOption, Product, meets_option, score_purchase
 
 LAMP = Product(
     asin="B1",

@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from turnwise.envs.webshop.search import SearchIndex, _one_byte_length, _terms
-from turnwise.envs.webshop.stemmer import stem
+from turnwise.envs.webshop.search import SearchIndex, _one_byte_length, _terms, stem
 
 WORDS = ["lamp", "red", "mug", "wood", "box", "sun", "cat", "dog", "pen", "cup"]
 

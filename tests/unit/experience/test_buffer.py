@@ -13,15 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from turnwise.config.component import PRIORITIES
-from turnwise.experience.buffer import BufferRules, MemoryBuffer
-from turnwise.experience.build import build_experiences
-from turnwise.experience.codec import decode_group
-from turnwise.experience.priorities import (
+from turnwise.experience.buffer import (
+    BufferRules,
     DecayLimitRandomization,
     DecayLimitRandomizationParams,
     LinearDecay,
     LinearDecayParams,
+    MemoryBuffer,
 )
+from turnwise.experience.build import build_experiences
+from turnwise.experience.codec import decode_group
 from turnwise.experience.store import ExperienceStore
 from turnwise.protocols import Buffer
 from turnwise.types import Experience

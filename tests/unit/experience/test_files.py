@@ -10,7 +10,7 @@ import pytest
 
 from turnwise.errors import ConfigError, StoreError
 from turnwise.experience.build import build_experiences
-from turnwise.experience.files import read_experiences, write_experiences
+from turnwise.experience.codec import read_experiences, write_experiences
 
 from .records import make_group
 from .step_wise import make_calls

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.config.component import CREDITS
-from turnwise.experience.merge import merge_prefixes
+from turnwise.experience.build import merge_prefixes
 from turnwise.learn.pack import pack
 from turnwise.types import Annotations, Experience, FloatArray, Sample
 

@@ -18,12 +18,10 @@ from hypothesis import strategies as st
 
 from turnwise.errors import StoreError
 from turnwise.experience import store as store_module
-from turnwise.experience.buffer import BufferRules
+from turnwise.experience.buffer import BufferRules, LinearDecay, LinearDecayParams
 from turnwise.experience.build import build_experiences
 from turnwise.experience.codec import decode_group, encode_group
-from turnwise.experience.inspection import inspect_store
-from turnwise.experience.priorities import LinearDecay, LinearDecayParams
-from turnwise.experience.store import ExperienceStore
+from turnwise.experience.store import ExperienceStore, inspect_store
 from turnwise.infra.wait_tracking import find_waits
 from turnwise.types import Experience, Segment
 

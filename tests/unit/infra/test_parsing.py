@@ -166,9 +166,9 @@ def test_a_value_inside_a_text_is_bounded_too() -> None:
 MAY_PARSE = {
     "infra/parsing.py",
     # What our own code has written: another process of ours on a pipe, or a value that was parsed and checked before.
-    "chat_types.py", "context/tool_syntax.py", "envs/fork_server.py", "envs/other_python.py",
-    "envs/adapters/reasoning_gym_task.py", "envs/adapters/verifiers_stage.py", "envs/adapters/verifiers_tools.py",
-    "envs/metamathqa/math_verify_worker.py", "envs/metamathqa/second_opinion.py",
+    "chat_types.py", "context/tool_calls.py", "envs/env_worker.py", "envs/isolation.py",
+    "envs/adapters/reasoning_gym_env.py", "envs/adapters/verifiers_runner.py",
+    "envs/metamathqa/math_verify_worker.py", "envs/metamathqa/grading.py",
 }  # fmt: skip
 PARSERS = {
     ("json", "loads"), ("json", "load"), ("yaml", "load"), ("yaml", "safe_load"), ("yaml", "full_load"),

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from turnwise.experience.priorities import priority_seed
+from turnwise.experience.buffer import priority_seed
 from turnwise.infra.seeds import derive_seed, draw_seed, fingerprint, make_rng
 
 

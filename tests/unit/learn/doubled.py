@@ -11,8 +11,7 @@ from torch import nn
 
 from turnwise.learn.parallel.team import Team
 from turnwise.learn.trainer import Trainer
-from turnwise.learn.whole import read_whole
-from turnwise.pretrained import load_model
+from turnwise.models.load import load_model, read_whole
 from turnwise.types import Batch
 
 

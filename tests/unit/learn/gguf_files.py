@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from turnwise.learn.tiny_model import fit_tokenizer
+from turnwise.models.tiny import fit_tokenizer
 
 TEXTS = ["Go to the lake, 12 steps and  34 more.", "The answer is <answer>Right</answer> in 2026."] * 4
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from turnwise.pretrained import load_model
+from turnwise.models.load import load_model
 
 from .parts import make_batch, make_model, make_trainer, one_micro_batch
 from .test_policy import full_table, in_order

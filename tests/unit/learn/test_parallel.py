@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from turnwise.learn.parallel.processes import RankProcesses
-from turnwise.pretrained import load_model
+from turnwise.models.load import load_model
 from turnwise.protocols import Imitation, Weights
 from turnwise.types import StepReport
 

@@ -10,8 +10,8 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM
 
 from turnwise.errors import ModelError
-from turnwise.learn.models import cast_parameters, checkpoint_gradients
 from turnwise.learn.policy import PolicyModel
+from turnwise.models.load import cast_parameters, checkpoint_gradients
 
 from .parts import VOCAB, gradients, make_batch, make_model, make_trainer, one_micro_batch
 from .test_policy import full_table, in_order

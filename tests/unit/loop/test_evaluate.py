@@ -11,7 +11,7 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError
 from turnwise.loop.build import first_train_seed
 from turnwise.loop.evaluate import Evaluation, measure_baselines, names_a_rule, play_rule_in
-from turnwise.report.intervals import share_interval
+from turnwise.report.statistics import share_interval
 from turnwise.types import Task
 
 TASKS = [Task(tag="frozen_lake", seed=seed, split="eval") for seed in range(30)]

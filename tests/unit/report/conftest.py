@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from turnwise.report.manifest import Manifest, collect_manifest
-from turnwise.report.summary import Summary
+from turnwise.report.run_dir import Summary
 from turnwise.types import Segment, StopReason, Task, Trajectory, TrajectoryId, Turn
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from turnwise.learn.pack import pack
-from turnwise.report.learning_record.learnt import LearntBatch
+from turnwise.report.token_log_codec import LearntBatch
 from turnwise.types import Annotations, Experience, ExperienceId, Sample, Segment, StepReport, TrajectoryId, UpdateTrace
 
 

@@ -7,9 +7,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from turnwise.report import progress as progress_module
-from turnwise.report.console import ProgressDisplay, phase, print_notice, print_outcome, print_trajectory
-from turnwise.report.progress import format_count, format_duration
+from turnwise.report import console as progress_module
+from turnwise.report.console import (
+    ProgressDisplay,
+    format_count,
+    format_duration,
+    phase,
+    print_notice,
+    print_outcome,
+    print_trajectory,
+)
 from turnwise.types import StopReason
 
 SPLIT = {"rollout": 5.0, "env": 1.0, "learn": 3.0, "sync": 0.5, "other": 0.5}

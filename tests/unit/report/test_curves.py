@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from turnwise.report import curves
-from turnwise.report.curves import HELD_OUT, SAMPLED, Shown, plot_comparison
+from turnwise.report import plots as curves
+from turnwise.report.plots import HELD_OUT, SAMPLED, Shown, plot_comparison
 
 
 def rows(*successes: float) -> list[dict[str, float]]:

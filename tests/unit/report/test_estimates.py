@@ -9,15 +9,15 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from turnwise.report.estimates import (
+from turnwise.report.statistics import (
     ks_up_to,
     mean_interval,
     paired_interval,
     pass_at_k,
     relabel_p_value,
+    share_interval,
     sign_flip_p_value,
 )
-from turnwise.report.intervals import share_interval
 
 
 @pytest.mark.parametrize(("plays", "successes"), [(5, 0), (5, 2), (6, 3), (4, 4)])

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from turnwise.report.failures import OTHER, cause_of, count_failures
+from turnwise.report.metrics import OTHER, cause_of, count_failures
 from turnwise.types import Group, StopReason, Trajectory
 
 Failed = Callable[..., list[Group]]

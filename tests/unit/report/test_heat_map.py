@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from turnwise.report.heat_map import HeatMap, HeatRow, plot_heat_map
+from turnwise.report.plots import HeatMap, HeatRow, plot_heat_map
 
 
 def make_map(num_turns: int, *rows: HeatRow) -> HeatMap:

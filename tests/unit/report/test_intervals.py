@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from turnwise.report.intervals import recorded_interval, share_interval, show_share
+from turnwise.report.statistics import recorded_interval, share_interval, show_share
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.report.journal import TrajectoryJournal, find_damaged_episodes
+from turnwise.report.trajectories import TrajectoryJournal, find_damaged_episodes
 from turnwise.types import StopReason
 
 from .test_trajectories import assert_equal

@@ -13,15 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.credit.bi_level import BiLevelGae, BiLevelGaeParams
+from turnwise.credit.gae import BiLevelGae, BiLevelGaeParams
 from turnwise.credit.group import Grpo
 from turnwise.errors import RunError
 from turnwise.infra.array_codec import pack_columns, unpack_columns
-from turnwise.report.learning_record import file as file_module
-from turnwise.report.learning_record.block import HEADER_BYTES, MAGIC, decode_block, encode_block, read_header
-from turnwise.report.learning_record.file import LearningRecord, LearningRecorder, forget_steps
-from turnwise.report.learning_record.learnt import LearntBatch
-from turnwise.report.learning_record.tokens import StepTokens
+from turnwise.report import token_log as file_module
+from turnwise.report.token_log import LearningRecord, LearningRecorder, forget_steps
+from turnwise.report.token_log_codec import HEADER_BYTES, MAGIC, LearntBatch, decode_block, encode_block, read_header
+from turnwise.report.token_log_reader import StepTokens
 from turnwise.types import TrajectoryId, UpdateTrace
 
 from .learnt_batches import make_learnt

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.report.learning_record.learnt import LearntBatch, choose_rows, take_rows
+from turnwise.report.token_log_codec import LearntBatch, choose_rows, take_rows
 from turnwise.types import Experience
 
 from .learnt_batches import make_learnt

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from turnwise.errors import RunError
-from turnwise.report.summary import Summary
+from turnwise.report.run_dir import Summary
 
 PUBLIC_KEYS = (
     "recipe env seed steps wall_s setup_s success_before success_after return_before return_after eval_episodes "

@@ -9,7 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from turnwise.errors import RunError
-from turnwise.report.tensorboard import TensorboardSink
+from turnwise.report.trackers import TensorboardSink
 
 
 def read_scalars(directory: Path) -> dict[str, list[tuple[int, float]]]:

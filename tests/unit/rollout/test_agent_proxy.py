@@ -17,7 +17,7 @@ from turnwise.config.load import load_settings
 from turnwise.config.schema import ContextSettings
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.base import BaseEnv
-from turnwise.envs.boundary import reset_env, step_env
+from turnwise.envs.safe_calls import reset_env, step_env
 from turnwise.errors import EngineError, EnvError
 from turnwise.infra.threads import count_left_behind
 from turnwise.rollout.agent_proxy import AgentProxy

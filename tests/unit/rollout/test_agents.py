@@ -12,8 +12,7 @@ from tests.unit.context.chat_families import tokenizer_of
 from turnwise.config.schema import ContextSettings
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import WorkflowError
-from turnwise.experience.build import build_experiences
-from turnwise.experience.merge import merge_prefixes
+from turnwise.experience.build import build_experiences, merge_prefixes
 from turnwise.rollout.agents import ActorRollout, AgentWorkflow, BaseAgent, SyncMultiTurnRollout
 from turnwise.rollout.environment import StepWiseEnvironmentWorkflow
 from turnwise.rollout.limits import Limits

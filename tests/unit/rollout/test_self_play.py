@@ -18,10 +18,9 @@ from turnwise.app.run import train
 from turnwise.config.load import load_settings
 from turnwise.config.schema import ContextSettings
 from turnwise.engine.scripted import ScriptedEngine
-from turnwise.envs.base import BaseEnv
-from turnwise.envs.boundary import reset_env, step_env
+from turnwise.envs.base import BaseEnv, make_env
 from turnwise.envs.check import check_env
-from turnwise.envs.make import make_env
+from turnwise.envs.safe_calls import reset_env, step_env
 from turnwise.errors import ConfigError, EngineError
 from turnwise.experience.build import build_experiences
 from turnwise.report.trajectories import read_trajectories

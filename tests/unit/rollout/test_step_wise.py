@@ -15,11 +15,10 @@ from tests.clock import HANG_S, LoopClock
 from tests.unit.context.chat_families import template_of
 from turnwise.config.schema import AnswerFormat, ContextSettings
 from turnwise.context.recorder import Response
-from turnwise.credit.steps import MultiStepGrpo, MultiStepGrpoParams, StepReturn, StepReturnParams
+from turnwise.credit.step_level import MultiStepGrpo, MultiStepGrpoParams, StepReturn, StepReturnParams
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import WorkflowError
-from turnwise.experience.build import build_experiences
-from turnwise.experience.merge import merge_prefixes
+from turnwise.experience.build import build_experiences, merge_prefixes
 from turnwise.protocols import CreditRule
 from turnwise.rollout.environment import (
     RewardPropagationEnvironmentWorkflow,

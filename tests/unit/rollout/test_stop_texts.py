@@ -13,9 +13,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import AutoTokenizer
 
 from tests.unit.context.chat_families import tokenizer_of
-from turnwise.app.models import find_gguf
 from turnwise.context.tokenizer import Codec, HFTokenizer
-from turnwise.learn.tiny_model import fit_tokenizer
+from turnwise.models.resolve import find_gguf
+from turnwise.models.tiny import fit_tokenizer
 from turnwise.rollout.model_handle import StopFinder, TextDecoder
 from turnwise.serve.streaming import StreamedText
 from turnwise.types import IntArray

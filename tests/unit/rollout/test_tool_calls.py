@@ -13,7 +13,7 @@ from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import ConfigError
-from turnwise.learn.tiny_model import tiny_model_folder
+from turnwise.models.tiny import tiny_model_folder
 from turnwise.rollout.limits import Limits
 from turnwise.rollout.tool_calls import ToolCallingWorkflow
 from turnwise.rollout.tools import Tool, Toolbox

@@ -11,14 +11,12 @@ import httpx
 import numpy as np
 
 from tests.clock import HANG_S
-from turnwise.context.recorder import Response
+from turnwise.context.recorder import Response, make_trajectory
 from turnwise.context.template import LearnedTemplate
-from turnwise.context.trajectory import make_trajectory
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import ServeError
-from turnwise.experience.build import split_trajectory
-from turnwise.experience.merge import merge_prefixes
-from turnwise.learn.tiny_model import fit_tokenizer
+from turnwise.experience.build import merge_prefixes, split_trajectory
+from turnwise.models.tiny import fit_tokenizer
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.serve.endpoint import ChatEndpoint
 from turnwise.serve.episode import Episode

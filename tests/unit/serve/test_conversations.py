@@ -10,9 +10,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.context.trajectory import make_trajectory
-from turnwise.experience.build import split_trajectory
-from turnwise.experience.merge import merge_prefixes
+from turnwise.context.recorder import make_trajectory
+from turnwise.experience.build import merge_prefixes, split_trajectory
 from turnwise.types import Experience, StopReason, Task, TrajectoryId
 
 from .episodes import EchoEngine, open_model

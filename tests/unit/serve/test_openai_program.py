@@ -13,8 +13,7 @@ pytest.importorskip("openai", reason="the openai package is not installed; it is
 from tests.unit.rollout.worlds import make_proxy, make_states
 from turnwise.config.component import WORKFLOWS
 from turnwise.errors import ConfigError, EngineError
-from turnwise.experience.build import build_experiences
-from turnwise.experience.merge import merge_prefixes
+from turnwise.experience.build import build_experiences, merge_prefixes
 from turnwise.rollout.limits import Limits, RunnerLimits
 from turnwise.serve import openai_program
 from turnwise.serve.openai_program import OpenAiProgramWorkflow

@@ -13,7 +13,7 @@ import pytest
 from turnwise.context.template import LearnedTemplate
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import EngineError
-from turnwise.learn.tiny_model import fit_tokenizer
+from turnwise.models.tiny import fit_tokenizer
 from turnwise.types import Completion, GenerateRequest, Message
 
 from .stage import Script, perform, tool_template

@@ -12,8 +12,8 @@ import pytest
 
 from turnwise.config.component import CREDITS
 from turnwise.errors import RunError
-from turnwise.report.learning_record.tokens import RecordedToken
 from turnwise.report.run_dir import RunDirectory
+from turnwise.report.token_log_reader import RecordedToken
 from turnwise.view.answers import ANSWERS
 from turnwise.view.shelf import Shelf
 

@@ -6,9 +6,8 @@ from turnwise.app.doctor.findings import Finding, fine, problem, warning
 from turnwise.app.doctor.installation import free_bytes
 from turnwise.app.doctor.probe import Probe
 from turnwise.app.plan import Plan
-from turnwise.learn.memory import MemoryReport, size_words
-from turnwise.learn.peak import PROCESS_BYTES, Peak
-from turnwise.report.progress import format_duration
+from turnwise.models.memory import PROCESS_BYTES, MemoryReport, Peak, size_words
+from turnwise.report.console import format_duration
 
 
 def examine_memory(memory: MemoryReport, peak: Peak | None) -> list[Finding]:

@@ -18,7 +18,6 @@ from turnwise.app.doctor.speech import examine_judge, examine_model, examine_nam
 from turnwise.app.doctor.verdicts import judge_oracle, judge_policy
 from turnwise.app.doctor.worlds import examine_world
 from turnwise.app.length import settle_length
-from turnwise.app.models import resolve_model
 from turnwise.app.plan import Plan, make_plan
 from turnwise.app.refusals import Refusal, find_refusals, worlds_by_path
 from turnwise.config.checks import find_no_effect
@@ -26,8 +25,9 @@ from turnwise.config.load import Mended, load_settings, load_what_can_be
 from turnwise.config.schema import LessonSettings, TurnwiseSettings
 from turnwise.errors import TurnwiseError
 from turnwise.infra.threads import run_async
-from turnwise.learn.bfloat16 import warn_of_slow_bfloat16
-from turnwise.report.progress import Advance
+from turnwise.models.load import warn_of_slow_bfloat16
+from turnwise.models.resolve import resolve_model
+from turnwise.report.console import Advance
 from turnwise.rollout.worlds import World
 
 Phase = Callable[[str], AbstractContextManager[Advance]]

@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 
 from turnwise import __version__
 from turnwise.app.doctor.findings import Finding, fine, problem, warning
-from turnwise.learn.memory import size_words
+from turnwise.models.memory import size_words
 
 _OURS = "turnwise"
 _NOT_FOR_USERS = "dev"

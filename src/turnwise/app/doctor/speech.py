@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from turnwise.app.doctor.findings import Finding, fine, problem, warning
-from turnwise.app.models import SMOLLM2, find_gguf, read_shape
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.schema_learn import FunctionJudgeSettings, ModelJudgeSettings
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
 from turnwise.errors import TurnwiseError
-from turnwise.learn.memory import read_config
-from turnwise.learn.model_files import is_hub_name
+from turnwise.models.memory import read_config
+from turnwise.models.resolve import SMOLLM2, find_gguf, is_hub_name, read_shape
 from turnwise.rollout.chosen import find_workflow
 
 

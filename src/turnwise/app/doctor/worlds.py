@@ -7,9 +7,9 @@ from dataclasses import replace
 from turnwise.app.doctor.findings import Finding, fine, problem
 from turnwise.config.load import env_params
 from turnwise.config.schema import NoIsolation, ProcessIsolation
-from turnwise.envs.boundary import close_env
 from turnwise.envs.check import check_env
 from turnwise.envs.isolation import check_elsewhere
+from turnwise.envs.safe_calls import close_env
 from turnwise.rollout.worlds import World
 
 _NUM_EPISODES = 3

@@ -6,17 +6,197 @@ commands and episodes. Rooms are held out as a whole: no room of the split `unse
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple
 from zlib import crc32
 
-from turnwise.envs.alfworld.game import TREATMENTS
-from turnwise.envs.alfworld.household import Goal, Household, Receptacle, TaskType, Thing, name_ids
-from turnwise.envs.alfworld.rooms import CAN_CONTAIN, LAMP, LAMP_STANDS, OPENABLE, PROPERTIES, ROOMS, Room
-from turnwise.envs.alfworld.settings import AlfWorldParams
+from pydantic import Field, model_validator
+
+from turnwise.config.settings import Settings, WholeSettings
+from turnwise.envs.alfworld.game import TASK_TYPES, TREATMENTS, Goal, Household, Receptacle, TaskType, Thing, name_ids
 from turnwise.errors import TaskError
 from turnwise.infra.seeds import make_rng
+
+_FRUIT = ("apple", "egg", "potato", "tomato")
+_FOOD = (*_FRUIT, "bread", "lettuce")
+_DISHES = ("bowl", "cup", "mug", "plate")
+_PANS = ("pan", "pot")
+_CUTLERY = ("butterknife", "fork", "knife", "spatula", "spoon")
+_SHAKERS = ("peppershaker", "saltshaker")
+_TOILETRIES = ("candle", "cloth", "soapbar", "soapbottle", "spraybottle", "toiletpaper")
+_SMALL = ("cellphone", "creditcard", "keychain")
+_DESKTOP = ("alarmclock", "book", "cd", "laptop", "pen", "pencil", *_SMALL)
+_LEISURE = ("box", "laptop", "newspaper", "remotecontrol", "statue", "tissuebox", "vase", "watch", *_SMALL)
+
+OPENABLE = frozenset(("cabinet", "drawer", "fridge", "microwave", "safe"))
+LAMP = "desklamp"
+LAMP_STANDS = frozenset(("desk", "dresser", "shelf", "sidetable"))
+"""Where lamps stand. They cannot be carried, so nothing else takes them."""
+
+PROPERTIES: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys((*_DESKTOP, *_LEISURE, *_TOILETRIES, *_SHAKERS, "pillow"), frozenset(("pickupable",))),
+    **dict.fromkeys((*_CUTLERY, "cloth", "soapbar", "dishsponge"), frozenset(("pickupable", "cleanable"))),
+    **dict.fromkeys(_FRUIT, frozenset(("pickupable", "cleanable", "heatable", "coolable", "sliceable"))),
+    **dict.fromkeys(_DISHES, frozenset(("pickupable", "cleanable", "heatable", "coolable", "isreceptacleobject"))),
+    **dict.fromkeys((*_PANS, "bowl"), frozenset(("pickupable", "cleanable", "coolable", "isreceptacleobject"))),
+    "bread": frozenset(("pickupable", "heatable", "coolable", "sliceable")),
+    "lettuce": frozenset(("pickupable", "cleanable", "coolable", "sliceable")),
+    "box": frozenset(("pickupable", "isreceptacleobject")),
+    LAMP: frozenset(("toggleable",)),
+}
+
+CAN_CONTAIN: Mapping[str, frozenset[str]] = {
+    "armchair": frozenset((*_SMALL, "box", "laptop", "newspaper", "pillow", "remotecontrol")),
+    "bathtubbasin": frozenset(("cloth", "soapbar")),
+    "bed": frozenset(("book", "cellphone", "laptop", "pillow")),
+    "cabinet": frozenset((*_DISHES, *_PANS, *_SHAKERS, *_TOILETRIES, "dishsponge")),
+    "coffeemachine": frozenset(("mug",)),
+    "coffeetable": frozenset(_LEISURE),
+    "countertop": frozenset((*_FOOD, *_DISHES, *_PANS, *_CUTLERY, *_SHAKERS, *_TOILETRIES, "dishsponge")),
+    "desk": frozenset(_DESKTOP),
+    "diningtable": frozenset((*_FOOD, *_DISHES, *_PANS, *_CUTLERY, *_SHAKERS, *_LEISURE)),
+    "drawer": frozenset(
+        (*_CUTLERY, *_SHAKERS, *_TOILETRIES, *_SMALL, "book", "cd", "dishsponge", "pen", "pencil", "remotecontrol")
+    ),
+    "dresser": frozenset(_DESKTOP),
+    "fridge": frozenset((*_FOOD, *_DISHES, *_PANS)),
+    "garbagecan": frozenset((*_FRUIT, "bread", "lettuce", "cd", "pen", "pencil", "newspaper", "soapbar", "soapbottle")),
+    "microwave": frozenset((*_FRUIT, *_DISHES, "bread")),
+    "safe": frozenset((*_SMALL, "cd", "watch")),
+    "shelf": frozenset((*_SHAKERS, *_TOILETRIES, *_DESKTOP, "statue", "vase", "watch")) - {"laptop"},
+    "sidetable": frozenset((*_DESKTOP, *_LEISURE)),
+    "sinkbasin": frozenset((*_FRUIT, *_DISHES, *_PANS, *_CUTLERY, "lettuce", "dishsponge", "cloth", "soapbar")),
+    "sofa": frozenset((*_SMALL, "box", "laptop", "newspaper", "pillow", "remotecontrol")),
+    "stoveburner": frozenset(_PANS),
+    "toilet": frozenset(_TOILETRIES),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A kind of room: how many of each receptacle it has at most, and which objects are found there."""
+
+    receptacles: Mapping[str, int]
+    things: tuple[str, ...]
+
+
+ROOMS: Mapping[str, Room] = {
+    "kitchen": Room(
+        {
+            "cabinet": 5,
+            "coffeemachine": 1,
+            "countertop": 3,
+            "diningtable": 1,
+            "drawer": 4,
+            "fridge": 1,
+            "garbagecan": 1,
+            "microwave": 1,
+            "shelf": 2,
+            "sinkbasin": 1,
+            "stoveburner": 2,
+        },
+        (*_FOOD, *_DISHES, *_PANS, *_CUTLERY, *_SHAKERS, "dishsponge"),
+    ),
+    "bathroom": Room(
+        {
+            "bathtubbasin": 1,
+            "cabinet": 5,
+            "countertop": 2,
+            "drawer": 4,
+            "garbagecan": 1,
+            "shelf": 4,
+            "sinkbasin": 2,
+            "toilet": 1,
+        },
+        _TOILETRIES,
+    ),
+    "bedroom": Room(
+        {
+            "armchair": 1,
+            "bed": 2,
+            "desk": 2,
+            "drawer": 6,
+            "dresser": 1,
+            "garbagecan": 1,
+            "safe": 1,
+            "shelf": 4,
+            "sidetable": 2,
+        },
+        (*_DESKTOP, "pillow"),
+    ),
+    "livingroom": Room(
+        {
+            "armchair": 2,
+            "coffeetable": 2,
+            "diningtable": 1,
+            "drawer": 4,
+            "garbagecan": 1,
+            "safe": 1,
+            "shelf": 4,
+            "sidetable": 3,
+            "sofa": 2,
+        },
+        (*_LEISURE, "pillow"),
+    ),
+}
+MAX_RECEPTACLES = min(sum(room.receptacles.values()) for room in ROOMS.values())
+
+
+_ONLY_GENERATED = ("task_types", "num_receptacles", "num_objects")
+
+# Lists are welcome where a tuple is meant, because YAML knows no tuples.
+TaskTypes = Annotated[tuple[TaskType, ...], Field(strict=False, min_length=1)]
+
+
+class AlfWorldParams(Settings):
+    """The settings of AlfWorld."""
+
+    game_file: str | None = None
+    """One game of the original, a `game.tw-pddl`; every seed and split plays it."""
+    games: str | None = None
+    """Many games of the original: a folder, or a list of game files, as text with one path per line or as JSON lines
+    with `game_file` and, where the path does not tell, `split`. Without this and `game_file`: generated households.
+    Relative paths that are not there are looked for under `$ALFWORLD_DATA`."""
+    backend: Literal["builtin", "textworld"] = "builtin"
+    """Who plays game files: the built-in rules, or TextWorld itself, slowly, with the extra `alfworld` installed."""
+    task_types: TaskTypes = TASK_TYPES
+    """Which tasks are generated, all equally often."""
+    num_receptacles: int = Field(default=8, ge=4, le=MAX_RECEPTACLES)
+    """Pieces of furniture in a generated room."""
+    num_objects: int = Field(default=10, ge=2, le=40)
+    """Objects in a generated room."""
+    oracle: Literal["planner", "explorer"] = "planner"
+    """Who demonstrates: one who knows where everything is and wins in the fewest commands, or one who searches for what
+    the texts have not told yet."""
+    eval_share: float = Field(default=0.2, gt=0, lt=1)
+    """The share of all generated rooms that is held out (split `unseen`), and of the tasks in the other rooms (split
+    `seen`); of listed games without a split, the share that is held out."""
+
+    @model_validator(mode="after")
+    def _sources_agree(self) -> AlfWorldParams:
+        if self.game_file is not None and self.games is not None:
+            raise ValueError("game_file and games are both given; expected one of them.")
+        has_games = self.game_file is not None or self.games is not None or "ALFWORLD_DATA" in os.environ
+        if self.backend == "textworld" and not has_games:
+            raise ValueError(
+                "backend 'textworld' plays game files only; give game_file or games, or set ALFWORLD_DATA."
+            )
+        return self
+
+    @property
+    def games_source(self) -> str | None:
+        """Where games are: as `games` says, or all of `$ALFWORLD_DATA` for a backend that plays nothing else."""
+        needs_games = self.backend == "textworld" and self.game_file is None
+        return self.games or ("$ALFWORLD_DATA" if needs_games else None)
+
+    def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
+        if self.game_file is not None:
+            return self.idle(*_ONLY_GENERATED, "eval_share", why=f"while {path}.game_file is set")
+        return {} if self.games is None else self.idle(*_ONLY_GENERATED, why=f"while {path}.games is set")
+
 
 MAX_DRAWS = 5_000
 START = "loc_0"

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator
 from itertools import permutations
 from typing import NamedTuple
 
-from turnwise.envs.alfworld.game import MARKS, TREATMENTS, Game
-from turnwise.envs.alfworld.household import Receptacle
+from turnwise.envs.alfworld.game import MARKS, TREATMENTS, Game, Receptacle
 
 
 class _Draft(NamedTuple):

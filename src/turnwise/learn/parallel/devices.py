@@ -7,7 +7,7 @@ import os
 import torch
 
 from turnwise.errors import ConfigError
-from turnwise.pretrained import chosen_device
+from turnwise.models.load import chosen_device
 
 
 def rank_devices(name: str, num_ranks: int) -> list[str]:

@@ -14,8 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from turnwise.infra.process_state import return_large_blocks_at_once
 from turnwise.learn.parallel.team import Replicas
-from turnwise.learn.policy import ValueHead
-from turnwise.learn.whole import read_whole
+from turnwise.models.load import ValueHead, read_whole
 from turnwise.protocols import Weights
 
 

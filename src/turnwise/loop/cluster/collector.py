@@ -17,8 +17,8 @@ from turnwise.errors import EngineError, LostError
 from turnwise.infra.threads import end_tasks
 from turnwise.loop.cluster.crew import Crew
 from turnwise.loop.cluster.shares import Kind, Player, Share, deal
-from turnwise.loop.journals import Journals
 from turnwise.protocols import Weights
+from turnwise.report.trajectories import Journals
 from turnwise.types import FloatArray, GenerateRequest, Group, IntArray, Task, Trajectory, TrajectoryId
 
 _share_numbers = count()

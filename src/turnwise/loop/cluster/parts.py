@@ -17,11 +17,11 @@ from turnwise.loop.build import (
 from turnwise.loop.cluster.collector import CrewCollector, CrewEngine, ScoringCrewEngine
 from turnwise.loop.cluster.crew import Crew
 from turnwise.loop.cluster.proxies import Host, ReferenceMailbox, RemoteBuffer
-from turnwise.loop.journals import Journals
 from turnwise.loop.open_audit import open_audit
 from turnwise.loop.parts import ExploreParts, TrainParts
 from turnwise.protocols import Learner
 from turnwise.report.run_dir import RunDirectory
+from turnwise.report.trajectories import Journals
 from turnwise.rollout.worlds import worlds_of
 from turnwise.sync.memory import MemoryChannel
 

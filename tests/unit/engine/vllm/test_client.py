@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnwise.engine.vllm.client import ServerClient, ServerGoneError, ServerRefusedError
+from turnwise.engine.vllm_client import ServerClient, ServerGoneError, ServerRefusedError
 from turnwise.errors import EngineError
 from turnwise.types import GenerateRequest, Sampling
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from tests.clock import HANG_S
-from turnwise.config.kinds import VllmEngineParams
 from turnwise.deps import EngineSite
-from turnwise.engine.vllm.client import ServerClient
-from turnwise.engine.vllm.engine import VllmEngine
-from turnwise.engine.vllm.process import ServerProcess
+from turnwise.engine import VllmEngineParams
+from turnwise.engine.vllm import VllmEngine
+from turnwise.engine.vllm_client import ServerClient
+from turnwise.engine.vllm_servers import ServerProcess
 from turnwise.errors import EngineError, SyncError
 from turnwise.protocols import ChatTemplate, Weights
 from turnwise.types import Completion, GenerateRequest, Sampling
@@ -349,7 +349,7 @@ def test_weights_reach_every_server_between_a_pause_and_a_resume(servers: list[F
 
 
 def test_large_weights_go_in_parts(servers: list[FakeVllm], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turnwise.engine.vllm.transfer._PART_BYTES", 20)
+    monkeypatch.setattr("turnwise.engine.vllm_transfer._PART_BYTES", 20)
     engine = open_engine(servers[:1])
     run(engine.update_weights(weights(0.5), 1))
     assert servers[0].calls.count("/update_weights") == 2

@@ -15,9 +15,9 @@ import pytest
 
 from tests.clock import HANG_S
 from turnwise.cli import main
-from turnwise.config.kinds import VllmEngineParams
-from turnwise.engine.vllm.engine import VllmEngine, _stop_all
-from turnwise.engine.vllm.process import ServerPlan, ServerProcess, find_python
+from turnwise.engine import VllmEngineParams
+from turnwise.engine.vllm import VllmEngine, _stop_all
+from turnwise.engine.vllm_servers import ServerPlan, ServerProcess, find_python
 from turnwise.errors import ConfigError, EngineError, SyncError
 from turnwise.report.manifest import collect_manifest
 from turnwise.report.run_dir import RunDirectory

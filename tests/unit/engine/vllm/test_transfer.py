@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from turnwise.engine.vllm.transfer import SharedMemoryTransfer, VllmTransfer
+from turnwise.engine.vllm_transfer import SharedMemoryTransfer, VllmTransfer
 from turnwise.errors import ConfigError
 
 

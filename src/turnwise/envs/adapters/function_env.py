@@ -1,0 +1,124 @@
+"""A plain function as an environment: `function:package.module:name`.
+
+The function takes a seed and a split and returns a prompt and a function that scores a reply:
+
+    def make_task(seed: int, split: str) -> tuple[str, Callable[[str], float]]: ...
+
+In comes the place of the function; out comes an environment class. It refuses to know what is asked. The function's own
+errors are not mended here: the boundary turns them into data on the trajectory.
+"""
+
+from __future__ import annotations
+
+import inspect
+import reprlib
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, cast
+
+from turnwise.config.component import import_target
+from turnwise.config.settings import Settings
+from turnwise.envs.adapters.external import ForeignWorld, foreign_info, is_playable, require_rest, worth_of
+from turnwise.errors import ConfigError, EnvError
+from turnwise.infra.process_state import States
+
+
+@dataclass(frozen=True, slots=True)
+class OneTurnTask:
+    """What is asked, how a reply is scored, and a right reply where one is known."""
+
+    prompt: str
+    grade: Callable[[str], Any]
+    answer: str | None = None
+
+
+class OneTurnWorld(ForeignWorld):
+    """Subclasses say how a task is made."""
+
+    def __init__(self, **params: object) -> None:
+        super().__init__(**params)
+        self._task = OneTurnTask("", lambda reply: 0.0)
+
+    @abstractmethod
+    def _make_task(self, seed: int, split: str) -> OneTurnTask:
+        """The task of a seed; called inside the generators of this environment."""
+
+    def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
+        seed, luck = self._begin(seed, split, dynamics_seed)
+        with self._rngs.inside():
+            self._task = self._make_task(seed, split)
+        self._rngs.seed(luck)
+        self._phase = "playing"
+        return self._task.prompt
+
+    def step(self, action: str) -> tuple[str, Any, bool, dict[str, object]]:
+        self._require_playing()
+        if not is_playable(action):
+            return self._refuse()
+        with self._rngs.inside():
+            score = self._task.grade(action)
+        self._phase = "over"
+        success = worth_of(score) > self.params.success_above
+        return "", score, True, foreign_info(success=success, is_valid=True, is_effective=True)
+
+    def render(self) -> str:
+        return self._task.prompt
+
+    @property
+    def instructions(self) -> str:
+        return "Answer the question."
+
+    def oracle(self) -> str:
+        self._require_playing()
+        return self._task.answer or super().oracle()
+
+    def snapshot(self) -> object:
+        return self._task, self._phase, self._rngs.states
+
+    def restore(self, state: object) -> None:
+        self._task, self._phase, self._rngs.states = cast("tuple[OneTurnTask, Any, States]", state)
+
+    def _refuse(self) -> tuple[str, float, bool, dict[str, object]]:
+        return self._task.prompt, 0.0, False, foreign_info(success=False, is_valid=False, is_effective=False)
+
+
+_EXPECTED = "expected a function that takes (seed, split) and returns (prompt, grade), with grade(reply) -> number."
+
+
+class FunctionParams(Settings):
+    """The settings of a function task."""
+
+    success_above: float = 0.0
+    """An episode whose score is above this counts as a success."""
+
+
+class FunctionWorld(OneTurnWorld):
+    """A prompt from a function, scored by a function."""
+
+    Params: ClassVar[type[Settings]] = FunctionParams
+    make_task: ClassVar[Callable[[int, str], object]]
+
+    params: FunctionParams
+
+    def _make_task(self, seed: int, split: str) -> OneTurnTask:
+        made = type(self).make_task(seed, split)
+        if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], str) and callable(made[1])):
+            raise EnvError(f"{self.label()} returned {reprlib.repr(made)}; {_EXPECTED}")
+        return OneTurnTask(*made)
+
+
+@lru_cache
+def adapt_function(target: str) -> type[FunctionWorld]:
+    """The environment class of `package.module:name`."""
+    require_rest(target, "function:package.module:name")
+    function = import_target(target, "environment function")
+    if not callable(function):
+        raise ConfigError(f"environment 'function:{target}' is {function!r}; {_EXPECTED}")
+    try:
+        inspect.signature(function).bind(0, "train")
+    except TypeError as error:
+        raise ConfigError(f"environment 'function:{target}' cannot be called so ({error}); {_EXPECTED}") from error
+    members = {"name": f"function:{target}", "make_task": staticmethod(function), "__module__": __name__}
+    return cast("type[FunctionWorld]", type("FunctionWorld", (FunctionWorld,), members))

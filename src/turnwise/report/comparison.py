@@ -1,0 +1,362 @@
+"""`turnwise compare`: two or more evaluations task by task, and how sure the difference is.
+
+In: what `turnwise eval`, or the end of a run, wrote down. Out: differences with intervals and p-values, and the tasks
+where the sides differ. Nothing is played. Only tasks that all sides played are compared, and only in equal worlds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import TypeAlias
+from urllib.parse import quote, urlencode
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from turnwise.errors import ConfigError, RunError
+from turnwise.infra.atomic_files import write_whole
+from turnwise.infra.untrusted import UNKNOWN
+from turnwise.report.evaluation import RESULT, SavedEval, TaskResult, find_evals, read_eval
+from turnwise.report.run_dir import RunDirectory
+from turnwise.report.statistics import paired_interval, relabel_p_value, sign_flip_p_value
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceOfEval:
+    """An evaluation as the page of its run knows it."""
+
+    run: Path
+    name: str
+    """Of the run, on the page."""
+    eval: str
+
+
+def find_pages(first: SavedEval, second: SavedEval) -> tuple[PlaceOfEval, PlaceOfEval] | None:
+    """None where one of them is of no run: the page shows runs. Of several seeds the first is shown."""
+    # The page names a run after where it really lies: neither `.` nor a symbolic link is a name.
+    folders = [saved.folder.resolve() for saved in (first, second)]
+    one, other = (folder.parent.parent for folder in folders)
+    for run, folder in zip((one, other), folders, strict=True):
+        if folder.parent != RunDirectory(run).evals or not RunDirectory(run).config.is_file():
+            return None
+    # Of two runs with one name the page calls the second by its path.
+    name = str(other) if one != other and one.name == other.name else other.name
+    return PlaceOfEval(one, one.name, folders[0].name), PlaceOfEval(other, name, folders[1].name)
+
+
+def link_to(pages: tuple[PlaceOfEval, PlaceOfEval] | None, task: str) -> str:
+    """Nothing where there is no page of both."""
+    if pages is None:
+        return ""
+    one, other = pages
+    words = {"task": task, "first": one.name, "first_eval": one.eval, "second": other.name, "second_eval": other.eval}
+    return f"#/task?{urlencode(words, quote_via=quote)}"
+
+
+_SHOWN_TASKS = 10
+_SURE = 0.05
+
+
+def show_comparisons(console: Console, comparisons: Sequence[Comparison]) -> None:
+    for comparison in comparisons:
+        for line in _lines(comparison):
+            console.print(Text(line), soft_wrap=True)
+        if comparison.differing:
+            table = Table(show_edge=False, pad_edge=False)
+            for name in ("task", "first", "second"):
+                table.add_column(name)
+            for task in comparison.differing[:_SHOWN_TASKS]:
+                table.add_row(Text(task.task), f"{task.first:.2f}", f"{task.second:.2f}")
+            console.print(table)
+        if (rest := len(comparison.differing) - _SHOWN_TASKS) > 0:
+            console.print(f"and {rest} tasks more; --json and --markdown have them all", highlight=False)
+        for line in _places(comparison):
+            console.print(Text(line), soft_wrap=True)
+        console.print()
+
+
+def to_markdown(comparisons: Sequence[Comparison]) -> str:
+    lines = ["# Comparison", ""]
+    for comparison in comparisons:
+        lines += [f"## {comparison.second} against {comparison.first}", ""]
+        lines += [f"- {line}" for line in "\n".join(_lines(comparison)[1:]).replace("\n   ", ";").splitlines()]
+        if comparison.differing:
+            lines += ["", "| task | first | second | on the page |", "|---|---|---|---|"]
+        lines += [
+            f"| {task.task} | {task.first:.2f} | {task.second:.2f} | {_cell(task.link)} |"
+            for task in comparison.differing
+        ]
+        lines += ["", *(f"- {line}" for line in _places(comparison)), ""]
+    return "\n".join(re.sub(r"(?<=\S) {2,}", " ", line) for line in lines)
+
+
+def _lines(c: Comparison) -> list[str]:
+    found = [
+        f"{c.second} against {c.first}, {c.tasks} tasks" + (f", {c.unpaired} unpaired left out" if c.unpaired else ""),
+        *_success_lines(c),
+        f"p-value     {c.p_value:.3g} over tasks: {_verdict(c.p_value)}",
+    ]
+    if c.p_value_over_seeds is not None:
+        found.append(
+            f"            {c.p_value_over_seeds:.3g} over seeds ({c.seeds[0]} and {c.seeds[1]}): "
+            f"{_verdict(c.p_value_over_seeds)}"
+        )
+    elif max(c.seeds) == 1:
+        found.append("            about these two policies; other seeds of the same recipes may differ otherwise")
+    low, high = c.return_interval
+    found.append(f"return      {c.return_difference:+.3f} ({low:+.3f} to {high:+.3f})")
+    num_compared = c.tasks - c.unknown if c.measure == "success" else c.tasks
+    found.append(f"tasks       {c.num_better} better, {c.num_worse} worse, {num_compared - len(c.differing)} the same")
+    return found
+
+
+def _success_lines(c: Comparison) -> list[str]:
+    if c.success is None or c.difference is None or c.interval is None:
+        return [f"success     {UNKNOWN}: a side does not say it (is_success); what follows is about the return"]
+    low, high = c.interval
+    told = f", over the {c.tasks - c.unknown} tasks of which both sides say it" if c.unknown else ""
+    return [
+        f"success     {c.success[0]:.3f} -> {c.success[1]:.3f}{told}",
+        f"difference  {c.difference:+.3f} ({low:+.3f} to {high:+.3f}), 95 % interval",
+    ]
+
+
+def _verdict(p_value: float) -> str:
+    return "a difference" if p_value < _SURE else "no difference can be told"
+
+
+def _places(c: Comparison) -> list[str]:
+    """Where the episodes can be looked at."""
+    links = [task.link for task in c.differing if task.link][:1]
+    look = [f"side by side  turnwise view {shlex.join(c.runs)} --at {shlex.quote(link)}" for link in links]
+    return [*(f"episodes    {file}" for file in c.episodes), *look]
+
+
+def _cell(link: str) -> str:
+    return f"`{link}`" if link else ""
+
+
+_Results: TypeAlias = Mapping[str, TaskResult]
+"""One evaluation, by task."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One side: the evaluations of one policy, or of several that differ in their seed."""
+
+    label: str
+    evals: tuple[SavedEval, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskDifference:
+    """A task that came out differently."""
+
+    task: str
+    first: float
+    """The share of plays that succeeded, over all seeds; where nobody says what a success is, their mean return."""
+    second: float
+    link: str = ""
+    """Where `turnwise view` shows both plays side by side; nothing where a side is of no run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The second side measured against the first, on the tasks that both have played."""
+
+    first: str
+    second: str
+    tasks: int
+    unpaired: int
+    """Tasks that one side alone has played; they count nowhere."""
+    seeds: tuple[int, int]
+    """Evaluations of each side."""
+    measure: str
+    """What the p-values and the tasks below are about: `success`, or `return` where nobody says what one is."""
+    unknown: int
+    """Tasks of which a side does not say whether they were solved; they count for the return alone."""
+    success: tuple[float, float] | None
+    difference: float | None
+    """Of success: second - first; None where it is unknown."""
+    interval: tuple[float, float] | None
+    p_value: float
+    """Over tasks: exact, two-sided; about these very policies."""
+    p_value_over_seeds: float | None
+    """Over runs: exact, two-sided; None where a side has one alone."""
+    return_difference: float
+    return_interval: tuple[float, float]
+    differing: tuple[TaskDifference, ...]
+    """Largest differences first."""
+    episodes: tuple[str, ...]
+    """Files with the episodes, of both sides, where they were kept."""
+    runs: tuple[str, ...] = ()
+    """Those that the links are about, in the order in which `turnwise view` must be given them."""
+
+    @property
+    def num_better(self) -> int:
+        return sum(task.second > task.first for task in self.differing)
+
+    @property
+    def num_worse(self) -> int:
+        return len(self.differing) - self.num_better
+
+    def to_dict(self) -> dict[str, object]:
+        return {**asdict(self), "better": self.num_better, "worse": self.num_worse}
+
+
+def run_compare(options: argparse.Namespace, console: Console) -> int:
+    if len(options.sides) < 2:
+        raise ConfigError(f"'{options.sides[0]}' given alone; expected at least two sides to compare.")
+    first, *others = (read_side(word) for word in options.sides)
+    comparisons = [compare(first, other) for other in others]
+    if options.markdown:
+        write_whole(Path(options.markdown), to_markdown(comparisons))
+    if options.json:
+        console.print_json(json.dumps([comparison.to_dict() for comparison in comparisons]))
+    else:
+        show_comparisons(console, comparisons)
+        if options.markdown:
+            console.print(Text(f"written: {options.markdown}"), soft_wrap=True)
+    return 0
+
+
+def read_side(word: str) -> Side:
+    """A run, an evaluation, several of them joined by commas, or a folder that holds several."""
+    words = [word] if Path(word).expanduser().exists() else [part for part in word.split(",") if part]
+    evals = [found for part in words for found in _read(Path(part).expanduser())]
+    return Side(label=word, evals=tuple(evals))
+
+
+def _read(path: Path) -> list[SavedEval]:
+    if path.is_file() or (path / RESULT).is_file():
+        return [read_eval(path)]
+    if not path.exists():
+        raise RunError(f"'{path}' does not exist; expected a run, or a folder or file that 'turnwise eval' wrote.")
+    if (path / "config.yaml").is_file():
+        return [_newest(path)]
+    runs = sorted(file.parent for file in path.glob("*/config.yaml"))
+    if runs:
+        return [_newest(run) for run in runs]
+    if evals := find_evals(path):
+        return [read_eval(folder) for folder in evals]
+    raise RunError(f"'{path}' holds neither a run nor an evaluation. Evaluate first: turnwise eval TARGET --out {path}")
+
+
+def _newest(run: Path) -> SavedEval:
+    evals = find_evals(RunDirectory(run).evals)
+    if not evals:
+        raise RunError(f"run {run} has no evaluation with its tasks yet. Make one: turnwise eval {run}")
+    return read_eval(evals[-1])
+
+
+def compare(first: Side, second: Side) -> Comparison:
+    everything = [*first.evals, *second.evals]
+    _refuse_other_worlds(everything)
+    played = [{result.task.id: result for result in saved.tasks} for saved in everything]
+    names = [name for name in played[0] if all(name in results for results in played)]
+    if not names:
+        raise ConfigError(
+            f"'{first.label}' and '{second.label}' have no task in common: the first played {next(iter(played[0]))}, "
+            f"the second {next(iter(played[-1]))}. Evaluate both in one setting (--recipe, --split)."
+        )
+    sides = played[: len(first.evals)], played[len(first.evals) :]
+    known = [name for name in names if all(results[name].num_known for results in played)]
+    of_success = _paired(sides, known, _exact_share) if known else None
+    of_return = _paired(sides, names, _exact_return)
+    judged = of_success or of_return
+    pages = find_pages(first.evals[0], second.evals[0])
+    return Comparison(
+        first=first.label,
+        second=second.label,
+        tasks=len(names),
+        unpaired=len(set().union(*played)) - len(names),
+        seeds=(len(first.evals), len(second.evals)),
+        measure="success" if of_success else "return",
+        unknown=len(names) - len(known),
+        success=of_success.means if of_success else None,
+        difference=of_success.difference if of_success else None,
+        interval=of_success.interval if of_success else None,
+        p_value=sign_flip_p_value([two - one for one, two in judged.exact.values()]),
+        p_value_over_seeds=relabel_p_value(*([sum(row) / len(row) for row in side] for side in judged.rows)),
+        return_difference=of_return.difference,
+        return_interval=of_return.interval,
+        differing=_differing(judged.exact, pages),
+        runs=() if pages is None else tuple(dict.fromkeys(str(page.run) for page in pages)),
+        episodes=tuple(str(saved.trajectories) for saved in everything if saved.trajectories),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Paired:
+    """One measure on the same tasks of both sides."""
+
+    rows: tuple[list[list[float]], list[list[float]]]
+    """Of each side one row per seed, over tasks."""
+    exact: Mapping[str, tuple[Fraction, Fraction]]
+    """By task, the mean over seeds of both sides: rounding must not make two equal differences different."""
+
+    @property
+    def means(self) -> tuple[float, float]:
+        one, two = (sum(sum(row) / len(row) for row in side) / len(side) for side in self.rows)
+        return one, two
+
+    @property
+    def difference(self) -> float:
+        return self.means[1] - self.means[0]
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return paired_interval(*self.rows)
+
+
+def _paired(
+    sides: tuple[Sequence[_Results], Sequence[_Results]], names: Sequence[str], read: Callable[[TaskResult], Fraction]
+) -> _Paired:
+    one, two = ([[read(results[name]) for name in names] for results in side] for side in sides)
+    means = ([sum(column, Fraction(0)) / len(side) for column in zip(*side, strict=True)] for side in (one, two))
+    return _Paired(
+        rows=([[*map(float, row)] for row in one], [[*map(float, row)] for row in two]),
+        exact=dict(zip(names, zip(*means, strict=True), strict=True)),
+    )
+
+
+def _exact_share(result: TaskResult) -> Fraction:
+    return Fraction(result.num_successes, result.num_known)
+
+
+def _exact_return(result: TaskResult) -> Fraction:
+    """To nine digits: sums of floats that should be equal differ in the last ones."""
+    return Fraction(f"{result.mean_return:.9g}")
+
+
+def _differing(
+    exact: Mapping[str, tuple[Fraction, Fraction]], pages: tuple[PlaceOfEval, PlaceOfEval] | None
+) -> tuple[TaskDifference, ...]:
+    found = [(name, one, two) for name, (one, two) in exact.items() if one != two]
+    found.sort(key=lambda row: -abs(row[2] - row[1]))
+    return tuple(
+        TaskDifference(task=name, first=float(one), second=float(two), link=link_to(pages, name))
+        for name, one, two in found
+    )
+
+
+def _refuse_other_worlds(evals: Sequence[SavedEval]) -> None:
+    """A seed means a task only in a world of equal settings."""
+    one = evals[0]
+    for other in evals[1:]:
+        for tag in one.worlds.keys() & other.worlds.keys():
+            ours, theirs = one.worlds[tag], other.worlds[tag]
+            for key in sorted(ours.keys() | theirs.keys()):
+                if ours.get(key) != theirs.get(key):
+                    raise ConfigError(
+                        f"{tag}.{key} is {ours.get(key)!r} in '{one.target}' and {theirs.get(key)!r} in "
+                        f"'{other.target}': their tasks are not the same. Evaluate both in one setting (--recipe)."
+                    )
