@@ -22,7 +22,7 @@ from turnwise.context.tokenizer import load_tokenizer
 from turnwise.engine.local import LocalEngine
 from turnwise.models.load import load_model
 from turnwise.models.resolve import resolve_model
-from turnwise.rollout.worlds import main_world
+from turnwise.rollout.env_specs import main_world
 from turnwise.rollout_io import EnvOutput, HistoryEntry
 from turnwise.types import GenerateRequest, IntArray, Message, Sampling
 

@@ -25,8 +25,8 @@ from turnwise.config.schema import OracleWarmStart, TurnwiseSettings
 from turnwise.experience.build import build_experiences
 from turnwise.learn import trainer as trainer_module
 from turnwise.learn.pack import pack
-from turnwise.learn.parallel.team import Team
-from turnwise.learn.tracer import UpdateTracer
+from turnwise.learn.parallel_context import Team
+from turnwise.learn.update import UpdateTracer
 from turnwise.loop.build import build_train
 from turnwise.loop.explore import explore
 from turnwise.loop.parts import TrainParts

@@ -20,12 +20,11 @@ from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from turnwise.config.schema import ModelSettings, read_section
 from turnwise.deps import LearnerSite
+from turnwise.learn.local_launcher import start_processes
 from turnwise.learn.losses import PpoClip
-from turnwise.learn.parallel.devices import threads_per_rank
-from turnwise.learn.parallel.learner import ParallelLearner
-from turnwise.learn.parallel.processes import start_processes
-from turnwise.learn.parallel.team import Team
+from turnwise.learn.parallel_context import Team, threads_per_rank
 from turnwise.learn.trainer import Trainer
+from turnwise.learn.workers import ParallelLearner
 from turnwise.models.load import load_model, read_whole
 from turnwise.types import Batch
 

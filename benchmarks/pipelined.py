@@ -37,7 +37,7 @@ from turnwise.models.resolve import resolve_model
 from turnwise.protocols import Weights
 from turnwise.report.metrics import Stopwatch
 from turnwise.rollout.env_manager import EnvStateManager
-from turnwise.rollout.worlds import worlds_of
+from turnwise.rollout.env_specs import worlds_of
 from turnwise.rollout_io import EnvInput, EnvOutput, LmInput, LmOutput
 from turnwise.types import Completion, GenerateRequest, Group, Sampling, Task, Trajectory
 

@@ -30,7 +30,7 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, RunError, TurnwiseError, did_you_mean
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.trajectories import read_trajectories
-from turnwise.sync.styles import SyncRules, rules_of
+from turnwise.sync.sync_schedule import SyncRules, rules_of
 
 _FAR = float("inf")
 _NUM_WARM = 2
@@ -497,7 +497,7 @@ class _Rollout:
 
 
 class _Cluster:
-    """Admits rollouts, learns from them in order, moves weights; the numbers are steps, as in `sync/styles.py`."""
+    """Admits rollouts, learns from them in order, moves weights; numbers are steps, as in `sync/sync_schedule.py`."""
 
     def __init__(self, constants: Constants, placement: Placement, seed: int) -> None:
         self._constants = constants

@@ -28,7 +28,7 @@ from turnwise.context.manager import ContextManager
 from turnwise.loop.build import build_states, build_tasks, load_words
 from turnwise.models.resolve import resolve_model
 from turnwise.rollout.env_manager import EnvStateManager
-from turnwise.rollout.worlds import worlds_of
+from turnwise.rollout.env_specs import worlds_of
 from turnwise.rollout_io import EnvInput, EnvOutput, LmOutput
 from turnwise.types import Completion, FinishReason, Trajectory
 

@@ -19,8 +19,8 @@ import numpy as np
 from turnwise.config.settings import Settings
 from turnwise.deps import EngineSite
 from turnwise.engine.local import PassCosts
-from turnwise.learn.meter import batch_metrics
 from turnwise.learn.trainer import Trainer
+from turnwise.learn.update import batch_metrics
 from turnwise.protocols import ChatTemplate
 from turnwise.types import Batch, Completion, FinishReason, GenerateRequest, Metrics, StepReport
 

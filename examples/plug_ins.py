@@ -41,7 +41,7 @@ from turnwise.loop.explore import explore
 from turnwise.loop.parts import TrainParts
 from turnwise.loop.serial import describe_step, learn_from
 from turnwise.protocols import Imitation, PolicyMark, Weights
-from turnwise.rollout.environment import EnvironmentWorkflow
+from turnwise.rollout.workflow import EnvironmentWorkflow
 
 # --- 1. a task becomes a world ---------------------------------------------------------------------------------------
 

@@ -65,7 +65,7 @@ class FinishReason(StrEnum):
 
 
 class StopReason(StrEnum):
-    """Why an episode ended, in the order in which the causes are checked (see `rollout/limits.py`)."""
+    """Why an episode ended, in the order in which the causes are checked (see `rollout/episode.py`)."""
 
     ENV_ERROR = "env_error"
     ENGINE_ERROR = "engine_error"

@@ -21,7 +21,7 @@ from turnwise.envs.check import check_env
 from turnwise.envs.check_episodes import GARBAGE
 from turnwise.envs.safe_calls import reset_env, step_env
 from turnwise.errors import EnvError, TaskError
-from turnwise.rollout.rules import Rule, oracle_rule, play_rule, random_rule, rules_of
+from turnwise.rollout.scripted_policies import Rule, oracle_rule, play_rule, random_rule, rules_of
 from turnwise.types import Task
 
 from .entries import names_of

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from turnwise.config.schema import TaskSettings
 from turnwise.loop.build import build_tasks
 from turnwise.protocols import TaskSource
-from turnwise.rollout.worlds import worlds_of
+from turnwise.rollout.env_specs import worlds_of
 from turnwise.types import Group, StopReason, Task, Trajectory, TrajectoryId
 
 from .setting import settings_with

@@ -20,8 +20,8 @@ from turnwise.engine import vllm_servers as process
 from turnwise.engine.vllm import VllmEngine
 from turnwise.errors import SyncError
 from turnwise.learn.trainer import Trainer
-from turnwise.sync.memory import MemoryChannel
-from turnwise.sync.probe import Probe, ProbedChannel
+from turnwise.sync.sync_check import Probe, ProbedChannel
+from turnwise.sync.weight_store import MemoryChannel
 from turnwise.types import Completion, GenerateRequest
 
 from .setting import make_model, model_path, settings_with

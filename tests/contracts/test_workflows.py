@@ -13,7 +13,7 @@ from turnwise.config.component import WORKFLOWS
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import ConfigError, EngineError
 from turnwise.experience.build import build_experiences
-from turnwise.rollout.limits import Limits
+from turnwise.rollout.episode import Limits
 from turnwise.types import Completion, GenerateRequest, Group, StopReason, Task, Trajectory
 
 from .entries import names_of

@@ -275,7 +275,7 @@ def test_the_documents_registry_is_a_registry() -> None:
 
 
 def test_a_registry_takes_dotted_paths_and_a_decorator() -> None:
-    workflows = Registry("workflows", default_mapping={"lake": "turnwise.rollout.environment.EnvironmentWorkflow"})
+    workflows = Registry("workflows", default_mapping={"lake": "turnwise.rollout.workflow.EnvironmentWorkflow"})
     assert workflows.get_target("lake").__name__ == "EnvironmentWorkflow"  # type: ignore[attr-defined]
 
     @workflows.register_module("mine")

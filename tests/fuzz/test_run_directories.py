@@ -26,7 +26,7 @@ from turnwise.report.manifest import Manifest, collect_manifest
 from turnwise.report.run_dir import TIME_SECTIONS, RunDirectory, Summary
 from turnwise.report.token_log import LearningRecord, LearningRecorder
 from turnwise.report.trajectories import TrajectoryJournal, TrajectoryWriter, read_trajectories
-from turnwise.sync.checkpoint import CheckpointMailbox
+from turnwise.sync.weight_store import CheckpointMailbox
 from turnwise.types import Group, Segment, StopReason, Task, Trajectory, TrajectoryId, Turn
 
 from .damage import damaged

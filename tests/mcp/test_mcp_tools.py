@@ -25,8 +25,8 @@ from turnwise.app.run import train
 from turnwise.config.schema import ContextSettings
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import ConfigError
-from turnwise.rollout.limits import Limits, RunnerLimits
-from turnwise.rollout.mcp_tools import McpToolsWorkflow
+from turnwise.rollout.episode import Limits, RunnerLimits
+from turnwise.rollout.mcp import McpToolsWorkflow
 from turnwise.types import StopReason, Task, Trajectory
 
 pytestmark = pytest.mark.slow

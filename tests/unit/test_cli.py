@@ -25,7 +25,7 @@ from turnwise.cli import COMMANDS, build_parser, main, parse_overrides
 from turnwise.config.component import CREDITS
 from turnwise.config.load import load_settings
 from turnwise.errors import LearnError
-from turnwise.lab.worlds import WORLDS
+from turnwise.lab.mdps import WORLDS
 from turnwise.learn.trainer import Trainer
 
 from ..small_run import SMALL_LAKE, without_plots

@@ -30,7 +30,7 @@ from turnwise.rollout.agents import (
     find_agent_class,
     name_agent_class,
 )
-from turnwise.rollout.reward_fn import RewardFn, score_groups
+from turnwise.rollout.scoring import RewardFn, score_groups
 from turnwise.types import Group, Task, Trajectory, TrajectoryId
 
 _log = logging.getLogger("turnwise.app")

@@ -14,7 +14,6 @@ from typing import Any
 from rich.console import Console
 
 from turnwise.app.foreign import describe_translation, to_translation_rows
-from turnwise.app.length import settle_length
 from turnwise.app.refusals import refuse_what_cannot_run
 from turnwise.config.checks import find_no_effect
 from turnwise.config.component import ENVS
@@ -27,6 +26,7 @@ from turnwise.envs.check import check_env
 from turnwise.envs.isolation import check_elsewhere
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.report.document import show_rows
+from turnwise.rollout.env_specs import settle_length
 
 _SECTIONS = frozenset(TurnwiseSettings.model_fields)
 _PASSED = {True: "yes", False: "NO", None: "not made"}

@@ -19,12 +19,12 @@ from turnwise.app.progress import Progress
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import AuditError, Finding, RunError
 from turnwise.infra.atomic_files import encode_object, find_damage, read_object, whole_folder, write_checksums
-from turnwise.learn.state_digest import digest_state
+from turnwise.learn.checkpoint import digest_state
 from turnwise.loop.parts import LearnParts
 from turnwise.protocols import Buffer, Learner
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.watch import CollapseWatch
-from turnwise.rollout.chosen import find_workflow
+from turnwise.rollout.env_specs import find_workflow
 
 _SAVES_APART = 20
 """A checkpoint that only time asks for is this many times as far from the one before as that one took to write."""

@@ -17,7 +17,6 @@ from typing import Any
 from rich.console import Console
 
 from turnwise.app.foreign import default_recipe, to_recipe, to_translation_rows
-from turnwise.app.length import settle_length
 from turnwise.app.refusals import refuse_what_cannot_run
 from turnwise.config.component import ENVS
 from turnwise.config.load import load_recipe, load_settings, parse_params, translate_file
@@ -28,6 +27,7 @@ from turnwise.envs.safe_calls import closing_env
 from turnwise.errors import ConfigError
 from turnwise.infra.atomic_files import write_whole
 from turnwise.report.document import show_rows
+from turnwise.rollout.env_specs import settle_length
 
 _MAX_ACTIONS = 6
 """Of an environment, in a list of environments."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.report.evaluation import TaskResult, mean_success, success_interval
 from turnwise.report.statistics import ks_up_to, list_ends, mean_interval, pass_at_k
-from turnwise.rollout.worlds import worlds_of
+from turnwise.rollout.env_specs import worlds_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,7 @@ from turnwise.report.console import phase
 from turnwise.report.evaluation import PAGE, new_eval_folder, results_of, write_eval
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.trajectories import TrajectoryWriter
-from turnwise.rollout.worlds import World
+from turnwise.rollout.env_specs import World
 from turnwise.types import Group, IntArray, Trajectory
 
 _NUM_REPLIES = 3

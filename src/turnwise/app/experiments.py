@@ -10,9 +10,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from turnwise.lab import tables
-from turnwise.lab.credit import CreditStudy, make_rules, run_study
-from turnwise.lab.page import check_page, write_page
+from turnwise.lab import estimator_benchmark as tables
+from turnwise.lab.estimator_benchmark import CreditStudy, check_page, make_rules, run_study, write_page
 from turnwise.report.console import phase
 
 

@@ -14,10 +14,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from turnwise.app.checkpointer import read_progress
-from turnwise.audit.breach import Breach
-from turnwise.audit.credit_oracle import check_credit
-from turnwise.audit.digests import check_digests, check_seals
-from turnwise.audit.groups import check_finite, check_members
+from turnwise.audit.recompute import check_credit
+from turnwise.audit.records import Breach, check_digests, check_finite, check_members, check_seals
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import TurnwiseError
@@ -28,7 +26,7 @@ from turnwise.report.evaluation import find_evals, read_eval, results_of
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.token_log import LearningRecord
 from turnwise.report.trajectories import find_damaged_episodes, read_sound_trajectories
-from turnwise.sync.checkpoint import find_damaged_weights
+from turnwise.sync.weight_store import find_damaged_weights
 from turnwise.types import Experience, Group
 
 _KINDS = (

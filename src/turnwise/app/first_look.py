@@ -19,7 +19,7 @@ from turnwise.loop.explore import Explored
 from turnwise.protocols import ChatTemplate
 from turnwise.report.metrics import group_metrics
 from turnwise.report.run_dir import RunDirectory
-from turnwise.rollout.worlds import worlds_of
+from turnwise.rollout.env_specs import worlds_of
 from turnwise.types import Group, Metrics, Turn
 
 _MOSTLY, _OFTEN = 0.9, 0.5

@@ -21,7 +21,7 @@ from turnwise.loop.build import first_train_seed
 from turnwise.protocols import ChatTemplate
 from turnwise.report.console import print_notice
 from turnwise.report.run_dir import RunDirectory
-from turnwise.rollout.worlds import World, main_world
+from turnwise.rollout.env_specs import World, main_world
 
 _MAX_LR, _MAX_LR_LORA = 5e-4, 2e-3
 """From here on the learning rate is one for a toy: of all weights, and of adapters."""

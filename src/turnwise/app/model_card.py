@@ -11,7 +11,7 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.models.resolve import NAMES, is_hub_name
 from turnwise.report.run_dir import RunDirectory, Summary
 from turnwise.report.statistics import recorded_interval, show_share
-from turnwise.rollout.worlds import worlds_of
+from turnwise.rollout.env_specs import worlds_of
 
 _BASES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 """Names of ours that are models of the hub."""

@@ -23,7 +23,7 @@ from turnwise.models.memory import (
     size_words,
 )
 from turnwise.models.resolve import note_on, read_shape
-from turnwise.rollout.worlds import count_held_out
+from turnwise.rollout.env_specs import count_held_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,8 @@ from turnwise.loop.build import load_words
 from turnwise.models.load import chosen_device, torch_dtype
 from turnwise.models.memory import LayerShape, Load, MemoryReport, Peak, estimate_peak, pass_size_of
 from turnwise.models.resolve import find_here
-from turnwise.rollout.chosen import find_workflow
-from turnwise.rollout.environment import EnvironmentWorkflow
-from turnwise.rollout.worlds import count_held_out
+from turnwise.rollout.env_specs import count_held_out, find_workflow
+from turnwise.rollout.workflow import EnvironmentWorkflow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from turnwise.loop.evaluate import evaluate_once
 from turnwise.models.resolve import describe_set_up
 from turnwise.report.console import phase, print_notice, print_trajectory
 from turnwise.report.run_dir import settings_file_of
-from turnwise.rollout.rules import Rule, oracle_rule, play_rule, random_rule
+from turnwise.rollout.scripted_policies import Rule, oracle_rule, play_rule, random_rule
 from turnwise.types import Task
 
 _MAX_STEPS = 200

@@ -22,7 +22,7 @@ from turnwise.loop.parts import PlayParts
 from turnwise.models.resolve import NAMES, find_gguf, is_hub_name, resolve_model
 from turnwise.models.tiny import CHAT_TEMPLATE
 from turnwise.report.run_dir import RunDirectory, settings_file_of
-from turnwise.rollout.worlds import worlds_of
+from turnwise.rollout.env_specs import worlds_of
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from turnwise.loop.build import find_loop
 from turnwise.loop.parts import TrainParts
 from turnwise.loop.stages import Stages
 from turnwise.report.run_dir import RunDirectory
-from turnwise.sync.presence import ROLES, hold_roles
+from turnwise.sync.role_locks import ROLES, hold_roles
 
 
 class PPOTrainer(Stages):

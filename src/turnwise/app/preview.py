@@ -16,9 +16,8 @@ from turnwise.loop.build import Stage, first_train_seed, load_words, open_engine
 from turnwise.loop.parts import Words
 from turnwise.models.resolve import find_gguf, find_here, resolve_model
 from turnwise.protocols import Engine, Weights
-from turnwise.rollout.chosen import find_workflow
-from turnwise.rollout.environment import EnvironmentWorkflow
-from turnwise.rollout.worlds import main_world
+from turnwise.rollout.env_specs import find_workflow, main_world
+from turnwise.rollout.workflow import EnvironmentWorkflow
 from turnwise.types import Completion, GenerateRequest, Metrics, StopReason, Task, Trajectory
 
 _MAX_SHOWN = 2400

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from turnwise.app.length import settle_length
 from turnwise.config.checks import find_contradictions
 from turnwise.config.schema import EndpointWarmStart, LessonSettings, NoWarmStart, OracleWarmStart, TurnwiseSettings
 from turnwise.config.schema_learn import FilePtx, ModelJudgeSettings, OraclePtx
@@ -25,8 +24,16 @@ from turnwise.experience.codec import read_experiences
 from turnwise.hooks import open_callbacks
 from turnwise.infra.threads import call_within
 from turnwise.report.trackers import require_trackers
-from turnwise.rollout.chosen import find_workflow, read_pairs, require_oracle
-from turnwise.rollout.worlds import World, count_held_out, main_world, worlds_of
+from turnwise.rollout.env_specs import (
+    World,
+    count_held_out,
+    find_workflow,
+    main_world,
+    read_pairs,
+    require_oracle,
+    settle_length,
+    worlds_of,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

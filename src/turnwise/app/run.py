@@ -14,7 +14,6 @@ from rich.console import Console
 from turnwise.app.checkpointer import sound_checkpoint
 from turnwise.app.clustering import ClusterTraining
 from turnwise.app.exploring import Exploring, evaluate_alone
-from turnwise.app.length import settle_length
 from turnwise.app.policies import find_policy, newest_checkpoint, open_policy
 from turnwise.app.refusals import refuse_what_cannot_run
 from turnwise.app.training import Training
@@ -33,7 +32,8 @@ from turnwise.report.manifest import collect_manifest
 from turnwise.report.run_dir import RunDirectory, Summary, new_run_path
 from turnwise.report.token_log import LearningRecord
 from turnwise.report.token_log_reader import StepTokens
-from turnwise.sync.presence import ROLES, hold_roles
+from turnwise.rollout.env_specs import settle_length
+from turnwise.sync.role_locks import ROLES, hold_roles
 
 T = TypeVar("T")
 

@@ -17,8 +17,10 @@ from typing import Any
 
 from turnwise.app.checkpointer import load_checkpoint, save_checkpoint
 from turnwise.app.progress import Progress
-from turnwise.audit.faults import engines, learning, records
-from turnwise.audit.faults.fault import Fault
+from turnwise.audit import faults as engines
+from turnwise.audit import faults as learning
+from turnwise.audit import faults as records
+from turnwise.audit.faults import Fault
 from turnwise.config.load import load_settings
 from turnwise.errors import AuditError, LearnError, SyncError
 from turnwise.infra.threads import run_async
@@ -28,11 +30,11 @@ from turnwise.loop.parts import TrainParts
 from turnwise.loop.serial import LoopStep, train_serial
 from turnwise.models.resolve import resolve_model
 from turnwise.report.metrics import Stopwatch
-from turnwise.sync.memory import MemoryChannel
+from turnwise.sync.weight_store import MemoryChannel
 
 log = logging.getLogger(__name__)
 
-CATALOGUE = (*engines.FAULTS, *records.FAULTS, *learning.FAULTS)
+CATALOGUE = (*engines.ENGINE_FAULTS, *records.RECORD_FAULTS, *learning.LEARNING_FAULTS)
 _STEPS = 3
 """Of each run."""
 _SETTING = [
@@ -42,7 +44,7 @@ _SETTING = [
     "learn.epochs=1",
     "rollout={groups: 4, group_size: 2, max_turns: 4}",
     "warm_start={type: none}",
-    "reward.shaping=turnwise.audit.faults.records:earn_by_words",
+    "reward.shaping=turnwise.audit.faults:earn_by_words",
     "audit.rescored_tokens=4096",
     "report.tensorboard=false",
 ]

@@ -22,7 +22,6 @@ from pathlib import Path
 from rich.console import Console
 
 from turnwise.app.checkpointer import read_progress
-from turnwise.app.length import settle_length
 from turnwise.app.policies import find_policy, names_a_model
 from turnwise.app.refusals import refuse_what_cannot_run
 from turnwise.app.run import Run
@@ -45,6 +44,7 @@ from turnwise.report.console import phase
 from turnwise.report.manifest import collect_manifest
 from turnwise.report.run_dir import RunDirectory, new_run_path, settings_file_of
 from turnwise.report.trajectories import TrajectoryJournal
+from turnwise.rollout.env_specs import settle_length
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.serve.endpoint import ChatEndpoint
 from turnwise.serve.http import LOOPBACK

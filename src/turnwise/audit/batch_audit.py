@@ -16,12 +16,22 @@ from pathlib import Path
 
 import numpy as np
 
-from turnwise.audit.breach import Breach, describe_all
-from turnwise.audit.credit_oracle import check_credit, check_rows
-from turnwise.audit.digests import check_digests, check_seals
-from turnwise.audit.gaps import Rescorer, check_gap, choose_rows, is_comparable, largest_gap, measure_gaps
-from turnwise.audit.groups import check_finite, check_members, check_staleness
-from turnwise.audit.loss_oracle import check_penalties, check_update
+from turnwise.audit.recompute import check_credit, check_penalties, check_rows, check_update
+from turnwise.audit.records import (
+    Breach,
+    Rescorer,
+    check_digests,
+    check_finite,
+    check_gap,
+    check_members,
+    check_seals,
+    check_staleness,
+    choose_rows,
+    describe_all,
+    is_comparable,
+    largest_gap,
+    measure_gaps,
+)
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import AuditError
 from turnwise.infra.atomic_files import append_line

@@ -11,33 +11,16 @@ from typing import TypeAlias, cast
 
 from pydantic import ValidationError
 
-from turnwise.config.component import (
-    BUFFERS,
-    CREDITS,
-    ENVS,
-    LEARNERS,
-    TRANSPORTS,
-    WORKFLOWS,
-    Registry,
-    gives_no_rewards,
-    import_reward_function,
-    import_shaping,
-)
-from turnwise.config.kinds import Choice, EnvSettings
+from turnwise.config.component import BUFFERS, CREDITS, ENVS, LEARNERS, TRANSPORTS, Registry, import_shaping
+from turnwise.config.kinds import Choice
 from turnwise.config.load import env_params
-from turnwise.config.schema import (
-    ContextSettings,
-    EndpointWarmStart,
-    RayCluster,
-    RayIsolation,
-    TurnwiseSettings,
-    chosen_in,
-)
-from turnwise.config.schema_learn import FunctionJudgeSettings, ModelJudgeSettings, NoCritic, NoFilter, NoJudge
+from turnwise.config.schema import EndpointWarmStart, RayCluster, RayIsolation, TurnwiseSettings, chosen_in
+from turnwise.config.schema_learn import NoCritic, NoFilter
 from turnwise.config.settings import Settings, describe_problems
-from turnwise.config.trust import DistrustError, as_far_as_seen
+from turnwise.config.trust import as_far_as_seen
 from turnwise.engine import VllmEngineParams
 from turnwise.errors import ConfigError
+from turnwise.rollout.env_specs import _worlds, rewards_have_a_source
 
 Rule: TypeAlias = Callable[[TurnwiseSettings], Iterator[str]]
 """Yields what is wrong: the config path, what was given, what was expected, what to do."""
@@ -103,16 +86,6 @@ def _class_problems(path: str, choice: Choice, name: str, target: object) -> Ite
     elif unwritten := sorted(getattr(target, "__abstractmethods__", ())):
         words = " and ".join(unwritten)
         yield f"{path}: '{name}' has no {words}, which its kind must have; write {words}."
-
-
-def _rewards_itself(workflow: str) -> bool:
-    """Whether a workflow of the user's own says what a run is worth."""
-    if workflow in WORKFLOWS.shipped:
-        return False
-    try:
-        return callable(getattr(WORKFLOWS.get_target(workflow), "reward", None))
-    except (ConfigError, DistrustError):
-        return False
 
 
 def credit_says_what_it_needs(settings: TurnwiseSettings) -> Iterator[str]:
@@ -188,60 +161,12 @@ def tags_differ(settings: TurnwiseSettings) -> Iterator[str]:
         yield f"mix.{settings.env.type}: a tag must differ from env.type; give it another name."
 
 
-_JUDGE_CHOICES = (
-    "Set reward.judge to your own function (prompt, response) -> number, for example reward.judge.type=function "
-    "reward.judge.target=my_rewards:score, or to a reward model, for example reward.judge.type=model "
-    "reward.judge.path=owner/reward-model (a Hugging Face folder or hub name, or 'tiny' for the built-in one)."
-)
-
-
-def rewards_have_a_source(settings: TurnwiseSettings) -> Iterator[str]:
-    """Rewards come from the environment, from a judge or from both, never from nowhere."""
-    judge = settings.reward.judge
-    worlds = _worlds(settings)
-    judged = {path: (env.type, context) for path, env, context in worlds if gives_no_rewards(env.type)}
-    if isinstance(judge, NoJudge):
-        if _rewards_itself(settings.rollout.workflow):
-            return
-        for path, (name, _) in list(judged.items())[:1]:
-            yield f"{path}.type '{name}' gives no rewards of its own and reward.judge.type is 'none'. {_JUDGE_CHOICES}"
-        return
-    if not judged and judge.beside_env == "leave":
-        yield (
-            f"reward.judge.beside_env: 'leave' given; env.type '{settings.env.type}' gives rewards of its own, so the "
-            "judge is never asked. Set it to 'add' or 'fill', or reward.judge.type to 'none'."
-        )
-    for path, (name, context) in judged.items():
-        if context.answer.type != "plain":
-            yield (
-                f"{path.removesuffix('env')}context.answer.type: '{context.answer.type}' given; {path}.type '{name}' "
-                "takes the whole reply, which the judge reads. Set it to 'plain'."
-            )
-    yield from _judge_problems(judge)
-
-
 def shaping_can_be_called(settings: TurnwiseSettings) -> Iterator[str]:
     if settings.reward.shaping is not None:
         try:
             import_shaping(settings.reward.shaping)
         except ConfigError as error:
             yield str(error)
-
-
-def _judge_problems(judge: FunctionJudgeSettings | ModelJudgeSettings) -> Iterator[str]:
-    if isinstance(judge, FunctionJudgeSettings):
-        try:
-            import_reward_function(judge.target)
-        except ConfigError as error:
-            yield str(error)
-    elif not judge.path:
-        yield f"reward.judge.path: nothing given; expected a reward model. {_JUDGE_CHOICES}"
-
-
-def _worlds(settings: TurnwiseSettings) -> list[tuple[str, EnvSettings, ContextSettings]]:
-    """Every environment of a run with its config path."""
-    mixed = [(f"mix.{tag}.env", other.env, other.context) for tag, other in settings.mix.by_tag().items()]
-    return [("env", settings.env, settings.context), *mixed]
 
 
 def weights_may_be_as_old_as_they_get(settings: TurnwiseSettings) -> Iterator[str]:

@@ -10,10 +10,14 @@ other size goes on from it.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -22,8 +26,8 @@ from transformers import PreTrainedModel
 
 from turnwise.errors import RunError
 from turnwise.infra.parsing import parse_json
-from turnwise.learn.optimizer_state import read_optimizer, write_optimizer
-from turnwise.learn.parallel.team import Team
+from turnwise.learn.optimizer import read_optimizer, write_optimizer
+from turnwise.learn.parallel_context import Team
 from turnwise.learn.policy import PolicyModel
 from turnwise.models.adapters import has_adapter
 from turnwise.models.load import load_model, write_weights, write_whole
@@ -138,3 +142,41 @@ def _load(file: Path, module: nn.Module, *, is_trained: bool) -> None:
 def _copy(stored: Weights, own: Weights) -> None:
     for name, tensor in stored.items():
         write_whole(own[name], tensor)
+
+
+_MAX_VALUES = 4096
+"""Of one tensor."""
+
+
+def digest_state(learner: Any) -> dict[str, int]:
+    """Policy, critic, reference and the optimizer's moments, as far as there are any."""
+    digests = {}
+    for name in ("model", "critic"):
+        if isinstance(module := getattr(learner, name, None), torch.nn.Module):
+            digests[name] = digest_tensors(module.state_dict().values())
+    reference = getattr(learner, "reference", None)
+    if isinstance(module := getattr(reference, "model", None), torch.nn.Module):
+        # One that lies in a file has no weights but while it is asked.
+        with getattr(reference, "at_hand", nullcontext)():
+            digests["reference"] = digest_tensors(module.state_dict().values())
+    optimizer = getattr(learner, "optimizer", None)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        states = optimizer.state_dict()["state"]
+        moments = (states[key][name] for key in sorted(states) for name in sorted(states[key]))
+        digests["optimizer"] = digest_tensors(m for m in moments if isinstance(m, Tensor))
+    return digests
+
+
+def digest_policy(learner: Any) -> int | None:
+    """Of the weights that sample; None for a learner without a model in this process."""
+    model = getattr(learner, "model", None)
+    return digest_tensors(model.state_dict().values()) if isinstance(model, torch.nn.Module) else None
+
+
+def digest_tensors(tensors: Iterable[Tensor]) -> int:
+    digest = 0
+    for tensor in tensors:
+        flat = tensor.detach().flatten()
+        some = flat[:: max(len(flat) // _MAX_VALUES, 1)].to("cpu", torch.float32)
+        digest = crc32(some.contiguous().numpy().data.cast("B"), digest)
+    return digest

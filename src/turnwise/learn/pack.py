@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turnwise.config.schema_learn import Aggregation
-from turnwise.learn.families import Families, find_families
+from turnwise.learn.prefix_sharing import Families, find_families
 from turnwise.types import Batch, Experience, FloatArray, Sample, TrajectoryId
 
 

@@ -8,22 +8,149 @@ bfloat16; softmax and values are float32.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from turnwise.config import schema_learn as learning
+from turnwise.config.schema_learn import KlReward, is_offloaded
 from turnwise.errors import ModelError
-from turnwise.learn.families import run_families, shares_prompts
-from turnwise.learn.head import Head
-from turnwise.learn.head import computing_in as _computing_in
+from turnwise.learn.losses import estimate_kl
 from turnwise.learn.pack import MicroBatch
-from turnwise.models.load import ValueHead
+from turnwise.learn.prefix_sharing import run_families, shares_prompts
+from turnwise.models.adapters import adapter_off, has_adapter
+from turnwise.models.load import ValueHead, cache_folder, cast_parameters
+from turnwise.models.memory import MAX_LOGITS
+from turnwise.types import BoolArray, FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """How states become logits."""
+
+    layer: nn.Module
+    temperature: float
+    dtype: torch.dtype = torch.float32
+    """In which the product is computed."""
+    cap: float | None = None
+    """Where the model squeezes its logits between -cap and cap."""
+
+    def score(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """[N] log-probs and [N] entropies for `hidden` [N, hidden] and `targets` [N]."""
+        layer = self.layer
+        num_rows = rows_at_once(getattr(layer, "out_features", None) or self.logits(hidden[:1]).shape[-1])
+        if len(hidden) <= num_rows:
+            return self._score_kept(hidden, targets)
+        if isinstance(layer, nn.Linear) and layer.bias is None and self.cap is None:
+            return _Scores.apply(hidden, layer.weight, targets, self, num_rows)  # type: ignore[return-value]
+        parts = [
+            checkpoint(self._score_kept, h, t, use_reentrant=False)
+            for h, t in zip(hidden.split(num_rows), targets.split(num_rows), strict=True)
+        ]
+        logprobs, entropies = zip(*parts, strict=True)
+        return torch.cat(logprobs), torch.cat(entropies)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        with computing_in(self.dtype, hidden.device):
+            logits = self.layer(hidden)
+        # Half precision loses the tail of a softmax.
+        logits = logits.float() if logits.dtype.itemsize < 4 else logits
+        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
+
+    def _score_kept(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        table = torch.log_softmax(self.logits(hidden) / self.temperature, dim=-1)
+        logprobs = table.gather(1, targets[:, None]).squeeze(1)
+        return logprobs, -(table.exp() * table).sum(dim=-1)
+
+
+def rows_at_once(vocab_size: int) -> int:
+    """How many tokens' logits are in memory at a time."""
+    return max(1, MAX_LOGITS // vocab_size)
+
+
+def computing_in(dtype: torch.dtype, device: torch.device) -> torch.autocast:
+    """Matrix products in bfloat16 over float32 weights; with float32 everything is as the weights are."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
+
+
+def _chunks(count: int, size: int) -> Iterator[slice]:
+    return (slice(start, start + size) for start in range(0, count, size))
+
+
+def _shifted_logits(head: Head, hidden: Tensor, weight: Tensor) -> Tensor:
+    """Logits less the largest of their row, which no softmax sees."""
+    with computing_in(head.dtype, hidden.device):
+        table = F.linear(hidden, weight)
+    table = table.float() if table.dtype.itemsize < 4 else table
+    table = table.div_(head.temperature)
+    return table.sub_(table.amax(dim=-1, keepdim=True))
+
+
+def _to_logits(
+    table: Tensor, targets: Tensor, entropies: Tensor, of_logprob: Tensor | None, of_entropy: Tensor | None
+) -> Tensor:
+    """The gradient at tempered logits, in the memory of `table`, which holds them shifted.
+
+    With p the distribution and H its entropy: d log p[t] = 1[t] - p, and d H = -p (log p + H).
+    """
+    logprobs = table.sub_(table.logsumexp(dim=-1, keepdim=True))
+    if of_entropy is None:
+        table = logprobs.exp_().mul_(0 if of_logprob is None else -of_logprob[:, None])
+    else:
+        slope = logprobs + entropies[:, None]
+        slope.mul_(of_entropy[:, None])
+        if of_logprob is not None:
+            slope.add_(of_logprob[:, None])
+        table = logprobs.exp_().mul_(slope).neg_()
+    if of_logprob is not None:
+        table[torch.arange(len(table), device=table.device), targets] += of_logprob
+    return table
+
+
+class _Scores(torch.autograd.Function):
+    """The same numbers as `Head._score_kept`, of more tokens than their logits could be kept for."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, head: Head, num_rows: int) -> Any:
+        logprobs, entropies = [], []
+        for rows in _chunks(len(hidden), num_rows):
+            table = _shifted_logits(head, hidden[rows], weight)
+            chosen = table.gather(1, targets[rows, None]).squeeze(1)
+            powers = table.exp()
+            total = powers.sum(dim=-1)
+            logprobs.append(chosen - total.log())
+            entropies.append(total.log() - powers.mul_(table).sum(dim=-1) / total)
+        ctx.save_for_backward(hidden, weight, targets, torch.cat(entropies))
+        ctx.head, ctx.num_rows = head, num_rows
+        ctx.set_materialize_grads(False)
+        return torch.cat(logprobs), torch.cat(entropies)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        hidden, weight, targets, entropies = ctx.saved_tensors
+        to_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        to_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        for rows in _chunks(len(hidden), ctx.num_rows):
+            own = [None if gradient is None else gradient[rows] for gradient in gradients]
+            table = _shifted_logits(ctx.head, hidden[rows], weight)
+            table = _to_logits(table, targets[rows], entropies[rows], *own).div_(ctx.head.temperature)
+            table = table.to(ctx.head.dtype)
+            if to_hidden is not None:
+                to_hidden[rows] = table @ weight.to(ctx.head.dtype)
+            if to_weight is not None and table.dtype == torch.float32:
+                to_weight.addmm_(table.t(), hidden[rows])
+            elif to_weight is not None:
+                to_weight += table.t() @ hidden[rows].to(ctx.head.dtype)
+        return to_hidden, None if to_weight is None else to_weight.to(weight.dtype), None, None, None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -89,7 +216,7 @@ class PolicyModel:
 
     def _read_text(self, token_ids: Tensor) -> Tensor:
         trunk = cast(nn.Module, self.model.base_model)
-        with _computing_in(self.dtype, token_ids.device):
+        with computing_in(self.dtype, token_ids.device):
             states = trunk(input_ids=token_ids[None], use_cache=False).last_hidden_state[0, :-1]
         return replace(self._head, temperature=1.0).score(states, token_ids[1:])[0]
 
@@ -97,7 +224,7 @@ class PolicyModel:
 def predicting_states(model: PreTrainedModel, micro: MicroBatch, dtype: torch.dtype = torch.float32) -> Tensor:
     """[N, hidden] the trunk's last state one position before each sampled token."""
     trunk = cast(nn.Module, model.base_model)
-    with _computing_in(dtype, micro.input_ids.device):
+    with computing_in(dtype, micro.input_ids.device):
         if micro.families is None:
             states = trunk(input_ids=micro.input_ids, use_cache=False).last_hidden_state
         else:
@@ -172,3 +299,105 @@ def pass_idly(micro: MicroBatch, scores: TokenScores, critic: nn.Module | None) 
     if critic is not None:
         total = total + critic(micro, scores.hidden).sum()
     total.backward()
+
+
+class AdapterOffPolicy:
+    """The reference of an actor with adapters: the actor itself with its adapters switched off, so no second model."""
+
+    def __init__(self, actor: PolicyModel) -> None:
+        self._actor = actor
+        self.at_hand = actor.at_hand
+
+    @torch.no_grad()
+    def score(self, micro: MicroBatch) -> TokenScores:
+        with adapter_off(self._actor.model):
+            return self._actor.score(micro)
+
+
+class OffloadedPolicy(PolicyModel):
+    """Frozen. Outside of `at_hand` its parameters are empty, and a question would fail."""
+
+    def __init__(self, model: PreTrainedModel, temperature: float) -> None:
+        super().__init__(model, temperature)
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        # Without a name: it ends with the process, however that ends. Not in the system's folder for temporary files,
+        # which may itself be memory.
+        self._file: Any = tempfile.TemporaryFile(dir=cache_folder())  # noqa: SIM115 - open as long as it lives
+        self._put_away(changed=True)
+
+    @contextmanager
+    def at_hand(self, *, changing: bool = False) -> Iterator[None]:
+        self._file.seek(0)
+        stored: dict[str, Tensor] = torch.load(self._file, map_location=self.model.device, weights_only=True)
+        for name, parameter in self.model.named_parameters():
+            parameter.data = stored.pop(name)
+        try:
+            yield
+        finally:
+            self._put_away(changed=changing)
+
+    def _put_away(self, *, changed: bool) -> None:
+        parameters = dict(self.model.named_parameters())
+        if changed:
+            self._file.seek(0)
+            self._file.truncate()
+            torch.save({name: parameter.data for name, parameter in parameters.items()}, self._file)
+            self._file.flush()
+        for parameter in parameters.values():
+            parameter.data = parameter.data.new_empty(0)
+
+
+Reference = PolicyModel | AdapterOffPolicy
+
+
+def make_reference(settings: learning.LearnSettings, actor: PolicyModel) -> Reference | None:
+    if isinstance(settings.kl, learning.NoKl):
+        return None
+    if has_adapter(actor.model):
+        return AdapterOffPolicy(actor)
+    frozen = copy.deepcopy(actor.model).eval().requires_grad_(False)
+    if actor.dtype == torch.bfloat16:
+        cast_parameters(frozen, actor.dtype)
+    make = OffloadedPolicy if is_offloaded(settings) else PolicyModel
+    return make(frozen, actor.temperature)
+
+
+def freeze(reference: PolicyModel, policy: PreTrainedModel) -> None:
+    """The reference is from now on what the policy is at this moment."""
+    with reference.at_hand(changing=True), torch.no_grad():
+        for frozen, own in zip(reference.model.parameters(), policy.parameters(), strict=True):
+            frozen.copy_(own)
+
+
+_MAX_CHANGE = 0.2
+"""The largest relative error that moves an adaptive price (Ziegler et al., arXiv 1909.08593)."""
+
+
+class KlPrice:
+    """What a nat of distance costs now."""
+
+    def __init__(self, settings: KlReward) -> None:
+        self._settings = settings
+        self.coef = settings.coef
+
+    def charge(
+        self,
+        behavior_logprobs: FloatArray,
+        reference_logprobs: FloatArray,
+        loss_mask: BoolArray,
+        *,
+        num_trajectories: int,
+    ) -> tuple[FloatArray, float]:
+        """Penalties per token at the price of this moment, and the mean distance; the price adapts afterwards."""
+        behavior, reference = torch.as_tensor(behavior_logprobs), torch.as_tensor(reference_logprobs)
+        distance = estimate_kl(behavior, reference, self._settings.estimator).numpy() * loss_mask
+        penalties = (-self.coef * distance).astype(np.float32)
+        mean = float(distance.sum() / max(int(loss_mask.sum()), 1))
+        self._adapt(mean, num_trajectories)
+        return penalties, mean
+
+    def _adapt(self, mean_distance: float, num_trajectories: int) -> None:
+        if self._settings.target is None:
+            return
+        error = min(max(mean_distance / self._settings.target - 1, -_MAX_CHANGE), _MAX_CHANGE)
+        self.coef *= 1 + error * num_trajectories / self._settings.horizon

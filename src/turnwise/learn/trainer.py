@@ -23,19 +23,31 @@ from turnwise.deps import LearnerSite
 from turnwise.errors import LearnError
 from turnwise.infra.process_state import return_freed_memory
 from turnwise.learn.checkpoint import read_state, write_state
-from turnwise.learn.correction import importance_weights
-from turnwise.learn.kl import KlPrice
 from turnwise.learn.losses import estimate_kl, value_loss
-from turnwise.learn.meter import Meter, batch_metrics
-from turnwise.learn.pack import MicroBatch, pack_without_credit, split_rows, token_weights
-from turnwise.learn.parallel.team import Team
-from turnwise.learn.policy import ModelCritic, PolicyModel, TokenScores, make_critic, pass_idly
-from turnwise.learn.reference import AdapterOffPolicy, Reference, freeze, make_reference
-from turnwise.learn.schedule import make_optimizer, set_learning_rate
-from turnwise.learn.silence import is_silent_at_zero, rows_that_teach
-from turnwise.learn.soundness import refuse_unsound
-from turnwise.learn.tracer import UpdateTracer
-from turnwise.learn.warm_start import add_imitation_gradient, imitate
+from turnwise.learn.optimizer import make_adamw, make_optimizer, set_learning_rate
+from turnwise.learn.pack import MicroBatch, count_sampled, pack_without_credit, split_rows, token_weights
+from turnwise.learn.parallel_context import Team
+from turnwise.learn.policy import (
+    AdapterOffPolicy,
+    KlPrice,
+    ModelCritic,
+    PolicyModel,
+    Reference,
+    TokenScores,
+    freeze,
+    make_critic,
+    make_reference,
+    pass_idly,
+)
+from turnwise.learn.update import (
+    Meter,
+    UpdateTracer,
+    batch_metrics,
+    importance_weights,
+    is_silent_at_zero,
+    refuse_unsound,
+    rows_that_teach,
+)
 from turnwise.models.adapters import MergedWeights, add_adapter, fold_adapter, has_adapter, loaded_type
 from turnwise.models.load import (
     checkpoint_gradients,
@@ -48,6 +60,52 @@ from turnwise.models.load import (
 from turnwise.models.memory import pass_size_of
 from turnwise.protocols import Imitation, PolicyLoss, Weights
 from turnwise.types import Annotations, Batch, Experience, FloatArray, IntArray, StepReport
+
+
+def imitate(
+    actor: PolicyModel,
+    demonstrations: Sequence[Experience],
+    how: Imitation,
+    *,
+    seed: int,
+    micro_batch_tokens: int,
+    team: Team | None = None,
+    on_step: Callable[[int, int], None] | None = None,
+) -> float:
+    """Maximise the likelihood of the demonstrated tokens; returns the last step's mean loss per token."""
+    team = team or Team(actor.model.device)
+    batch = pack_without_credit(demonstrations)
+    rng = np.random.default_rng(seed)
+    trained = [p for p in actor.model.parameters() if p.requires_grad]
+    optimizer = make_adamw([{"params": trained}], lr=how.lr, betas=(0.9, 0.95), weight_decay=0.0)
+    loss = 0.0
+    for step in range(how.steps):
+        rows = rng.choice(batch.num_rows, size=min(how.batch_rows, batch.num_rows), replace=False)
+        loss = add_imitation_gradient(actor, batch, rows, coef=1.0, micro_batch_tokens=micro_batch_tokens, team=team)
+        team.sum_gradients(trained)
+        nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if on_step is not None:
+            on_step(step + 1, how.steps)
+    return team.sum_numbers({"loss": loss})["loss"]
+
+
+def add_imitation_gradient(
+    actor: PolicyModel, batch: Batch, rows: NDArray[np.int64], *, coef: float, micro_batch_tokens: int, team: Team
+) -> float:
+    """Add the gradient of `coef` times the mean loss per token of these rows; returns the bare mean loss.
+
+    Both are this rank's share of them.
+    """
+    num_tokens = count_sampled(batch, rows)
+    loss = 0.0
+    for micro in team.micro_batches(batch, rows, micro_batch_tokens, shares_prompts=actor.shares_prompts):
+        part = -actor.score(micro).logprobs.sum() / num_tokens
+        (coef * part).backward()
+        loss += float(part.detach())
+    return loss
+
 
 _LARGE_BYTES = 100_000_000
 """Weights of a model whose activations are worth giving back before a rollout."""

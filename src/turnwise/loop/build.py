@@ -15,7 +15,6 @@ from typing import Any, cast
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from turnwise.config.checks import rewards_have_a_source
 from turnwise.config.component import (
     CREDITS,
     ENGINES,
@@ -37,9 +36,8 @@ from turnwise.envs.base import SeedTasks
 from turnwise.envs.prompts.sources import training_preferences
 from turnwise.envs.selectors import ByDifficulty, FiniteTasks, Selector, Sequential, Shuffled
 from turnwise.errors import ConfigError
-from turnwise.learn.parallel.hosts import StartRanks
-from turnwise.learn.parallel.learner import ParallelLearner
-from turnwise.learn.parallel.processes import start_processes
+from turnwise.learn.local_launcher import start_processes
+from turnwise.learn.workers import ParallelLearner, StartRanks
 from turnwise.loop.open_audit import open_audit
 from turnwise.loop.open_buffer import open_buffer
 from turnwise.loop.parts import ExploreParts, LearnParts, PlayParts, TrainParts, Words
@@ -48,16 +46,13 @@ from turnwise.models.load import cache_folder
 from turnwise.models.reward_model import load_judge, tiny_reward_folder
 from turnwise.protocols import ChatTemplate, CreditRule, Engine, Judge, Learner, Mailbox, TaskSource
 from turnwise.rollout.agent_proxy import AgentProxy, PlayRules
-from turnwise.rollout.chosen import find_workflow
-from turnwise.rollout.env_groups import EnvConfigs
-from turnwise.rollout.env_manager import EnvStateManager
-from turnwise.rollout.judges import FunctionJudge, Judging
-from turnwise.rollout.limits import RunnerLimits
-from turnwise.rollout.rivals import Rivals
-from turnwise.rollout.workflow import Workflow
-from turnwise.rollout.worlds import World, count_held_out, worlds_of
-from turnwise.sync.memory import MemoryChannel, SharedChannel
-from turnwise.sync.probe import Probe, ProbedChannel, ScoringEngine, ScoringLearner
+from turnwise.rollout.env_manager import EnvConfigs, EnvStateManager
+from turnwise.rollout.env_specs import World, count_held_out, find_workflow, rewards_have_a_source, worlds_of
+from turnwise.rollout.episode import RunnerLimits
+from turnwise.rollout.scoring import FunctionJudge, Judging
+from turnwise.rollout.workflow import Rivals, Workflow
+from turnwise.sync.sync_check import Probe, ProbedChannel, ScoringEngine, ScoringLearner
+from turnwise.sync.weight_store import MemoryChannel, SharedChannel
 from turnwise.types import Message, Sampling, Task
 
 log = logging.getLogger(__name__)

@@ -18,9 +18,9 @@ from turnwise.loop.parts import PlayParts
 from turnwise.report.evaluation import mean_success, results_of, success_interval
 from turnwise.report.metrics import split_by_tag, told_numbers
 from turnwise.report.statistics import share_interval
-from turnwise.rollout.judges import Judging
-from turnwise.rollout.rules import Rule, record_rules, rules_of
-from turnwise.rollout.worlds import World, main_world, worlds_of
+from turnwise.rollout.env_specs import World, main_world, worlds_of
+from turnwise.rollout.scoring import Judging
+from turnwise.rollout.scripted_policies import Rule, record_rules, rules_of
 from turnwise.types import Metrics, StopReason, Task, Trajectory
 
 _WITHOUT_REPLY = (StopReason.ENGINE_ERROR, StopReason.TIMEOUT)

@@ -11,7 +11,7 @@ from turnwise.infra.digests import seal_groups
 from turnwise.infra.threads import count_left_behind
 from turnwise.loop.parts import ExploreParts
 from turnwise.loop.stages import STAGES, Stages, is_written_anew
-from turnwise.rollout.filters import filter_groups
+from turnwise.rollout.scoring import filter_groups
 from turnwise.types import Group, Metrics, Trajectory, TrajectoryId
 
 

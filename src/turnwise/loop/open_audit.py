@@ -7,7 +7,7 @@ from pathlib import Path
 from turnwise.audit.batch_audit import BatchAudit
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.protocols import Learner
-from turnwise.sync.styles import rules_of
+from turnwise.sync.sync_schedule import rules_of
 
 
 def open_audit(settings: TurnwiseSettings, learner: Learner, run_path: Path | None) -> BatchAudit | None:

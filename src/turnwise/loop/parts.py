@@ -27,8 +27,8 @@ from turnwise.protocols import (
     Weights,
 )
 from turnwise.report.trajectories import Journals
-from turnwise.rollout.judges import Judging
-from turnwise.sync.probe import Probe
+from turnwise.rollout.scoring import Judging
+from turnwise.sync.sync_check import Probe
 from turnwise.types import Batch, Metrics, Task
 
 if TYPE_CHECKING:

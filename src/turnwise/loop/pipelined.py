@@ -22,9 +22,7 @@ from turnwise.loop.stages import STAGES, Stages
 from turnwise.loop.starving import refuse_to_starve
 from turnwise.protocols import PolicyMark
 from turnwise.report.metrics import Stopwatch
-from turnwise.sync.styles import rules_of
-from turnwise.sync.synchronizer import ExplorerEnd, TrainerEnd
-from turnwise.sync.waiting import Bell
+from turnwise.sync.sync_schedule import Bell, ExplorerEnd, TrainerEnd, rules_of
 from turnwise.types import Experience, Metrics
 
 

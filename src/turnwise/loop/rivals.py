@@ -23,9 +23,9 @@ from turnwise.infra.atomic_files import find_damage
 from turnwise.infra.seeds import make_rng
 from turnwise.infra.wait_tracking import waiting
 from turnwise.report.run_dir import RunDirectory, settings_file_of
-from turnwise.rollout.chosen import find_workflow
-from turnwise.rollout.league import LeagueArgs
-from turnwise.rollout.rivals import Rival, Rivals
+from turnwise.rollout.env_specs import find_workflow
+from turnwise.rollout.self_play import LeagueArgs
+from turnwise.rollout.workflow import Rival, Rivals
 from turnwise.types import Task
 
 _POLL_S = 0.2

@@ -28,10 +28,8 @@ from turnwise.protocols import Buffer, Mailbox, PolicyMark
 from turnwise.report.metrics import Stopwatch
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.trajectories import TrajectoryJournal
-from turnwise.sync.presence import RolePlace, RoleRecord, place_of
-from turnwise.sync.styles import rules_of
-from turnwise.sync.synchronizer import ExplorerEnd, TrainerEnd
-from turnwise.sync.waiting import Bell
+from turnwise.sync.role_locks import RolePlace, RoleRecord, place_of
+from turnwise.sync.sync_schedule import Bell, ExplorerEnd, TrainerEnd, rules_of
 from turnwise.types import Group, Trajectory
 
 _RUNNING_UNBOUNDED = 2

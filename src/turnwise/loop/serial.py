@@ -12,7 +12,7 @@ from typing import Any
 from turnwise.experience.build import build_experiences
 from turnwise.infra.threads import unbroken
 from turnwise.infra.wait_tracking import computing
-from turnwise.learn.state_digest import digest_policy
+from turnwise.learn.checkpoint import digest_policy
 from turnwise.loop.explore import Explored, explore_on_record
 from turnwise.loop.parts import ExploreParts, LearnParts, TrainParts
 from turnwise.loop.stages import STAGES, Stages, is_written_anew

@@ -19,10 +19,9 @@ from turnwise.infra.wait_tracking import computing
 from turnwise.loop.build import Stage, build_judging, first_train_seed, open_endpoint
 from turnwise.loop.parts import LearnParts
 from turnwise.protocols import ChatTemplate, Imitation
-from turnwise.rollout.chosen import find_workflow, has_oracle, read_pairs, require_oracle
-from turnwise.rollout.demonstrations import DemonstrationWorkflow, NoEngine, recite
+from turnwise.rollout.env_specs import World, find_workflow, has_oracle, read_pairs, require_oracle, worlds_of
+from turnwise.rollout.scripted_policies import DemonstrationWorkflow, NoEngine, recite
 from turnwise.rollout.workflow import Workflow
-from turnwise.rollout.worlds import World, worlds_of
 from turnwise.types import Experience, IntArray, Task, Trajectory
 
 _WARM_START_OFFSET = 5_000_000

@@ -25,7 +25,6 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
-from turnwise.app.sample_texts import draw_sample_texts
 from turnwise.config.schema import Lora, ModelSettings, TurnwiseSettings
 from turnwise.config.settings import require_package
 from turnwise.errors import ConfigError, ModelError, did_you_mean
@@ -40,7 +39,7 @@ from turnwise.models.load import (
 )
 from turnwise.models.memory import read_config
 from turnwise.models.tiny import find_or_make, made_folder, tiny_config, tiny_model_folder
-from turnwise.rollout.worlds import worlds_of
+from turnwise.rollout.env_specs import draw_sample_texts, worlds_of
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
 

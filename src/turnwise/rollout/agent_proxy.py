@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, zip_longest
@@ -28,21 +29,46 @@ from turnwise.infra.threads import DaemonThreads, gather_or_end
 from turnwise.infra.untrusted import find_line, read_reward, show, tell_error, told_by
 from turnwise.protocols import ChatTemplate, Engine
 from turnwise.rollout.env_manager import EnvStateManager, dynamics_seed
-from turnwise.rollout.judges import Judging
-from turnwise.rollout.limits import RunnerLimits
+from turnwise.rollout.episode import RunnerLimits
 from turnwise.rollout.model_handle import ModelHandle
-from turnwise.rollout.reward_shaping import Shaping, shape_rewards
-from turnwise.rollout.rivals import Rival, Rivals
-from turnwise.rollout.stray_tasks import begin_episode
-from turnwise.rollout.workflow import Workflow, WorkflowTask
+from turnwise.rollout.scoring import Judging, Shaping, shape_rewards
+from turnwise.rollout.workflow import Rival, Rivals, Workflow, WorkflowTask
 from turnwise.types import Group, Sampling, StopReason, Task, Trajectory, TrajectoryId
+
+log = logging.getLogger(__name__)
+
+_EPISODE: ContextVar[str] = ContextVar("turnwise_episode", default="")
+"""The episode that the current task plays; whatever a program starts inherits it."""
+
+
+def begin_episode(name: str) -> None:
+    """From here on tasks that are started in this one are the episode's."""
+    _EPISODE.set(name)
+    loop = asyncio.get_running_loop()
+    if loop.get_task_factory() is None:
+        loop.set_task_factory(_start)
+
+
+def _start(
+    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any] | Generator[Any, None, Any], **options: Any
+) -> asyncio.Task[Any]:
+    task = asyncio.Task(coroutine, loop=loop, **options)  # type: ignore[arg-type]
+    if _EPISODE.get():
+        task.add_done_callback(_hear)
+    return task
+
+
+def _hear(task: asyncio.Task[Any]) -> None:
+    """Asking for the exception is what keeps Python from telling it later; whoever awaits the task still gets it."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.debug("a task of an episode failed: %s", task.get_name(), exc_info=error)
+
 
 _MAX_THREADS = 256
 """Programs of plain code that run at the same time; further ones wait for their turn."""
 _CLOSE_S = 30.0
 """Longest time that a workflow may take to let go of what it holds."""
 _scopes = count()
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,19 +8,107 @@ that a turn means the same however an episode is recorded.
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 from turnwise.context.answer import ParsedAnswer
-from turnwise.envs.safe_calls import call_env, describe_env, reset_env, step_env
+from turnwise.envs.base import BaseEnv
+from turnwise.envs.safe_calls import call_env, close_env, describe_env, reset_env, step_env
 from turnwise.errors import EnvError, RewardError, TaskError
+from turnwise.infra.threads import call_within
 from turnwise.infra.wait_tracking import waiting
-from turnwise.rollout.limits import Limits
 from turnwise.rollout_io import EnvDescription, HistoryEntry
 from turnwise.types import StepResult, StopReason, Task
 
-if TYPE_CHECKING:
-    from turnwise.rollout.env_pool import EnvPool
+log = logging.getLogger(__name__)
+_CLOSE_S = 5.0
+"""Longest wait for a slow environment to close."""
+
+
+class EnvPool:
+    """Making an environment may take long, so that one is used for many episodes."""
+
+    def __init__(self, make_env: Callable[[], BaseEnv], threads: Executor) -> None:
+        self.threads = threads
+        """Where slow environments are waited for."""
+        self.seconds = 0.0
+        """Time spent inside environments so far."""
+        self._make_env = make_env
+        self._spare: list[BaseEnv] = []
+
+    def take(self) -> BaseEnv:
+        return self._spare.pop() if self._spare else self._make_env()
+
+    def give_back(self, env: BaseEnv, *, is_sound: bool) -> None:
+        """For a later episode; an environment that is not sound is closed and never used again."""
+        if is_sound:
+            self._spare.append(env)
+        else:
+            # Closing may take as long as the call that hangs.
+            self.threads.submit(close_env, env)
+
+    @contextmanager
+    def timed(self, env: BaseEnv) -> Iterator[None]:
+        """Charge the time to environments; while a slow one is waited for, others play, so its wait is nobody's."""
+        started = time.perf_counter()
+        yield
+        if not env.is_slow:
+            self.seconds += time.perf_counter() - started
+
+    def close(self) -> None:
+        for env in self._spare:
+            try:
+                call_within(_CLOSE_S if env.is_slow else None, partial(close_env, env))
+            except TimeoutError:
+                log.warning("%s.close() takes longer than %g s and is left behind", type(env).__name__, _CLOSE_S)
+        self._spare = []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    max_turns: int
+    max_actions: int | None = None
+    max_actions_per_turn: int = 1
+
+    def shortened(self, max_turns: int) -> Limits:
+        """The same with at most so many turns."""
+        return replace(self, max_turns=min(self.max_turns, max_turns))
+
+    def actions_left(self, num_actions: int, num_turns: int) -> int:
+        """How many actions the rest of the episode can hold."""
+        by_turns = (self.max_turns - num_turns) * self.max_actions_per_turn
+        return by_turns if self.max_actions is None else min(by_turns, self.max_actions - num_actions)
+
+    def find_stop(self, last: StepResult | None, *, num_actions: int, num_turns: int) -> StopReason | None:
+        """Why the episode is over after a turn, or None where it goes on; `last` is None if no action was played."""
+        if last is not None and last.terminated:
+            return StopReason.TERMINATED
+        if last is not None and last.truncated:
+            return StopReason.ENV_TRUNCATED
+        if self.max_actions is not None and num_actions >= self.max_actions:
+            return StopReason.MAX_ACTIONS
+        if num_turns >= self.max_turns:
+            return StopReason.MAX_TURNS
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerLimits:
+    """What bounds the episodes of a rollout from outside."""
+
+    max_concurrent: int | None = None
+    """Episodes that run at the same time."""
+    timeout_s: float | None = None
+    """Longest episode, counted from its own start."""
+    max_retries: int = 0
+    """How often an episode that failed is played again, in a fresh environment."""
+
 
 T = TypeVar("T")
 

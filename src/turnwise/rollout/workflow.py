@@ -13,20 +13,52 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from turnwise.config.schema import ContextSettings, TurnwiseSettings
-from turnwise.context.recorder import make_trajectory
+from turnwise.context.answer import parse_answer, show_history
+from turnwise.context.recorder import Response, make_trajectory
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.safe_calls import closing_env
-from turnwise.errors import ConfigError, WorkflowError, did_you_mean
+from turnwise.errors import ConfigError, ContextOverflow, WorkflowError, did_you_mean
 from turnwise.infra.untrusted import read_success
-from turnwise.rollout.episode import EnvEpisode
-from turnwise.rollout.limits import Limits
+from turnwise.protocols import ChatTemplate, Engine
+from turnwise.rollout.episode import EnvEpisode, Limits
 from turnwise.rollout.model_handle import ModelHandle
-from turnwise.rollout.rivals import Rival
 from turnwise.rollout_io import TurnFacts
-from turnwise.types import StopReason, Task, Trajectory, TrajectoryId
+from turnwise.types import Message, Sampling, StopReason, Task, Trajectory, TrajectoryId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """A policy that stays as it is."""
+
+    name: str
+    engine: Engine
+    """Its own: nobody gives it other weights."""
+    template: ChatTemplate
+    context: ContextSettings | None
+    """How it is talked to; None: as the policy is that it meets."""
+    temperature: float
+
+    def open_model(self, context: ContextSettings, *, seed: int, name: str) -> ModelHandle:
+        """It, for one game; `seed` and `name` choose its dice."""
+        return ModelHandle(
+            self.engine,
+            self.template,
+            sampling=Sampling(temperature=self.temperature, max_new_tokens=context.max_response_tokens),
+            max_tokens=context.max_tokens,
+            seed=seed,
+            name=name,
+        )
+
+
+class Rivals(Protocol):
+    """Whom the policy meets, task by task: the same for equal seeds, tasks and rollouts."""
+
+    async def draw(self, tasks: Sequence[Task], rollout: int) -> Sequence[Rival | None]:
+        """For each task whoever all its siblings meet; None: each other. It may wait, within a deadline."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,3 +215,103 @@ def read_count(workflow_args: Mapping[str, Any], name: str, default: int) -> int
     if not isinstance(given, int) or isinstance(given, bool) or given < 1:
         raise ConfigError(f"rollout.workflow_args.{name}: {given!r} given; expected a whole number above 0.")
     return given
+
+
+class EnvironmentWorkflow(Workflow):
+    """`rollout.workflow: environment`: the model plays an environment turn by turn."""
+
+    arg_names = frozenset()
+    pays_itself = False
+    is_cut_at_calls = False
+
+    def __init__(self, *, task: WorkflowTask, model: ModelHandle) -> None:
+        super().__init__(task=task, model=model)
+        self.episode = task.open_episode(max_turns=self.max_turns)
+
+    @property
+    def max_turns(self) -> int | None:
+        """Most turns of a run, where it is fewer than `rollout.max_turns`."""
+        return None
+
+    async def run(self) -> Trajectory:
+        await self.play_episode()
+        return self.end()
+
+    async def play_episode(self, notes: str = "") -> None:
+        """From the start until the world, a budget or the context ends it; `notes` stand before the first text."""
+        await self.episode.start_soon()
+        try:
+            while self.episode.stop_reason is None:
+                await self.play_turn(notes)
+        except ContextOverflow as overflow:
+            self.episode.stop(StopReason.CONTEXT_OVERFLOW, str(overflow))
+
+    async def play_turn(self, notes: str = "") -> None:
+        """One reply, and its actions in the world."""
+        reply = await self.answer(self.show(notes))
+        parsed = parse_answer(reply.response_text, self.task.context.answer)
+        self.facts[self.model.step] = await self.episode.play_soon(parsed, reply.response_text)
+        self.model.step += 1
+
+    def show(self, notes: str = "") -> list[Message]:
+        """The conversation that the next reply goes on from."""
+        return show_history(self.episode.about, self.episode.history, self.task.context, notes=notes)
+
+    async def answer(self, messages: list[Message]) -> Response:
+        """The reply that is acted on."""
+        (reply,) = await self.model.chat_async(messages, prefix=self.task.context.answer.forced_prefix)
+        return reply
+
+    def end(self) -> Trajectory:
+        episode = self.episode
+        return self.finish(
+            stop_reason=episode.stop_reason or StopReason.TERMINATED,
+            final_observation=episode.history[-1].state,
+            failure=episode.failure,
+        )
+
+    def is_success(self, total_reward: float) -> bool:
+        """An environment always says it."""
+        return self.episode.is_success
+
+    async def close(self) -> None:
+        self.episode.close()
+
+
+class StepWiseEnvironmentWorkflow(EnvironmentWorkflow):
+    """`rollout.workflow: step_wise_environment`: every turn is a record with the reward that the world gave it."""
+
+    arg_names = frozenset({"max_env_steps"})
+    is_cut_at_calls = True
+
+    @classmethod
+    def check_args(cls, workflow_args: Mapping[str, Any]) -> None:
+        super().check_args(workflow_args)
+        read_count(workflow_args, "max_env_steps", 1)
+
+    @property
+    def max_turns(self) -> int | None:
+        return read_count(self.task.workflow_args, "max_env_steps", self.task.limits.max_turns)
+
+
+class RewardPropagationEnvironmentWorkflow(StepWiseEnvironmentWorkflow):
+    """`rollout.workflow: reward_propagation_environment`: the return of the run is the reward of all its turns."""
+
+    def end(self) -> Trajectory:
+        # It stands once, on the last turn: credit counts it for all of them.
+        total = sum(known.reward for known in self.facts.values())
+        self.facts = {step: replace(known, reward=0.0) for step, known in self.facts.items()}
+        if self.facts:
+            last = max(self.facts)
+            self.facts[last] = replace(self.facts[last], reward=total)
+        return super().end()
+
+
+class SingleTurnWorkflow(RewardPropagationEnvironmentWorkflow):
+    """`rollout.workflow: single_turn`: one reply, whatever `rollout.max_turns` says."""
+
+    arg_names = frozenset()
+
+    @property
+    def max_turns(self) -> int | None:
+        return 1

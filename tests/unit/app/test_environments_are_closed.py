@@ -13,7 +13,7 @@ from turnwise.app.run import train
 from turnwise.cli import main
 from turnwise.envs.frozen_lake import FrozenLake
 from turnwise.errors import LearnError
-from turnwise.rollout.env_pool import EnvPool
+from turnwise.rollout.episode import EnvPool
 
 OPEN: list[FrozenLake] = []
 """Holds them, so that none is collected before it is closed."""

@@ -24,7 +24,7 @@ from turnwise.experience.store import ExperienceStore
 from turnwise.report.metrics import JsonlSink
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.trajectories import TrajectoryJournal
-from turnwise.sync.presence import RolePlace, RoleRecord
+from turnwise.sync.role_locks import RolePlace, RoleRecord
 from turnwise.types import Trajectory
 
 pytestmark = pytest.mark.slow

@@ -31,9 +31,9 @@ from turnwise.loop.stages import Stages
 from turnwise.protocols import PolicyMark
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.trajectories import TrajectoryJournal
-from turnwise.rollout.environment import EnvironmentWorkflow
-from turnwise.sync.checkpoint import CheckpointMailbox
-from turnwise.sync.presence import place_of
+from turnwise.rollout.workflow import EnvironmentWorkflow
+from turnwise.sync.role_locks import place_of
+from turnwise.sync.weight_store import CheckpointMailbox
 from turnwise.types import Trajectory
 
 pytestmark = pytest.mark.slow

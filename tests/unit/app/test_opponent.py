@@ -22,10 +22,10 @@ from turnwise.errors import ConfigError, EnvError, TaskError
 from turnwise.experience.build import split_trajectory
 from turnwise.infra.atomic_files import write_checksums
 from turnwise.learn.policy import PolicyModel
-from turnwise.learn.warm_start import imitate
+from turnwise.learn.trainer import imitate
 from turnwise.models.load import load_model
 from turnwise.protocols import Imitation
-from turnwise.rollout.demonstrations import recite
+from turnwise.rollout.scripted_policies import recite
 from turnwise.types import StepResult
 
 from ...small_run import SMALL, without_plots

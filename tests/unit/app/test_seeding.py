@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from turnwise.app.seeding import CATALOGUE, seed_faults
-from turnwise.audit.faults.fault import Fault
+from turnwise.audit.faults import Fault
 
 pytestmark = pytest.mark.slow
 

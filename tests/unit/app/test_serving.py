@@ -28,8 +28,8 @@ from turnwise.errors import ConfigError, ServeError
 from turnwise.loop.open_buffer import open_buffer
 from turnwise.loop.serial import learn_from
 from turnwise.protocols import PolicyMark
-from turnwise.sync.checkpoint import CheckpointMailbox
-from turnwise.sync.waiting import Bell
+from turnwise.sync.sync_schedule import Bell
+from turnwise.sync.weight_store import CheckpointMailbox
 from turnwise.types import Experience
 
 from ...clock import HANG_S

@@ -26,7 +26,7 @@ from turnwise.report.comparison import compare, read_side
 from turnwise.report.evaluation import read_eval, results_of
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.trajectories import read_trajectories
-from turnwise.rollout.worlds import main_world
+from turnwise.rollout.env_specs import main_world
 from turnwise.types import Group, StopReason, Task, Trajectory, TrajectoryId
 
 from ...small_run import SMALL_LAKE, without_plots

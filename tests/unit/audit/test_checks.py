@@ -9,9 +9,15 @@ import numpy as np
 import pytest
 
 from tests.unit.audit.played import TASK, play, played_group
-from turnwise.audit.digests import check_digests, check_seals
-from turnwise.audit.gaps import check_gap, measure_gaps
-from turnwise.audit.groups import check_finite, check_members, check_staleness
+from turnwise.audit.records import (
+    check_digests,
+    check_finite,
+    check_gap,
+    check_members,
+    check_seals,
+    check_staleness,
+    measure_gaps,
+)
 from turnwise.experience.build import build_experiences
 from turnwise.experience.codec import decode_group, encode_group
 from turnwise.infra.digests import seal_turns

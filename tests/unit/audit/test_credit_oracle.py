@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.unit.audit.played import TASK, play
 from tests.unit.credit.rows import Play, make_batch, make_rows, spread_over
-from turnwise.audit.credit_oracle import check_credit, check_rows
+from turnwise.audit.recompute import check_credit, check_rows
 from turnwise.config.component import CREDITS
 from turnwise.config.schema import read_section
 from turnwise.experience.build import build_experiences

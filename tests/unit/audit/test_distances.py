@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.unit.audit.played import played_group
-from turnwise.audit.loss_oracle import check_penalties, check_update
+from turnwise.audit.recompute import check_penalties, check_update
 from turnwise.config.load import load_settings
 from turnwise.config.schema_learn import Aggregation, KlLoss, KlReward, LearnSettings
 from turnwise.learn.pack import pack

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.audit.loss_oracle import check_update
+from turnwise.audit.recompute import check_update
 from turnwise.config.component import LOSSES
 from turnwise.config.load import load_settings
 from turnwise.config.schema_learn import LearnSettings

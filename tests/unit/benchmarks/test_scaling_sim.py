@@ -37,7 +37,7 @@ from turnwise.config.load import load_settings
 from turnwise.engine.local import PassCosts
 from turnwise.errors import ConfigError, RunError
 from turnwise.report.run_dir import RunDirectory
-from turnwise.sync.styles import SyncRules
+from turnwise.sync.sync_schedule import SyncRules
 
 from ...small_run import SMALL_LAKE, without_plots
 

@@ -16,8 +16,8 @@ from turnwise.config.checks import (
 )
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.errors import ConfigError
+from turnwise.rollout.env_specs import main_world
 from turnwise.rollout.step_wise import RewardPropagationWorkflow, StepWiseRewardWorkflow
-from turnwise.rollout.worlds import main_world
 
 VALID = {"env": {"type": "frozen_lake"}, "learn": {"critic": {"type": "value_head"}}}
 

@@ -12,7 +12,7 @@ from turnwise.config.recipes import list_recipes
 from turnwise.context.answer import render_answer
 from turnwise.envs.safe_calls import reset_env
 from turnwise.errors import ConfigError
-from turnwise.rollout.worlds import main_world
+from turnwise.rollout.env_specs import main_world
 
 ELSEWHERE = "model.path=/some/folder"
 RECIPE: dict[str, Any] = {

@@ -14,7 +14,7 @@ from turnwise.context.manager import ContextManager
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import ContextOverflow, WorkflowError
 from turnwise.rollout.env_manager import EnvStateManager
-from turnwise.rollout.limits import Limits
+from turnwise.rollout.episode import Limits
 from turnwise.rollout_io import LmOutput
 from turnwise.types import GenerateRequest, Sampling, StopReason, Trajectory
 

@@ -10,9 +10,8 @@ import pytest
 from turnwise.config.component import CREDITS
 from turnwise.config.settings import Settings
 from turnwise.errors import ConfigError
-from turnwise.lab.credit import TRUTH, CreditStudy, WorldReport, make_rules, run_study, study_world
-from turnwise.lab.score import Errors
-from turnwise.lab.worlds import WORLDS
+from turnwise.lab.estimator_benchmark import TRUTH, CreditStudy, Errors, WorldReport, make_rules, run_study, study_world
+from turnwise.lab.mdps import WORLDS
 from turnwise.types import Annotations, Experience, Sample
 
 

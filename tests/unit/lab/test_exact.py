@@ -8,9 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from turnwise.lab.exact import solve
-from turnwise.lab.policy import Policy, draw_policy, nodes_of, softmax_policy, tokens_of
-from turnwise.lab.worlds import WORLDS, World
+from turnwise.lab.mdps import WORLDS, Policy, World, draw_policy, nodes_of, softmax_policy, solve, tokens_of
 
 every_world = pytest.mark.parametrize("world", [replace(w, horizon=min(3, w.horizon)) for w in WORLDS.values()])
 

@@ -7,9 +7,18 @@ from pathlib import Path
 import pytest
 
 from turnwise.errors import ConfigError
-from turnwise.lab.credit import CreditStudy, WorldReport, make_rules, study_world
-from turnwise.lab.page import check_page, write_page
-from turnwise.lab.tables import COLUMNS, to_markdown, to_rows, to_table
+from turnwise.lab.estimator_benchmark import (
+    COLUMNS,
+    CreditStudy,
+    WorldReport,
+    check_page,
+    make_rules,
+    study_world,
+    to_markdown,
+    to_rows,
+    to_table,
+    write_page,
+)
 
 STUDY = CreditStudy(world="corridor", batches=2, episodes=16)
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from turnwise.lab.exact import solve
-from turnwise.lab.play import Plays, play_groups
-from turnwise.lab.policy import draw_policy
-from turnwise.lab.worlds import WORLDS, World
+from turnwise.lab.mdps import WORLDS, Plays, World, draw_policy, play_groups, solve
 
 every_world = pytest.mark.parametrize("world", WORLDS.values(), ids=lambda world: world.name)
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from turnwise.lab.exact import Exact, solve
-from turnwise.lab.play import play_groups
-from turnwise.lab.policy import draw_policy
-from turnwise.lab.score import SampledTokens, score
-from turnwise.lab.worlds import WORLDS
+from turnwise.lab.estimator_benchmark import SampledTokens, score
+from turnwise.lab.mdps import WORLDS, Exact, draw_policy, play_groups, solve
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from turnwise.learn.parallel.team import Team
+from turnwise.learn.parallel_context import Team
 from turnwise.learn.trainer import Trainer
 from turnwise.models.load import load_model, read_whole
 from turnwise.types import Batch

@@ -9,11 +9,10 @@ from tests.unit.learn.doubled import DoubledTrainer
 from turnwise.config.schema import ModelSettings, read_section
 from turnwise.config.schema_learn import LearnSettings
 from turnwise.deps import LearnerSite
+from turnwise.learn.local_launcher import RankProcesses, start_processes
 from turnwise.learn.losses import PpoClip
-from turnwise.learn.parallel.hosts import RankHosts
-from turnwise.learn.parallel.learner import ParallelLearner
-from turnwise.learn.parallel.processes import RankProcesses, start_processes
 from turnwise.learn.trainer import Trainer
+from turnwise.learn.workers import ParallelLearner, RankHosts
 
 _TIMEOUT_S = 600.0
 

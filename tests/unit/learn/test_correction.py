@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from turnwise.config.schema_learn import ImportanceCorrection, PpoClipParams
-from turnwise.learn.correction import importance_weights
+from turnwise.learn.update import importance_weights
 
 from .parts import gradients, make_batch, make_model, make_trainer, one_micro_batch
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from turnwise.learn.families import ATTENTION, find_families, shares_prompts
 from turnwise.learn.pack import micro_batches, pack
 from turnwise.learn.policy import PolicyModel
+from turnwise.learn.prefix_sharing import ATTENTION, find_families, shares_prompts
 from turnwise.types import Batch, ExperienceId, Sample, Segment, TrajectoryId
 
 from .parts import CPU, ShapeRecorder, make_experience, make_trainer

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from turnwise.config.schema_learn import KlReward
-from turnwise.learn.kl import KlPrice
+from turnwise.learn.policy import KlPrice
 
 from .parts import make_experience, make_model, make_trainer
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.learn.parallel.processes import RankProcesses
+from turnwise.learn.local_launcher import RankProcesses
 from turnwise.models.load import load_model
 from turnwise.protocols import Imitation, Weights
 from turnwise.types import StepReport

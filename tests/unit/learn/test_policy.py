@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from turnwise.learn import head as head_module
+from turnwise.learn import policy as head_module
 from turnwise.learn.policy import ModelCritic, PolicyModel, TrunkCritic
 from turnwise.types import Batch
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from turnwise.errors import LearnError
-from turnwise.learn.parallel.processes import RankProcesses
+from turnwise.learn.local_launcher import RankProcesses
 
 from .parts import make_batch, make_model
 from .ranks import open_in, start

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnwise.learn.reference import OffloadedPolicy
-from turnwise.learn.state_digest import digest_state
+from turnwise.learn.checkpoint import digest_state
+from turnwise.learn.policy import OffloadedPolicy
 from turnwise.learn.trainer import Trainer
 
 from .parts import copy_of, is_equal, make_batch, make_samples, make_trainer

@@ -12,8 +12,8 @@ import torch
 from turnwise.config.component import LOSSES
 from turnwise.config.settings import Settings
 from turnwise.learn import trainer as trainer_module
-from turnwise.learn.silence import is_silent_at_zero
 from turnwise.learn.trainer import Trainer
+from turnwise.learn.update import is_silent_at_zero
 from turnwise.types import Batch, StepReport
 
 from .parts import copy_of, gradients, is_equal, make_batch, make_trainer

@@ -13,14 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.errors import ConfigError
-from turnwise.learn.meter import Meter
+from turnwise.learn import parallel_context as devices
 from turnwise.learn.pack import blank_micro_batch
-from turnwise.learn.parallel import devices
-from turnwise.learn.parallel.devices import rank_devices, threads_per_rank
-from turnwise.learn.parallel.sent_weights import ReceivedWeights, send_weights
-from turnwise.learn.parallel.team import Team, share_rows
+from turnwise.learn.parallel_context import Team, rank_devices, share_rows, threads_per_rank
 from turnwise.learn.policy import pass_idly
-from turnwise.learn.tracer import UpdateTracer
+from turnwise.learn.update import Meter, UpdateTracer
+from turnwise.learn.workers import ReceivedWeights, send_weights
 
 from .parts import CPU, make_batch, make_model, make_trainer
 

@@ -12,8 +12,8 @@ import torch
 
 from turnwise.config.schema_learn import OptimSettings, PpoClipParams
 from turnwise.errors import LearnError
+from turnwise.learn.optimizer import learning_rate_share
 from turnwise.learn.pack import pack
-from turnwise.learn.schedule import learning_rate_share
 
 from .parts import copy_of, gradients, is_equal, make_batch, make_model, make_samples, make_trainer
 

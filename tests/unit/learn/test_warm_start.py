@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from turnwise.learn.policy import PolicyModel
-from turnwise.learn.warm_start import imitate
+from turnwise.learn.trainer import imitate
 from turnwise.protocols import Imitation
 
 from .parts import copy_of, is_equal, make_batch, make_model, make_samples, make_trainer, one_micro_batch

@@ -6,7 +6,7 @@ import pytest
 
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError
-from turnwise.rollout.limits import RunnerLimits
+from turnwise.rollout.episode import RunnerLimits
 
 from ...small_run import SMALL_LAKE, build_parts
 

@@ -12,7 +12,7 @@ from turnwise.app.refusals import find_refusals
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.errors import ConfigError
 from turnwise.loop.build import held_out_tasks
-from turnwise.rollout.worlds import worlds_of
+from turnwise.rollout.env_specs import worlds_of
 
 JUDGED: dict[str, Any] = {
     "context": {"answer": {"type": "plain"}},

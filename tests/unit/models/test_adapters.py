@@ -24,7 +24,7 @@ from tests.unit.learn.test_policy import full_table, in_order
 from turnwise.config.schema import Lora
 from turnwise.errors import ConfigError
 from turnwise.learn.policy import PolicyModel
-from turnwise.learn.warm_start import imitate
+from turnwise.learn.trainer import imitate
 from turnwise.models.adapters import MergedWeights, adapter_off, add_adapter, fold_adapter
 from turnwise.protocols import Imitation
 

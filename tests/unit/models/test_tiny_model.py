@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from turnwise.app.sample_texts import draw_sample_texts
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TinySettings
 from turnwise.models.resolve import resolve_model
 from turnwise.models.tiny import find_or_make, fit_tokenizer, tiny_model_folder
-from turnwise.rollout.worlds import main_world
+from turnwise.rollout.env_specs import draw_sample_texts, main_world
 
 SMALL = TinySettings(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32)
 WORDS = fit_tokenizer(["color: white, black\nsize: 11"], 300, "words")

@@ -21,10 +21,10 @@ from turnwise.envs.safe_calls import reset_env, step_env
 from turnwise.errors import EngineError, EnvError
 from turnwise.infra.threads import count_left_behind
 from turnwise.rollout.agent_proxy import AgentProxy
-from turnwise.rollout.environment import EnvironmentWorkflow
-from turnwise.rollout.limits import Limits, RunnerLimits
-from turnwise.rollout.rules import record_rules
-from turnwise.rollout.worlds import main_world
+from turnwise.rollout.env_specs import main_world
+from turnwise.rollout.episode import Limits, RunnerLimits
+from turnwise.rollout.scripted_policies import record_rules
+from turnwise.rollout.workflow import EnvironmentWorkflow
 from turnwise.types import Completion, GenerateRequest, Group, Sampling, StopReason, Task, Trajectory
 
 from .worlds import BrokenStart, WordWorld, make_states

@@ -14,10 +14,10 @@ from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import WorkflowError
 from turnwise.experience.build import build_experiences, merge_prefixes
 from turnwise.rollout.agents import ActorRollout, AgentWorkflow, BaseAgent, SyncMultiTurnRollout
-from turnwise.rollout.environment import StepWiseEnvironmentWorkflow
-from turnwise.rollout.limits import Limits
+from turnwise.rollout.episode import Limits
 from turnwise.rollout.model_handle import ChatMessage
-from turnwise.rollout.reflection import ReflectAndRetryWorkflow
+from turnwise.rollout.prompt_workflows import ReflectAndRetryWorkflow
+from turnwise.rollout.workflow import StepWiseEnvironmentWorkflow
 from turnwise.types import StepResult, StopReason, Task
 
 from .test_step_wise import TEMPLATE, play, play_one, rewards, scripted

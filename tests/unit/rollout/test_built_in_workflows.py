@@ -19,8 +19,8 @@ from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import ConfigError
 from turnwise.loop.build import load_words, open_engine
 from turnwise.protocols import Engine
-from turnwise.rollout.limits import Limits
-from turnwise.rollout.react import read_action
+from turnwise.rollout.episode import Limits
+from turnwise.rollout.prompt_workflows import read_action
 from turnwise.types import StopReason, Task, ToolCall, Trajectory
 
 from .worlds import make_proxy, make_states

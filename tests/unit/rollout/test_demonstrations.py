@@ -13,10 +13,9 @@ from turnwise.context.answer import render_answer
 from turnwise.context.recorder import completion_of
 from turnwise.envs.frozen_lake import FrozenLake
 from turnwise.errors import EnvError
-from turnwise.rollout.demonstrations import DemonstrationWorkflow, NoEngine
-from turnwise.rollout.env_groups import EnvConfigs
-from turnwise.rollout.env_manager import EnvStateManager
-from turnwise.rollout.limits import Limits
+from turnwise.rollout.env_manager import EnvConfigs, EnvStateManager
+from turnwise.rollout.episode import Limits
+from turnwise.rollout.scripted_policies import DemonstrationWorkflow, NoEngine
 from turnwise.types import FinishReason, StopReason, Task, Trajectory
 
 from .worlds import WordWorld, make_proxy, make_states

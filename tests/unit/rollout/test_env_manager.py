@@ -10,9 +10,8 @@ import pytest
 from turnwise.envs.bandit import Bandit
 from turnwise.envs.base import BaseEnv
 from turnwise.errors import ConfigError, EnvError, WorkflowError
-from turnwise.rollout.env_groups import EnvConfigs
-from turnwise.rollout.env_manager import EnvStateManager
-from turnwise.rollout.limits import Limits
+from turnwise.rollout.env_manager import EnvConfigs, EnvStateManager
+from turnwise.rollout.episode import Limits
 from turnwise.rollout_io import EnvInput, EnvOutput
 from turnwise.types import StopReason
 
@@ -285,7 +284,7 @@ def test_an_answer_without_actions_changes_nothing_but_takes_a_turn() -> None:
         ([("go", "go"), ("go", "go")], StopReason.MAX_ACTIONS, False),
         ([("go",), ("go",), ("go",)], StopReason.MAX_TURNS, False),
         ([(), (), ()], StopReason.MAX_TURNS, False),
-        # Several causes at once: the order of `rollout/limits.py`.
+        # Several causes at once: the order of `rollout/episode.py`.
         ([("go", "go"), ("go", "crash")], StopReason.ENV_ERROR, False),
         ([("go", "go"), ("go", "win")], StopReason.TERMINATED, True),
         ([("go", "go"), ("go", "timeout")], StopReason.ENV_TRUNCATED, False),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from turnwise.config.schema_learn import NoFilter, ThresholdFilter, TopKFilter, TopPFilter
-from turnwise.rollout.filters import filter_groups, score_group
+from turnwise.rollout.scoring import filter_groups, score_group
 from turnwise.types import Group, StopReason, Task, Trajectory, TrajectoryId, Turn
 
 FILTERS = TypeAdapter(NoFilter | TopKFilter | TopPFilter | ThresholdFilter)

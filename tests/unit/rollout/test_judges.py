@@ -17,10 +17,9 @@ from turnwise.config.schema import ContextSettings
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import RewardError
 from turnwise.rollout.agent_proxy import AgentProxy
-from turnwise.rollout.environment import EnvironmentWorkflow
-from turnwise.rollout.judges import FunctionJudge, Judging
-from turnwise.rollout.limits import Limits
-from turnwise.rollout.workflow import Workflow
+from turnwise.rollout.episode import Limits
+from turnwise.rollout.scoring import FunctionJudge, Judging
+from turnwise.rollout.workflow import EnvironmentWorkflow, Workflow
 from turnwise.types import (
     Completion,
     GenerateRequest,

@@ -15,10 +15,10 @@ from turnwise.config.schema import ContextSettings
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import ConfigError, EngineError
 from turnwise.experience.build import build_experiences
-from turnwise.rollout.chosen import find_workflow
-from turnwise.rollout.league import LeagueWorkflow
-from turnwise.rollout.limits import Limits, RunnerLimits
-from turnwise.rollout.rivals import Rival
+from turnwise.rollout.env_specs import find_workflow
+from turnwise.rollout.episode import Limits, RunnerLimits
+from turnwise.rollout.self_play import LeagueWorkflow
+from turnwise.rollout.workflow import Rival
 from turnwise.types import GenerateRequest, Group, StopReason, Task
 
 from .test_self_play import CONTEXT, RUN, TASK, Players, heap_of

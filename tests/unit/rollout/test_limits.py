@@ -1,10 +1,10 @@
-"""Budgets, in the order that `rollout/limits.py` documents."""
+"""Budgets, in the order that `rollout/episode.py` documents."""
 
 from __future__ import annotations
 
 import pytest
 
-from turnwise.rollout.limits import Limits
+from turnwise.rollout.episode import Limits
 from turnwise.types import StepResult, StopReason
 
 

@@ -7,7 +7,7 @@ import pytest
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.frozen_lake import FrozenLake
 from turnwise.errors import EnvError
-from turnwise.rollout.rules import Rule, random_rule, record_rule, rules_of
+from turnwise.rollout.scripted_policies import Rule, random_rule, record_rule, rules_of
 from turnwise.types import StopReason, Task
 
 from .worlds import WordWorld

@@ -24,8 +24,8 @@ from turnwise.envs.safe_calls import reset_env, step_env
 from turnwise.errors import ConfigError, EngineError
 from turnwise.experience.build import build_experiences
 from turnwise.report.trajectories import read_trajectories
-from turnwise.rollout.chosen import find_workflow
-from turnwise.rollout.limits import Limits, RunnerLimits
+from turnwise.rollout.env_specs import find_workflow
+from turnwise.rollout.episode import Limits, RunnerLimits
 from turnwise.rollout.self_play import SelfPlayWorkflow
 from turnwise.types import Completion, GenerateRequest, Group, StopReason, Task, Trajectory, TrajectoryId
 

@@ -20,15 +20,15 @@ from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import WorkflowError
 from turnwise.experience.build import build_experiences, merge_prefixes
 from turnwise.protocols import CreditRule
-from turnwise.rollout.environment import (
+from turnwise.rollout.episode import Limits, RunnerLimits
+from turnwise.rollout.model_handle import ModelHandle
+from turnwise.rollout.step_wise import RewardPropagationWorkflow, StepWiseRewardWorkflow
+from turnwise.rollout.workflow import (
     RewardPropagationEnvironmentWorkflow,
     SingleTurnWorkflow,
     StepWiseEnvironmentWorkflow,
+    Workflow,
 )
-from turnwise.rollout.limits import Limits, RunnerLimits
-from turnwise.rollout.model_handle import ModelHandle
-from turnwise.rollout.step_wise import RewardPropagationWorkflow, StepWiseRewardWorkflow
-from turnwise.rollout.workflow import Workflow
 from turnwise.types import Annotations, GenerateRequest, Group, Sampling, StopReason, Task, Trajectory
 
 from .worlds import make_proxy, make_states

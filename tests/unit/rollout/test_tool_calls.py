@@ -14,9 +14,8 @@ from turnwise.context.tokenizer import load_tokenizer
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import ConfigError
 from turnwise.models.tiny import tiny_model_folder
-from turnwise.rollout.limits import Limits
-from turnwise.rollout.tool_calls import ToolCallingWorkflow
-from turnwise.rollout.tools import Tool, Toolbox
+from turnwise.rollout.episode import Limits
+from turnwise.rollout.tool_calling import Tool, Toolbox, ToolCallingWorkflow
 from turnwise.types import StopReason, Task, ToolCall, Trajectory
 
 from .worlds import make_proxy, make_states

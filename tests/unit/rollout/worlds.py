@@ -10,11 +10,9 @@ from turnwise.envs.base import BaseEnv
 from turnwise.envs.frozen_lake import FrozenLake
 from turnwise.protocols import ChatTemplate, Engine
 from turnwise.rollout.agent_proxy import AgentProxy, PlayRules
-from turnwise.rollout.env_groups import EnvConfigs
-from turnwise.rollout.env_manager import EnvStateManager
-from turnwise.rollout.environment import EnvironmentWorkflow
-from turnwise.rollout.limits import Limits
-from turnwise.rollout.workflow import Workflow
+from turnwise.rollout.env_manager import EnvConfigs, EnvStateManager
+from turnwise.rollout.episode import Limits
+from turnwise.rollout.workflow import EnvironmentWorkflow, Workflow
 
 
 class WordWorld(BaseEnv):

@@ -14,7 +14,7 @@ from tests.unit.rollout.worlds import make_proxy, make_states
 from turnwise.config.component import WORKFLOWS
 from turnwise.errors import ConfigError, EngineError
 from turnwise.experience.build import build_experiences, merge_prefixes
-from turnwise.rollout.limits import Limits, RunnerLimits
+from turnwise.rollout.episode import Limits, RunnerLimits
 from turnwise.serve import openai_program
 from turnwise.serve.openai_program import OpenAiProgramWorkflow
 from turnwise.types import Completion, GenerateRequest, Group, Sampling, StopReason, Task, Trajectory

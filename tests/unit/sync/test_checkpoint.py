@@ -14,9 +14,9 @@ import torch
 
 from turnwise.errors import RunError, SyncError
 from turnwise.protocols import PolicyMark
-from turnwise.sync.checkpoint import CheckpointMailbox, find_damaged_weights
-from turnwise.sync.presence import RolePlace, RoleRecord
-from turnwise.sync.waiting import Bell
+from turnwise.sync.role_locks import RolePlace, RoleRecord
+from turnwise.sync.sync_schedule import Bell
+from turnwise.sync.weight_store import CheckpointMailbox, find_damaged_weights
 
 
 def mailbox(folder: Path) -> CheckpointMailbox:
@@ -121,7 +121,7 @@ def test_a_role_is_had_by_one_process_and_is_free_after_a_kill(tmp_path: Path) -
     place = RolePlace(tmp_path, "explorer")
     assert not place.is_taken()
     code = (
-        "import pathlib, sys; from turnwise.sync.presence import RolePlace; "
+        "import pathlib, sys; from turnwise.sync.role_locks import RolePlace; "
         "place = RolePlace(pathlib.Path(sys.argv[1]), 'explorer'); place.claim(); print('here', flush=True); "
         "sys.stdin.read()"
     )

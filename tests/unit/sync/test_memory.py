@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from turnwise.errors import SyncError
-from turnwise.sync.memory import MemoryChannel
+from turnwise.sync.weight_store import MemoryChannel
 
 
 class Receiver:

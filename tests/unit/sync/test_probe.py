@@ -11,7 +11,7 @@ import pytest
 
 from turnwise.errors import SyncError
 from turnwise.protocols import Learner
-from turnwise.sync.probe import Probe, ProbedChannel, ScoringEngine, largest_gap
+from turnwise.sync.sync_check import Probe, ProbedChannel, ScoringEngine, largest_gap
 from turnwise.types import FloatArray, IntArray
 
 TEXT = np.asarray([3, 1, 4, 1], dtype=np.int32)

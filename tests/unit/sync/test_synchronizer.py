@@ -15,11 +15,9 @@ from hypothesis import strategies as st
 from turnwise.config.schema import SyncSettings
 from turnwise.errors import SyncError
 from turnwise.protocols import PolicyMark, Weights
-from turnwise.sync import waiting
-from turnwise.sync.memory import MemoryMailbox
-from turnwise.sync.styles import SyncRules, rules_of
-from turnwise.sync.synchronizer import ExplorerEnd, TrainerEnd
-from turnwise.sync.waiting import Bell
+from turnwise.sync import sync_schedule as waiting
+from turnwise.sync.sync_schedule import Bell, ExplorerEnd, SyncRules, TrainerEnd, rules_of
+from turnwise.sync.weight_store import MemoryMailbox
 
 from ...clock import HANG_S
 

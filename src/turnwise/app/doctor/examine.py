@@ -17,7 +17,6 @@ from turnwise.app.doctor.probe import NUM_EPISODES, Probed, probe
 from turnwise.app.doctor.speech import examine_judge, examine_model, examine_names, examine_template
 from turnwise.app.doctor.verdicts import judge_oracle, judge_policy
 from turnwise.app.doctor.worlds import examine_world
-from turnwise.app.length import settle_length
 from turnwise.app.plan import Plan, make_plan
 from turnwise.app.refusals import Refusal, find_refusals, worlds_by_path
 from turnwise.config.checks import find_no_effect
@@ -28,7 +27,7 @@ from turnwise.infra.threads import run_async
 from turnwise.models.load import warn_of_slow_bfloat16
 from turnwise.models.resolve import resolve_model
 from turnwise.report.console import Advance
-from turnwise.rollout.worlds import World
+from turnwise.rollout.env_specs import World, settle_length
 
 Phase = Callable[[str], AbstractContextManager[Advance]]
 """Tells a person what is being done."""

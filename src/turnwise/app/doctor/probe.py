@@ -19,9 +19,9 @@ from turnwise.infra.untrusted import share_of, tell_successes
 from turnwise.loop.build import Stage, build_judging, first_train_seed, load_words, open_engine
 from turnwise.protocols import ChatTemplate
 from turnwise.report.metrics import group_metrics
-from turnwise.rollout.demonstrations import DemonstrationWorkflow, NoEngine
+from turnwise.rollout.env_specs import World
+from turnwise.rollout.scripted_policies import DemonstrationWorkflow, NoEngine
 from turnwise.rollout.workflow import Workflow
-from turnwise.rollout.worlds import World
 from turnwise.types import Group, StopReason, Task, Trajectory
 
 NUM_EPISODES = 16

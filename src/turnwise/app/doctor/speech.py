@@ -10,7 +10,7 @@ from turnwise.context.tokenizer import load_tokenizer
 from turnwise.errors import TurnwiseError
 from turnwise.models.memory import read_config
 from turnwise.models.resolve import SMOLLM2, find_gguf, is_hub_name, read_shape
-from turnwise.rollout.chosen import find_workflow
+from turnwise.rollout.env_specs import find_workflow
 
 
 def examine_names() -> list[Finding]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from turnwise.app.doctor.findings import Finding, Status, fine, problem, warning
 from turnwise.app.doctor.probe import Probe
 from turnwise.infra.untrusted import show_success
-from turnwise.rollout.worlds import World
+from turnwise.rollout.env_specs import World
 
 _MOST, _FEW = 0.5, 0.1
 """From which share on something is the rule, and up to which it is an exception."""

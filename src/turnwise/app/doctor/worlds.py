@@ -10,7 +10,7 @@ from turnwise.config.schema import NoIsolation, ProcessIsolation
 from turnwise.envs.check import check_env
 from turnwise.envs.isolation import check_elsewhere
 from turnwise.envs.safe_calls import close_env
-from turnwise.rollout.worlds import World
+from turnwise.rollout.env_specs import World
 
 _NUM_EPISODES = 3
 """Enough for every fault that is in all episodes; `turnwise check ENV` plays more."""

@@ -13,9 +13,8 @@ from typing import Any
 from transformers.utils import logging as transformers_logging
 
 from turnwise.config.settings import require_package
-from turnwise.learn.parallel.devices import rank_devices
-from turnwise.learn.parallel.hosts import RankPlace
-from turnwise.learn.parallel.rank import Rank
+from turnwise.learn.parallel_context import rank_devices
+from turnwise.learn.workers import Rank, RankPlace
 from turnwise.loop.cluster.actor_site import ActorSite, begin
 from turnwise.loop.cluster.hosts import ExplorerHost, LearnerHost, RankHost
 

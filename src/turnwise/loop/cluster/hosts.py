@@ -16,19 +16,17 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from turnwise.audit.gaps import Rescorer
+from turnwise.audit.records import Rescorer
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import TurnwiseError
 from turnwise.experience.codec import decode_experiences
 from turnwise.infra.threads import end_tasks
-from turnwise.learn.parallel.hosts import Note
-from turnwise.learn.parallel.rank import Rank
-from turnwise.learn.parallel.sent_weights import ReceivedWeights
+from turnwise.learn.workers import Note, Rank, ReceivedWeights
 from turnwise.loop.build import build_play, open_learner, open_proxies
 from turnwise.loop.cluster.proxies import PackedAnnotations, pack_annotations, pack_weights, unpack_weights
 from turnwise.loop.cluster.shares import Share, Told
 from turnwise.protocols import Imitation
-from turnwise.sync.probe import ScoringEngine, ScoringLearner
+from turnwise.sync.sync_check import ScoringEngine, ScoringLearner
 from turnwise.types import Batch, FloatArray, IntArray, StepReport, Trajectory
 
 Result = TypeVar("Result")

@@ -22,8 +22,8 @@ from turnwise.loop.parts import ExploreParts, TrainParts
 from turnwise.protocols import Learner
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.trajectories import Journals
-from turnwise.rollout.worlds import worlds_of
-from turnwise.sync.memory import MemoryChannel
+from turnwise.rollout.env_specs import worlds_of
+from turnwise.sync.weight_store import MemoryChannel
 
 
 def build_on_cluster(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from turnwise.experience.codec import decode_experiences, encode_experiences
 from turnwise.protocols import Imitation, PolicyMark, Weights
-from turnwise.sync.checkpoint import as_safetensors
+from turnwise.sync.weight_store import as_safetensors
 from turnwise.types import Annotations, Batch, Experience, FloatArray, IntArray, StepReport
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from turnwise.errors import LearnError, LostError, TurnwiseError
-from turnwise.learn.parallel.hosts import Note, RankPlace
+from turnwise.learn.workers import Note, RankPlace
 from turnwise.loop.cluster.actor_site import ActorSite
 from turnwise.loop.cluster.proxies import RemoteWeights
 from turnwise.loop.cluster.ray_calls import ForeignError, RayReference, failures, in_our_words, ray

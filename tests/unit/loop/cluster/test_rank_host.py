@@ -11,8 +11,7 @@ import torch
 from tests.small_run import SMALL_LAKE
 from turnwise.config.load import load_settings
 from turnwise.errors import LearnError
-from turnwise.learn.parallel.hosts import Note
-from turnwise.learn.parallel.sent_weights import send_weights
+from turnwise.learn.workers import Note, send_weights
 from turnwise.loop.build import open_learner
 from turnwise.loop.cluster.hosts import RankHost
 from turnwise.loop.cluster.proxies import unpack_weights

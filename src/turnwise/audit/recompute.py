@@ -1,0 +1,416 @@
+"""Credit once more, slowly: the advantages of a few trajectories from their rewards, in plain Python and float64.
+
+In: the rows that credit saw, what the learner said about them, and the samples that came out. Out: breaches. Written
+from the formulas in docs/flow.md and not from the rules in `credit`, so that a mistake would have to be made twice.
+Rules that are not known here, a user's own among them, are held to finite numbers alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import exp, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turnwise.audit.records import Breach, of_experience
+from turnwise.config import schema_learn as learning
+from turnwise.credit.reference import TOLD_AS_RETURNS, Play, batch_spread, expect, play_back
+from turnwise.types import Annotations, Batch, Experience, Sample, StepReport, UpdateTrace
+
+_TOLERANCE = 1e-4
+"""Of float32 against float64, relative to the largest number of a trajectory."""
+_VARIANCE = 1e-8
+"""Added to the variance that whitening divides by."""
+_ROUNDING = float(np.finfo(np.float32).eps)
+"""Of a number in float32, relative to it."""
+
+
+def check_credit(samples: Sequence[Sample], annotations: Annotations, credit: Any, *, seed: int) -> list[Breach]:
+    """One group, another in each update, against what its rule should have said; `credit` is the section."""
+    breaches = _check_numbers(samples)
+    if breaches or not samples:
+        return breaches
+    groups = list(dict.fromkeys(sample.experience.id.trajectory.group for sample in samples))
+    chosen = groups[(seed * 2654435761) % len(groups)]
+    if credit.type == "reinforce_pp_baseline":
+        return _check_whitened_scores(samples, annotations, credit, chosen)
+    rows = [i for i, sample in enumerate(samples) if sample.experience.id.trajectory.group == chosen]
+    plays = list(play_back(samples, annotations, rows).values())
+    expected = expect(plays, credit, spread=_spread_of_batch(samples, annotations, credit))
+    if expected is None:
+        return []
+    # Whitened advantages are compared as the returns they came from; the whitening is checked over the whole batch.
+    breaches = _compare(samples, plays, expected, "returns" if credit.type in TOLD_AS_RETURNS else "advantages")
+    if breaches or credit.type not in TOLD_AS_RETURNS:
+        return breaches
+    return _check_whitening(samples, credit.type, is_wanted=getattr(credit, "whiten", True))
+
+
+def _spread_of_batch(samples: Sequence[Sample], annotations: Annotations, credit: Any) -> float | None:
+    """None where the rule takes that of a group."""
+    if credit.type != "multi_step_grpo" or credit.std_level != "batch":
+        return None
+    return batch_spread(list(play_back(samples, annotations, range(len(samples))).values()))
+
+
+def _check_numbers(samples: Sequence[Sample]) -> list[Breach]:
+    for sample in samples:
+        if not (np.isfinite(sample.advantages).all() and np.isfinite(sample.returns).all()):
+            return [of_experience("credit", sample.experience, "finite advantages and returns", "others")]
+        if np.count_nonzero(sample.advantages[~sample.experience.segment.loss_mask]):
+            expected = "no advantage where nothing was sampled"
+            return [of_experience("credit", sample.experience, expected, "advantages on given tokens")]
+    return []
+
+
+# --- against what was said ------------------------------------------------------------------------------------------
+
+
+def _compare(
+    samples: Sequence[Sample], plays: Sequence[Play], expected: Sequence[Sequence[float]], field: str
+) -> list[Breach]:
+    for play, numbers in zip(plays, expected, strict=True):
+        found = np.array([getattr(samples[row], field)[token] for row, token in play.places], dtype=np.float64)
+        wrong = np.abs(found - np.array(numbers)) > _TOLERANCE * max(1.0, max(map(abs, numbers)))
+        if wrong.any():
+            first = int(wrong.argmax())
+            row, token = play.places[first]
+            return [_other(samples[row], token, field, numbers[first], float(found[first]))]
+    return []
+
+
+def _other(sample: Sample, token: int, field: str, expected: float, found: float) -> Breach:
+    return Breach(
+        check="credit",
+        where=str(sample.experience.id),
+        turn=int(sample.experience.segment.turn_ids[token]),
+        token=token,
+        expected=f"{field} of {expected:.6g}",
+        found=f"{found:.6g}",
+        wrote="the credit rule",
+    )
+
+
+def _check_whitening(samples: Sequence[Sample], rule: str, *, is_wanted: bool) -> list[Breach]:
+    """Over all tokens: what comes before the whitening is in the returns."""
+    bases = {"gae": _values, "bi_level_gae": _values, "turn_gae": _values_of_turns}
+    base = bases[rule] if rule in bases else lambda sample: np.zeros(int(sample.experience.segment.loss_mask.sum()))
+    returns, found = _flat(samples, "returns"), _flat(samples, "advantages")
+    if len(returns) < 2:
+        return []
+    plain = returns - np.concatenate([base(sample) for sample in samples])
+    unit = sqrt(plain.var(ddof=1) + _VARIANCE) if is_wanted else 1.0
+    expected = (plain - plain.mean()) / unit if is_wanted else plain
+    # The rule whitened what it had before returns were rounded to float32, and a small unit makes that large.
+    tolerance = 1e-3 + 2 * _ROUNDING * float(np.abs(returns).max()) / unit
+    wrong = np.abs(found - expected) > tolerance * max(1.0, float(np.abs(expected).max()))
+    if not wrong.any():
+        return []
+    first = int(wrong.argmax())
+    sample, token = _find(samples, first)
+    return [_other(sample, token, "advantages", float(expected[first]), float(found[first]))]
+
+
+def _find(samples: Sequence[Sample], number: int) -> tuple[Sample, int]:
+    """A sampled token by its number over all samples, and where it stands in its own."""
+    for sample in samples:
+        places = np.flatnonzero(sample.experience.segment.loss_mask)
+        if number < len(places):
+            return sample, int(places[number])
+        number -= len(places)
+    raise IndexError(number)
+
+
+def _check_whitened_scores(
+    samples: Sequence[Sample], annotations: Annotations, credit: Any, chosen: str
+) -> list[Breach]:
+    """Nothing in a sample says what came before the whitening, so all groups are computed, and one is compared."""
+    groups: dict[str, list[Play]] = {}
+    for play in play_back(samples, annotations, range(len(samples))).values():
+        groups.setdefault(play.group, []).append(play)
+    plain = {group: expect(plays, credit) or [] for group, plays in groups.items()}
+    every = np.array([number for plays in plain.values() for tokens in plays for number in tokens])
+    if len(every) < 2:
+        return []
+    unit = sqrt(every.var(ddof=1) + _VARIANCE)
+    expected = [[(number - every.mean()) / unit for number in tokens] for tokens in plain[chosen]]
+    return _compare(samples, groups[chosen], expected, "advantages")
+
+
+def _flat(samples: Sequence[Sample], name: str) -> NDArray[np.float64]:
+    """[tokens] of all samples, sampled ones alone."""
+    return np.concatenate([getattr(s, name)[s.experience.segment.loss_mask] for s in samples]).astype(np.float64)
+
+
+def _values(sample: Sample) -> NDArray[np.float64]:
+    return sample.values[sample.experience.segment.loss_mask].astype(np.float64)
+
+
+def _values_of_turns(sample: Sample) -> NDArray[np.float64]:
+    """The value before the first token of each turn, for all its tokens."""
+    turns = sample.experience.segment.turn_ids[sample.experience.segment.loss_mask]
+    firsts = np.flatnonzero(np.diff(turns, prepend=-1))
+    return np.repeat(_values(sample)[firsts], np.diff(firsts, append=len(turns)))
+
+
+def check_rows(experiences: Sequence[Experience], samples: Sequence[Sample], batch: Any) -> list[Breach]:
+    """Nothing sampled was lost, doubled or changed between the buffer and the batch; packing changed nothing."""
+    before = _sum_tokens([e.segment for e in experiences])
+    after = _sum_tokens([batch])
+    if before != after:
+        found = f"{after[0]} sampled tokens with the sum {after[1]:016x}"
+        return [_of_batch("rows", f"{before[0]} sampled tokens with the sum {before[1]:016x}", found)]
+    for name in ("advantages", "returns", "values", "reference_logprobs"):
+        packed = np.concatenate([getattr(sample, name) for sample in samples])
+        if not np.array_equal(packed, getattr(batch, name), equal_nan=True):
+            return [_of_batch("rows", f"the {name} of the samples, end to end", "others")]
+    return []
+
+
+def _sum_tokens(owners: Sequence[Any]) -> tuple[int, int]:
+    """The sampled tokens with their turns and log-probs, in whatever order: how many, and a sum of their digests."""
+    mask = np.concatenate([owner.loss_mask for owner in owners])
+    ids = np.concatenate([owner.token_ids for owner in owners])[mask].astype(np.uint64)
+    turns = np.concatenate([owner.turn_ids for owner in owners])[mask].astype(np.uint64)
+    logprobs = np.concatenate([owner.behavior_logprobs for owner in owners])[mask].astype(np.float32)
+    mixed = (ids * np.uint64(0x9E3779B97F4A7C15)) ^ (logprobs.view(np.uint32).astype(np.uint64) << np.uint64(17))
+    mixed = (mixed ^ (turns << np.uint64(49))) * np.uint64(0xBF58476D1CE4E5B9)
+    return len(ids), int((mixed ^ (mixed >> np.uint64(29))).sum(dtype=np.uint64))
+
+
+def _of_batch(check: str, expected: str, found: str) -> Breach:
+    return Breach(check=check, where="the batch", expected=expected, found=found, wrote="a stage before the update")
+
+
+Floats = NDArray[np.float64]
+Numbers = Sequence[float]
+Turn = tuple[int, int]
+"""The row of a token, and its turn there."""
+
+_LOSS_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
+"""Of the sum over all tokens of what differs, relative to the sum of what is expected."""
+_LOSS_ROUNDING = 2e-7
+"""What float32 leaves of a distance per token: small ones are differences of numbers near 1."""
+
+
+def check_update(batch: Batch, report: StepReport, settings: learning.LearnSettings, *, dtype: str) -> list[Breach]:
+    """Every sampled token was counted, and each with the loss that the settings say."""
+    told = report.metrics.get("learn/action_tokens")
+    if told is not None and told != batch.loss_mask.sum():
+        return [_of_update(f"{batch.loss_mask.sum()} tokens in the loss", f"{told:g}")]
+    trace = report.trace
+    if trace is None or trace.first_losses is None or settings.type != "ppo":
+        return []
+    if np.count_nonzero(np.nan_to_num(trace.first_losses[~batch.loss_mask])):
+        return [_of_update("no loss where nothing was sampled", "losses on given tokens")]
+    rows = _first_rows(batch, trace, settings)
+    if rows is not None and (breaches := _check_distances(batch, trace, settings, rows, dtype)):
+        return breaches
+    expected = None if rows is None else _expect(batch, trace, settings, rows)
+    if expected is None or rows is None:
+        return []
+    found = trace.first_losses[rows].astype(np.float64)
+    gap, size = np.abs(found - expected), np.abs(expected).sum()
+    tolerance = _LOSS_TOLERANCE[dtype] * max(float(size), 1e-6) + _rounding(batch, settings, rows)
+    # Not `>`: what is no number must not pass.
+    if gap.sum() <= tolerance:
+        return []
+    worst = int(np.argmax(gap))
+    told = f"a summand of {expected[worst]:.6g} in the loss (learn.loss, kl, critic, entropy, aggregation)"
+    return [_of_token(batch, int(rows[worst]), told, f"{found[worst]:.6g}")]
+
+
+def check_penalties(samples: Sequence[Sample], annotations: Annotations, kl: Any) -> list[Breach]:
+    """What leaving the reference costs in the reward, where its price is fixed; `kl` is the section."""
+    charged, said = annotations.token_penalties, annotations.reference_logprobs
+    if not isinstance(kl, learning.KlReward) or kl.target is not None or charged is None or said is None:
+        return []
+    for sample, penalties, reference in zip(samples, charged, said, strict=True):
+        segment = sample.experience.segment
+        difference = segment.behavior_logprobs.astype(np.float64) - reference
+        expected = np.where(segment.loss_mask, -kl.coef * _kl(difference, kl.estimator), 0.0)
+        wrong = np.abs(penalties - expected) > kl.coef * (1e-3 * np.abs(_kl(difference, kl.estimator)) + _LOSS_ROUNDING)
+        if wrong.any():
+            token = int(wrong.argmax())
+            told = f"a penalty of {expected[token]:.6g} for leaving the reference"
+            return [
+                Breach(
+                    check="loss",
+                    where=str(sample.experience.id),
+                    turn=int(segment.turn_ids[token]),
+                    token=token,
+                    expected=told,
+                    found=f"{penalties[token]:.6g}",
+                    wrote="the learner",
+                )
+            ]
+    return []
+
+
+def _check_distances(
+    batch: Batch, trace: UpdateTrace, settings: learning.LearnSettings, tokens: NDArray[np.int64], dtype: str
+) -> list[Breach]:
+    """By themselves: in the sum of all losses a small price hides whatever is wrong with what it is a price of."""
+    if not isinstance(settings.kl, learning.KlLoss) or trace.first_distances is None:
+        return []
+    difference = trace.proximal_logprobs[tokens].astype(np.float64) - batch.reference_logprobs[tokens]
+    expected = _kl(difference, settings.kl.estimator)
+    found = trace.first_distances[tokens].astype(np.float64)
+    gap = np.abs(found - expected)
+    if gap.sum() <= _LOSS_TOLERANCE[dtype] * np.abs(expected).sum() + _LOSS_ROUNDING * len(tokens):
+        return []
+    worst = int(np.argmax(gap))
+    told = f"a distance of {expected[worst]:.6g} from the reference ({settings.kl.estimator})"
+    return [_of_token(batch, int(tokens[worst]), told, f"{found[worst]:.6g}")]
+
+
+def _first_rows(batch: Batch, trace: UpdateTrace, settings: learning.LearnSettings) -> NDArray[np.int64] | None:
+    """The sampled tokens of the first mini-batch; None where the trace does not say which those are."""
+    if not isinstance(settings.correction, learning.NoCorrection) or not isinstance(settings.ptx, learning.NoPtx):
+        return None
+    is_first = np.repeat(trace.proximal_steps == 0, batch.row_lengths)
+    tokens = np.flatnonzero(batch.loss_mask & is_first)
+    # Rows without a gradient are not met, and then a mini-batch may have had more rows than are seen.
+    losses = trace.first_losses
+    return tokens if losses is not None and len(tokens) and not np.isnan(losses[tokens]).any() else None
+
+
+def _expect(
+    batch: Batch, trace: UpdateTrace, settings: learning.LearnSettings, tokens: NDArray[np.int64]
+) -> Floats | None:
+    policy, behavior, advantages = (
+        array[tokens].astype(np.float64)
+        for array in (trace.proximal_logprobs, batch.behavior_logprobs, batch.advantages)
+    )
+    rows = np.searchsorted(batch.row_starts, tokens, side="right") - 1
+    turns = list(zip(rows.tolist(), batch.turn_ids[tokens].tolist(), strict=True))
+    losses = _policy_loss(policy, behavior, advantages, turns, settings.loss)
+    if losses is None:
+        return None
+    losses -= settings.entropy_coef * trace.entropies[tokens]
+    if isinstance(settings.kl, learning.KlLoss):
+        difference = policy - batch.reference_logprobs[tokens]
+        losses += settings.kl.coef * _kl(difference, settings.kl.estimator)
+    if not isinstance(settings.critic, learning.NoCritic):
+        # Before the first optimizer step the critic says what it said when it was asked for credit.
+        errors = batch.values[tokens].astype(np.float64) - batch.returns[tokens]
+        losses += getattr(settings.critic, "coef", 1.0) * 0.5 * errors**2
+    return losses * _weights(batch, tokens, settings.aggregation)
+
+
+def _rounding(batch: Batch, settings: learning.LearnSettings, tokens: NDArray[np.int64]) -> float:
+    """What float32 leaves of the distances in the sum: without advantages they may be all there is."""
+    if not isinstance(settings.kl, learning.KlLoss):
+        return 0.0
+    return settings.kl.coef * _LOSS_ROUNDING * float(_weights(batch, tokens, settings.aggregation).sum())
+
+
+def _policy_loss(
+    policy: Floats, behavior: Floats, advantages: Floats, turns: Sequence[Turn], loss: Any
+) -> Floats | None:
+    if loss.type in _PLAIN_LOSSES:
+        columns = (policy.tolist(), behavior.tolist(), advantages.tolist())
+        return np.array(_PLAIN_LOSSES[loss.type](*columns, turns, loss))
+    if loss.type == "reinforce":
+        return -advantages * policy
+    if loss.type != "ppo_clip":
+        return None
+    ratio = np.exp(np.clip(policy - behavior, -20, 20))
+    clipped = np.clip(ratio, 1 - loss.clip_low, 1 + loss.clip_high)
+    worse = np.maximum(-advantages * ratio, -advantages * clipped)
+    if loss.dual_clip is None:
+        return worse
+    return np.where(advantages < 0, np.minimum(worse, -advantages * loss.dual_clip), worse)
+
+
+# --- policy losses, one number after another: log-probs of the policy and of the sampling, advantages, turns ----------
+
+
+def _gspo(policy: Numbers, behavior: Numbers, advantages: Numbers, turns: Sequence[Turn], loss: Any) -> list[float]:
+    """One ratio for a turn: the geometric mean of those of its tokens."""
+    moved: dict[Turn, list[float]] = {}
+    for new, old, turn in zip(policy, behavior, turns, strict=True):
+        moved.setdefault(turn, []).append(new - old)
+    ratios = {turn: _exp(sum(of_turn) / len(of_turn)) for turn, of_turn in moved.items()}
+    return [
+        max(-advantage * ratios[turn], -advantage * _clip(ratios[turn], loss))
+        for advantage, turn in zip(advantages, turns, strict=True)
+    ]
+
+
+def _cispo(policy: Numbers, behavior: Numbers, advantages: Numbers, _: Sequence[Turn], loss: Any) -> list[float]:
+    columns = zip(policy, behavior, advantages, strict=True)
+    return [-advantage * _clip(_exp(new - old), loss) * new for new, old, advantage in columns]
+
+
+def _sapo(policy: Numbers, behavior: Numbers, advantages: Numbers, _: Sequence[Turn], loss: Any) -> list[float]:
+    losses: list[float] = []
+    for new, old, advantage in zip(policy, behavior, advantages, strict=True):
+        tau = loss.tau_positive if advantage > 0 else loss.tau_negative
+        # Bounded, because a float64 holds no more: the gate is closed long before.
+        gate = 4 / (tau * (1 + exp(min(-tau * (_exp(new - old) - 1), 700.0))))
+        losses.append(-advantage * gate)
+    return losses
+
+
+def _opmd(policy: Numbers, _: Numbers, advantages: Numbers, __: Sequence[Turn], loss: Any) -> list[float]:
+    return [-advantage * new / (1 + loss.tau) for new, advantage in zip(policy, advantages, strict=True)]
+
+
+def _sft(policy: Numbers, _: Numbers, __: Numbers, ___: Sequence[Turn], ____: Any) -> list[float]:
+    return [-new for new in policy]
+
+
+def _exp(moved: float) -> float:
+    return exp(min(max(moved, -20.0), 20.0))
+
+
+def _clip(ratio: float, loss: Any) -> float:
+    return min(max(ratio, 1 - loss.clip_low), 1 + loss.clip_high)
+
+
+_PLAIN_LOSSES: dict[str, Callable[[Numbers, Numbers, Numbers, Sequence[Turn], Any], list[float]]] = {
+    "gspo": _gspo,
+    "cispo": _cispo,
+    "sapo": _sapo,
+    "opmd": _opmd,
+    "sft": _sft,
+}
+
+
+def _kl(difference: Floats, estimator: str) -> Floats:
+    """Of policy and reference, by the difference of their log-probs."""
+    return {
+        "k1": difference,
+        "k2": difference**2 / 2,
+        "k3": np.expm1(-difference) + difference,
+        "abs": np.abs(difference),
+    }[estimator]
+
+
+def _weights(batch: Batch, tokens: NDArray[np.int64], aggregation: str) -> Floats:
+    if aggregation == "token_mean":
+        return np.full(len(tokens), 1 / len(tokens))
+    rows = np.searchsorted(batch.row_starts, tokens, side="right") - 1
+    _, trajectory, lengths = np.unique(batch.trajectory_of_row[rows], return_inverse=True, return_counts=True)
+    share = 1.0 if aggregation == "seq_mean_token_sum" else 1 / lengths[trajectory]
+    return share * np.ones(len(tokens)) / len(lengths)
+
+
+def _of_token(batch: Batch, place: int, expected: str, found: str) -> Breach:
+    row = int(np.searchsorted(batch.row_starts, place, side="right")) - 1
+    return Breach(
+        check="loss",
+        where=f"row {row} of the update",
+        turn=int(batch.turn_ids[place]),
+        token=place - int(batch.row_starts[row]),
+        expected=expected,
+        found=found,
+        wrote="the learner",
+    )
+
+
+def _of_update(expected: str, found: str) -> Breach:
+    return Breach(check="loss", where="the update", expected=expected, found=found, wrote="the learner")
