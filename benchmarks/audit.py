@@ -23,9 +23,9 @@ from turnwise.config.load import load_settings
 from turnwise.experience.build import build_experiences
 from turnwise.infra.digests import seal_turns
 from turnwise.loop.build import build_train
-from turnwise.loop.explore import explore
+from turnwise.loop.policies import resolve_model
 from turnwise.loop.serial import learn_from
-from turnwise.models.resolve import resolve_model
+from turnwise.loop.step import explore
 from turnwise.provenance import Origin
 
 RECIPES = ("frozenlake", "gigpo", "grpo", "rloo", "frozenlake_step_wise")

@@ -22,8 +22,7 @@ from turnwise.context.template import LearnedTemplate
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.models.tiny import fit_tokenizer
 from turnwise.rollout.model_handle import ModelHandle
-from turnwise.serve.endpoint import ChatEndpoint
-from turnwise.serve.recorder import EpisodeRecorder
+from turnwise.serve.recorder import ChatEndpoint, EpisodeRecorder
 from turnwise.types import Completion, GenerateRequest, Group, Sampling, Task, Trajectory, TrajectoryId
 
 _KEY = "key"

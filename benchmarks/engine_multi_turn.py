@@ -20,8 +20,8 @@ from turnwise.context.manager import ContextManager
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
 from turnwise.engine.local import LocalEngine
+from turnwise.loop.policies import resolve_model
 from turnwise.models.load import load_model
-from turnwise.models.resolve import resolve_model
 from turnwise.rollout.env_specs import main_world
 from turnwise.rollout_io import EnvOutput, HistoryEntry
 from turnwise.types import GenerateRequest, IntArray, Message, Sampling

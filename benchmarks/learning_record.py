@@ -28,11 +28,11 @@ from turnwise.learn.pack import pack
 from turnwise.learn.parallel_context import Team
 from turnwise.learn.update import UpdateTracer
 from turnwise.loop.build import build_train
-from turnwise.loop.explore import explore
-from turnwise.loop.parts import TrainParts
+from turnwise.loop.components import TrainParts
+from turnwise.loop.policies import resolve_model
 from turnwise.loop.serial import learn_from
+from turnwise.loop.step import explore
 from turnwise.loop.warm_start import warm_start
-from turnwise.models.resolve import resolve_model
 from turnwise.report.token_log import LearningRecord, LearningRecorder
 from turnwise.report.token_log_codec import LearntBatch
 from turnwise.types import Annotations, Experience, FloatArray, Sample, StepReport, UpdateTrace

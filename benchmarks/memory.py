@@ -82,7 +82,7 @@ def _make_reward_model(folder: Path) -> Path:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer  # noqa: PLC0415
 
     from turnwise.config.load import load_settings  # noqa: PLC0415
-    from turnwise.models.resolve import resolve_model  # noqa: PLC0415
+    from turnwise.loop.policies import resolve_model  # noqa: PLC0415
 
     actor = resolve_model(load_settings(_RUN[0], _RUN[1:]))
     model = AutoModelForSequenceClassification.from_pretrained(actor, num_labels=1)

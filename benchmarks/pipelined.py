@@ -28,12 +28,12 @@ from turnwise.envs.frozen_lake import FrozenLake
 from turnwise.envs.frozen_lake.layout import LakeParams
 from turnwise.infra.seeds import derive_seed
 from turnwise.loop.build import build_states, build_train
+from turnwise.loop.components import TrainParts
 from turnwise.loop.evaluate import evaluate_policy
-from turnwise.loop.parts import TrainParts
 from turnwise.loop.pipelined import train_pipelined
+from turnwise.loop.policies import resolve_model
 from turnwise.loop.serial import LoopStep, train_serial
 from turnwise.loop.warm_start import warm_start
-from turnwise.models.resolve import resolve_model
 from turnwise.protocols import Weights
 from turnwise.report.metrics import Stopwatch
 from turnwise.rollout.env_manager import EnvStateManager

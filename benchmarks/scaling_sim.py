@@ -810,7 +810,7 @@ def _count(number: int, name: str) -> str:
 
 
 _RUNNING_UNBOUNDED = 2
-"""As `loop/separate.py` plays where nothing bounds staleness."""
+"""As `loop/split_processes.py` plays where nothing bounds staleness."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

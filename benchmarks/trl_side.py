@@ -26,7 +26,7 @@ from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.context.manager import ContextManager
 from turnwise.loop.build import build_states, build_tasks, load_words
-from turnwise.models.resolve import resolve_model
+from turnwise.loop.policies import resolve_model
 from turnwise.rollout.env_manager import EnvStateManager
 from turnwise.rollout.env_specs import worlds_of
 from turnwise.rollout_io import EnvInput, EnvOutput, LmOutput

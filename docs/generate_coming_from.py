@@ -15,9 +15,9 @@ from pathlib import Path
 
 from generated_page import main
 
-from turnwise.config.dialects.known import DIALECTS
-from turnwise.config.dialects.table import Kind, Row
 from turnwise.config.load import translate_file
+from turnwise.convert.load import DIALECTS
+from turnwise.convert.table import Kind, Row
 
 DOCS = Path(__file__).resolve().parent
 PAGE = DOCS / "coming_from.md"

@@ -37,9 +37,9 @@ from turnwise.deps import BufferSite, EngineSite, LearnerSite, TransportSite
 from turnwise.engine.sampling import draw_uniforms, sample_tokens
 from turnwise.errors import ConfigError
 from turnwise.experience.build import build_experiences
-from turnwise.loop.explore import explore
-from turnwise.loop.parts import TrainParts
+from turnwise.loop.components import TrainParts
 from turnwise.loop.serial import describe_step, learn_from
+from turnwise.loop.step import explore
 from turnwise.protocols import Imitation, PolicyMark, Weights
 from turnwise.rollout.workflow import EnvironmentWorkflow
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.loop.build import build_train
-from turnwise.loop.parts import TrainParts
-from turnwise.models.resolve import resolve_model
+from turnwise.loop.components import TrainParts
+from turnwise.loop.policies import resolve_model
 
 SMALL_MODEL = [
     "model.tiny.hidden_size=16",

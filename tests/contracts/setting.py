@@ -11,8 +11,8 @@ from tests.small_run import SMALL
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.loop.build import load_words
+from turnwise.loop.policies import resolve_model
 from turnwise.models.load import load_model
-from turnwise.models.resolve import resolve_model
 from turnwise.protocols import ChatTemplate, Weights
 
 _RUN = {"env": {"type": "frozen_lake"}, "credit": {"type": "grpo"}, "model": {"tiny": {"vocab_size": 300}}}

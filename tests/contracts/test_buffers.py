@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.experience.records import make_group
 from turnwise.experience.build import build_experiences
-from turnwise.loop.open_buffer import open_buffer
+from turnwise.loop.build import open_buffer
 from turnwise.protocols import Buffer
 from turnwise.types import Experience
 

@@ -11,7 +11,7 @@ import torch
 from tests.small_run import SMALL_LAKE, build_parts
 from turnwise.config.load import load_settings
 from turnwise.loop.build import find_loop
-from turnwise.loop.parts import TrainParts
+from turnwise.loop.components import TrainParts
 from turnwise.loop.serial import LoopStep, train_serial
 from turnwise.report.metrics import Stopwatch
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol, get_origin, get_type_hints
 import pytest
 
 from turnwise import protocols
-from turnwise.config.checks import _class_problems
+from turnwise.checks.settings import _class_problems
 from turnwise.config.kinds import Choice
 from turnwise.config.schema import CHOICES
 from turnwise.protocols import Buffer, CreditRule, Engine, GroupPriority, Learner, Mailbox, PolicyLoss

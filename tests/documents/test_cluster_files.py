@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from turnwise.config.checks import find_contradictions
+from turnwise.checks.settings import find_contradictions
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 

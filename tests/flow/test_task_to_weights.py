@@ -13,7 +13,7 @@ import torch
 from turnwise.config.load import load_settings
 from turnwise.experience.build import build_experiences
 from turnwise.learn.pack import pack
-from turnwise.loop.parts import TrainParts
+from turnwise.loop.components import TrainParts
 from turnwise.types import Experience, GenerateRequest, Group, Sampling, StopReason
 
 from ..small_run import build_parts

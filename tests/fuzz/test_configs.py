@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.config.checks import find_contradictions, find_no_effect
+from turnwise.checks.settings import find_contradictions, find_no_effect
 from turnwise.config.load import load_recipe, load_settings
 from turnwise.config.recipes import SHIPPED
 from turnwise.config.trust import only_looking

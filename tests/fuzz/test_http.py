@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnwise.errors import ServeError
-from turnwise.serve.chat_api import read_chat
-from turnwise.serve.guarded import HttpLimits
-from turnwise.serve.http import LOOPBACK, HttpReply, HttpRequest, HttpServer, json_reply
+from turnwise.serve.http import LOOPBACK, HttpLimits, HttpReply, HttpRequest, HttpServer, json_reply
+from turnwise.serve.openai_chat_api import read_chat
 
 from .damage import FRAGMENTS, damaged, plain_values, texts
 

@@ -17,8 +17,8 @@ import torch
 
 from turnwise.config.load import load_settings
 from turnwise.config.schema import OracleWarmStart
+from turnwise.loop.components import TrainParts
 from turnwise.loop.evaluate import evaluate_policy, measure_baselines
-from turnwise.loop.parts import TrainParts
 from turnwise.loop.serial import LoopStep, train_serial
 from turnwise.loop.warm_start import warm_start
 from turnwise.protocols import CreditRule

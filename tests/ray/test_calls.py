@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from turnwise.cluster.buffer_worker import ActorSite
+from turnwise.cluster.explorer_pool import WeightsLostError
 from turnwise.errors import ClusterError, LostError
-from turnwise.loop.cluster.actor_site import ActorSite
-from turnwise.loop.cluster.crew import WeightsLostError
 
 failures: Any = pytest.importorskip(
     "ray.exceptions", reason="the package ray is not installed; `make test-ray` installs it"
@@ -32,7 +32,7 @@ GONE = failures.ActorUnavailableError("Socket closed", b"0" * 16)
     ids=["it is gone", "what it waits for is gone", "what it was given is gone", "its own fault", "ours"],
 )
 def test_who_is_gone_is_told_apart(raised: Exception, expected: type[Exception]) -> None:
-    from turnwise.loop.cluster.ray_calls import in_our_words  # noqa: PLC0415 - needs the package
+    from turnwise.cluster.ray_cluster import in_our_words  # noqa: PLC0415 - needs the package
 
     with pytest.raises(expected) as caught, in_our_words(SITE):
         raise raised

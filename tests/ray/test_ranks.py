@@ -15,8 +15,8 @@ import pytest
 import turnwise as tw
 from tests.small_run import SMALL_LAKE, without_plots
 from turnwise.app.run import train
+from turnwise.cluster.buffer_worker import ActorSite
 from turnwise.errors import ClusterError, LearnError, LostError
-from turnwise.loop.cluster.actor_site import ActorSite
 
 ray = pytest.importorskip("ray", reason="the package ray is not installed; `make test-ray` installs it")
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -87,7 +87,7 @@ class ToldRank:
         yield "done", self.call(method, arguments)
 
     def weights(self) -> tuple[np.ndarray, None]:
-        pack: Any = importlib.import_module("turnwise.loop.cluster.proxies").pack_weights
+        pack: Any = importlib.import_module("turnwise.cluster.explorer_pool").pack_weights
         return pack({}), None
 
 
@@ -100,7 +100,7 @@ def cluster() -> Iterator[None]:
 
 @pytest.fixture
 def ranks(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    told: Any = importlib.import_module("turnwise.loop.cluster.ray_ranks")
+    told: Any = importlib.import_module("turnwise.cluster.ray_cluster")
     monkeypatch.setattr(told, "_GRACE_S", 2.0)
     site = ActorSite(name="", settings_yaml="", run_path=tmp_path, working_folder=tmp_path)
     actors = [ray.remote(ToldRank).options(num_cpus=0).remote() for _ in range(2)]

@@ -23,7 +23,7 @@ from turnwise.report.run_dir import RunDirectory
 ray = pytest.importorskip("ray", reason="the package ray is not installed; `make test-ray` installs it")
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from turnwise.loop.cluster.ray_cluster import OnRay  # noqa: E402
+from turnwise.cluster.ray_cluster import OnRay  # noqa: E402
 
 __all__ = ["Cluster", "Watched", "ray"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from turnwise.app.run import train
-from turnwise.config.checks import check_settings, find_no_effect
+from turnwise.checks.settings import check_settings, find_no_effect
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.config.recipes import SHIPPED
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from turnwise.view.policy_question import Voice
-from turnwise.view.server import ViewServer
-from turnwise.view.shelf import Shelf
+from turnwise.view.policy_query import Voice
+from turnwise.view.server import Shelf, ViewServer
 
 CHROMIUM = os.environ.get("TURNWISE_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 

@@ -18,8 +18,7 @@ from turnwise.report.run_dir import RunDirectory
 from turnwise.report.token_log_reader import RecordedToken
 from turnwise.view.report_file import write_report
 from turnwise.view.run_files import RunFiles
-from turnwise.view.server import ViewServer
-from turnwise.view.shelf import Shelf
+from turnwise.view.server import Shelf, ViewServer
 
 pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.xdist_group("ui")]
 Open = Callable[..., Any]

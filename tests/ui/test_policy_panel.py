@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.view.made_run import FakeVoice, add_checkpoint, make_run
 from turnwise.errors import EngineError
-from turnwise.view.policy_question import PolicyAnswer, PolicyQuestion
+from turnwise.view.policy_query import PolicyAnswer, PolicyQuestion
 from turnwise.view.server import ViewServer
 
 from .test_page import wait_until

@@ -18,7 +18,7 @@ from tests.small_run import SMALL_LAKE, without_plots
 from turnwise.config.load import load_settings
 from turnwise.loop.build import build_play
 from turnwise.loop.evaluate import evaluate_policy
-from turnwise.models.resolve import resolve_model
+from turnwise.loop.policies import resolve_model
 from turnwise.report.trajectories import encode_trajectory
 from turnwise.types import Trajectory
 

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 from turnwise.app import commands
-from turnwise.app.policies import find_policy
-from turnwise.app.refusals import refuse_what_cannot_run
+from turnwise.checks.setup import refuse_what_cannot_run
 from turnwise.cli import build_parser, parse_overrides
 from turnwise.config.component import ENVS
 from turnwise.config.load import Loaded, load_settings, parse_params
 from turnwise.config.recipes import list_recipes
 from turnwise.envs.base import make_env
+from turnwise.loop.policies import find_policy
 from turnwise.rollout.env_specs import settle_length
 
 from .docs_reader import (

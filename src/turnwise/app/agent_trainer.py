@@ -21,7 +21,7 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, WorkflowError, did_you_mean
 from turnwise.experience.build import build_experiences
 from turnwise.infra.threads import run_async
-from turnwise.loop.parts import ExploreParts
+from turnwise.loop.components import ExploreParts
 from turnwise.rollout.agents import (
     ActorRollout,
     AgentMaker,

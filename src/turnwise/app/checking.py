@@ -13,14 +13,14 @@ from typing import Any
 
 from rich.console import Console
 
-from turnwise.app.foreign import describe_translation, to_translation_rows
-from turnwise.app.refusals import refuse_what_cannot_run
-from turnwise.config.checks import find_no_effect
+from turnwise.checks.settings import find_no_effect
+from turnwise.checks.setup import refuse_what_cannot_run
 from turnwise.config.component import ENVS
 from turnwise.config.load import dump_settings, load_recipe, parse_params, translate_file
 from turnwise.config.recipes import find_recipe, list_recipes
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.trust import only_looking
+from turnwise.convert.load import describe_translation, to_translation_rows
 from turnwise.envs.base import make_env
 from turnwise.envs.check import check_env
 from turnwise.envs.isolation import check_elsewhere
@@ -89,7 +89,7 @@ def _notes_on_model(settings: TurnwiseSettings, unseen: Mapping[str, object]) ->
     """The built-in model is made to fit, so there is nothing to look at, and no reason to load torch."""
     if settings.model.path == "tiny" or unseen:
         return []
-    from turnwise.app.misfits import find_misfits  # noqa: PLC0415
+    from turnwise.checks.model import find_misfits  # noqa: PLC0415
     from turnwise.models.resolve import note_on  # noqa: PLC0415
 
     misfits = [misfit.message for misfit in find_misfits(settings)]

@@ -16,14 +16,14 @@ from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
 
 from turnwise.app.progress import Progress
+from turnwise.checks.health import CollapseWatch
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import AuditError, Finding, RunError
 from turnwise.infra.atomic_files import encode_object, find_damage, read_object, whole_folder, write_checksums
 from turnwise.learn.checkpoint import digest_state
-from turnwise.loop.parts import LearnParts
+from turnwise.loop.components import LearnParts
 from turnwise.protocols import Buffer, Learner
 from turnwise.report.run_dir import RunDirectory
-from turnwise.report.watch import CollapseWatch
 from turnwise.rollout.env_specs import find_workflow
 
 _SAVES_APART = 20

@@ -18,15 +18,11 @@ from rich.console import Console
 from turnwise.app.checkpointer import sound_checkpoint
 from turnwise.app.set_up import Evaluator, Workers, open_workers
 from turnwise.app.training import Training
+from turnwise.cluster.explorer_pool import Crew, Hiring, Host, Player, build_on_cluster, read_wanted
 from turnwise.config.schema import RayCluster, TurnwiseSettings
 from turnwise.errors import LostError
 from turnwise.hooks import Callback
-from turnwise.loop.cluster.crew import Crew, Hiring
-from turnwise.loop.cluster.parts import build_on_cluster
-from turnwise.loop.cluster.proxies import Host
-from turnwise.loop.cluster.shares import Player
-from turnwise.loop.cluster.wanted import read_wanted
-from turnwise.loop.stages import Stages
+from turnwise.loop.step import Stages
 from turnwise.protocols import Learner
 from turnwise.report.console import print_notice
 from turnwise.report.run_dir import RunDirectory
@@ -149,6 +145,6 @@ class ClusterTraining:
 
 
 def _open_ray(settings: TurnwiseSettings, run_path: Path) -> Cluster:
-    from turnwise.loop.cluster.ray_cluster import OnRay  # noqa: PLC0415 - an extra
+    from turnwise.cluster.ray_cluster import OnRay  # noqa: PLC0415 - an extra
 
     return OnRay(settings, run_path)

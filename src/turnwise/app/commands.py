@@ -16,12 +16,12 @@ from typing import Any
 
 from rich.console import Console
 
-from turnwise.app.foreign import default_recipe, to_recipe, to_translation_rows
-from turnwise.app.refusals import refuse_what_cannot_run
+from turnwise.checks.setup import refuse_what_cannot_run
 from turnwise.config.component import ENVS
 from turnwise.config.load import load_recipe, load_settings, parse_params, translate_file
 from turnwise.config.recipes import find_named, refuse_endless_name
 from turnwise.config.trust import only_looking
+from turnwise.convert.load import default_recipe, to_recipe, to_translation_rows
 from turnwise.envs.base import make_env
 from turnwise.envs.safe_calls import closing_env
 from turnwise.errors import ConfigError
@@ -167,8 +167,8 @@ def _plan(options: argparse.Namespace, overrides: list[str], console: Console) -
         raise ConfigError(f"a plan of this file would run {named}, which it names. Read it, then give --trust.")
     if options.model is not None or options.gpus is not None:
         return _plan_on_gpus(options, recipe, overrides, console)
-    from turnwise.app.plan import describe_plan, make_plan
-    from turnwise.app.preview import describe_preview, make_preview
+    from turnwise.checks.model import describe_preview, make_preview
+    from turnwise.checks.plan import describe_plan, make_plan
     from turnwise.report.console import phase
 
     settings = settle_length(loaded.settings)
@@ -200,8 +200,7 @@ def _plan_on_gpus(options: argparse.Namespace, recipe: str, overrides: list[str]
 
 def _doctor(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
     recipe, overrides = _recipe_and_overrides(options, overrides)
-    from turnwise.app.doctor.examine import examine
-    from turnwise.app.doctor.show import show_examination
+    from turnwise.checks.doctor import examine, show_examination
     from turnwise.report.console import phase
 
     # Progress on the console would stand in front of the JSON.
@@ -216,7 +215,7 @@ def _doctor(options: argparse.Namespace, overrides: list[str], console: Console)
 
 def _explorers(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
     _refuse(overrides)
-    from turnwise.loop.cluster.wanted import write_wanted
+    from turnwise.cluster.explorer_pool import write_wanted
     from turnwise.report.run_dir import RunDirectory
 
     directory = RunDirectory.open(Path(options.run))

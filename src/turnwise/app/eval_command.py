@@ -12,13 +12,13 @@ from rich.console import Console
 from turnwise.app.eval_report import EvalReport
 from turnwise.app.eval_texts import show_report, show_suite, to_markdown
 from turnwise.app.evaluating import Evaluated, evaluate_policy, evaluate_rule
-from turnwise.app.policies import explained, is_endpoint, names_a_model, run_of
 from turnwise.app.suites import find_suite
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError
 from turnwise.infra.atomic_files import write_whole
 from turnwise.loop.evaluate import names_a_rule
+from turnwise.loop.policies import explained, is_endpoint, names_a_model, run_of
 from turnwise.report.console import print_notice
 
 _GENEROUS_TURNS = 100

@@ -14,9 +14,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from turnwise.app.doctor.findings import Status
-from turnwise.app.doctor.probe import count_episodes, replies_of
-from turnwise.app.doctor.verdicts import judge_policy
 from turnwise.app.eval_report import (
     Cost,
     EvalReport,
@@ -27,15 +24,17 @@ from turnwise.app.eval_report import (
     worlds_told,
 )
 from turnwise.app.eval_texts import to_markdown
-from turnwise.app.policies import find_policy, open_policy, run_of
-from turnwise.app.refusals import worlds_by_path
+from turnwise.checks.episodes import count_episodes, judge_policy, replies_of
+from turnwise.checks.setup import worlds_by_path
+from turnwise.checks.stages import Status
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError
 from turnwise.infra.atomic_files import write_whole
 from turnwise.infra.threads import run_async
 from turnwise.loop.build import held_out_tasks
+from turnwise.loop.components import PlayParts
 from turnwise.loop.evaluate import Evaluation, evaluate_once, play_rule_in
-from turnwise.loop.parts import PlayParts
+from turnwise.loop.policies import find_policy, open_policy, run_of
 from turnwise.models.resolve import describe_set_up
 from turnwise.report.console import phase
 from turnwise.report.evaluation import PAGE, new_eval_folder, results_of, write_eval

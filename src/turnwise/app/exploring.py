@@ -9,19 +9,20 @@ from pathlib import Path
 from rich.console import Console
 
 from turnwise.app.closing import short_path, told_by_env
-from turnwise.app.first_look import FirstLook
 from turnwise.app.recording import engine_metrics
 from turnwise.app.set_up import announce
+from turnwise.checks.episodes import FirstLook
 from turnwise.config.schema import OracleWarmStart, TurnwiseSettings
 from turnwise.infra.atomic_files import encode_object, write_whole
 from turnwise.infra.wait_tracking import show_waits
 from turnwise.loop.build import build_explore, build_learn, build_play
+from turnwise.loop.components import ExploreParts, close_part
 from turnwise.loop.evaluate import Evaluation, evaluate_once
-from turnwise.loop.explore import Explored
-from turnwise.loop.parts import ExploreParts, close_part
-from turnwise.loop.separate import Shared, explore_alone
+from turnwise.loop.policies import resolve_model
+from turnwise.loop.split_processes import Shared, explore_alone
+from turnwise.loop.step import Explored
 from turnwise.loop.warm_start import warm_start
-from turnwise.models.resolve import describe_set_up, resolve_model
+from turnwise.models.resolve import describe_set_up
 from turnwise.protocols import PolicyMark
 from turnwise.report.console import ProgressDisplay, phase, print_notice
 from turnwise.report.metrics import JsonlSink, Sinks, Stopwatch, group_metrics

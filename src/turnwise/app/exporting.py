@@ -17,12 +17,12 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import GenerationConfig
 
 from turnwise.app.model_card import write_card
-from turnwise.app.policies import newest_checkpoint
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, RunError
 from turnwise.infra.atomic_files import whole_folder
 from turnwise.loop.build import load_words
+from turnwise.loop.policies import newest_checkpoint
 from turnwise.report.run_dir import RunDirectory
 
 

@@ -15,15 +15,11 @@ from turnwise.errors import RunError
 from turnwise.infra.atomic_files import write_whole
 from turnwise.report.token_log_reader import RecordedToken
 from turnwise.report.trajectories import decode_trajectory
-from turnwise.view.episode import describe_episode
-from turnwise.view.kept_episodes import find_episode
+from turnwise.view.episodes import TokenTexts, describe_episode, find_episode
 from turnwise.view.report_file import write_report
 from turnwise.view.run_files import RunFiles
-from turnwise.view.server import ViewServer
-from turnwise.view.shelf import Shelf
-from turnwise.view.status import describe_status
-from turnwise.view.terminal import print_episode, print_status
-from turnwise.view.token_texts import TokenTexts
+from turnwise.view.server import Shelf, ViewServer
+from turnwise.view.status import describe_status, print_episode, print_status
 
 
 def show(options: argparse.Namespace, console: Console) -> int:

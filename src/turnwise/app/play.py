@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from turnwise.app.policies import Found, explained, find_policy, open_policy
 from turnwise.config.load import env_params, parse_params
 from turnwise.envs.base import BaseEnv, make_env
 from turnwise.envs.safe_calls import closing_env
@@ -16,6 +15,7 @@ from turnwise.errors import ConfigError, RunError
 from turnwise.infra.seeds import derive_seed
 from turnwise.infra.threads import run_async
 from turnwise.loop.evaluate import evaluate_once
+from turnwise.loop.policies import Found, explained, find_policy, open_policy
 from turnwise.models.resolve import describe_set_up
 from turnwise.report.console import phase, print_notice, print_trajectory
 from turnwise.report.run_dir import settings_file_of

@@ -22,7 +22,7 @@ import numpy as np
 from turnwise.errors import EngineError, ModelError, RunError, TurnwiseError
 from turnwise.infra.atomic_files import find_damage
 from turnwise.types import GenerateRequest, Sampling
-from turnwise.view.policy_question import PolicyAnswer, PolicyQuestion
+from turnwise.view.policy_query import PolicyAnswer, PolicyQuestion
 
 _DEADLINE_S = 120.0
 """For an answer, loading included."""
@@ -173,7 +173,7 @@ class _Holder:
 
 
 def _refuse_large(folder: Path) -> None:
-    from turnwise.app.doctor.installation import free_host_bytes  # noqa: PLC0415 - torch, for this process alone
+    from turnwise.checks.plan import free_host_bytes  # noqa: PLC0415 - torch, for this process alone
 
     size, free = sum(file.stat().st_size for file in folder.glob("*.safetensors")), free_host_bytes()
     if free is not None and size > _MEMORY_SHARE * free:

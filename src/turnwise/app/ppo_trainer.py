@@ -22,8 +22,8 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, RunError
 from turnwise.infra.threads import run_async
 from turnwise.loop.build import find_loop
-from turnwise.loop.parts import TrainParts
-from turnwise.loop.stages import Stages
+from turnwise.loop.components import TrainParts
+from turnwise.loop.step import Stages
 from turnwise.report.run_dir import RunDirectory
 from turnwise.sync.role_locks import ROLES, hold_roles
 

@@ -10,8 +10,8 @@ from rich.console import Console
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.hooks import Figure, sort_figures
 from turnwise.infra.untrusted import tell_successes
+from turnwise.loop.components import PlayParts
 from turnwise.loop.evaluate import Evaluation
-from turnwise.loop.parts import PlayParts
 from turnwise.loop.serial import LoopStep
 from turnwise.protocols import Sink
 from turnwise.report.console import ProgressDisplay

@@ -24,10 +24,10 @@ from turnwise.errors import ConfigError, RunError
 from turnwise.infra.threads import run_async
 from turnwise.learn.checkpoint import resumed_model
 from turnwise.loop.build import build_train, open_credit, open_learner
-from turnwise.loop.parts import LearnParts, TrainParts
+from turnwise.loop.components import LearnParts, TrainParts
+from turnwise.loop.policies import resolve_model
 from turnwise.loop.serial import Learnt, LoopStep, learn_from, train_serial
 from turnwise.loop.warm_start import mix_in_demonstrations
-from turnwise.models.resolve import resolve_model
 from turnwise.report.metrics import Stopwatch
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.token_log import LearningRecord

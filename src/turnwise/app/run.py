@@ -14,9 +14,8 @@ from rich.console import Console
 from turnwise.app.checkpointer import sound_checkpoint
 from turnwise.app.clustering import ClusterTraining
 from turnwise.app.exploring import Exploring, evaluate_alone
-from turnwise.app.policies import find_policy, newest_checkpoint, open_policy
-from turnwise.app.refusals import refuse_what_cannot_run
 from turnwise.app.training import Training
+from turnwise.checks.setup import refuse_what_cannot_run
 from turnwise.config.load import Change, Loaded, dump_settings, load_recipe, load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.trust import find_secrets, is_hidden
@@ -26,6 +25,7 @@ from turnwise.infra.atomic_files import read_text
 from turnwise.infra.parsing import parse_yaml
 from turnwise.infra.threads import run_async
 from turnwise.loop.evaluate import Evaluation, evaluate_once
+from turnwise.loop.policies import find_policy, newest_checkpoint, open_policy
 from turnwise.models.resolve import require_reachable
 from turnwise.report.console import phase, print_notice
 from turnwise.report.manifest import collect_manifest

@@ -24,11 +24,10 @@ from turnwise.audit.faults import Fault
 from turnwise.config.load import load_settings
 from turnwise.errors import AuditError, LearnError, SyncError
 from turnwise.infra.threads import run_async
-from turnwise.loop.build import build_explore, join, open_credit, open_learner, open_proxies
-from turnwise.loop.open_audit import open_audit
-from turnwise.loop.parts import TrainParts
+from turnwise.loop.build import build_explore, join, open_audit, open_credit, open_learner, open_proxies
+from turnwise.loop.components import TrainParts
+from turnwise.loop.policies import resolve_model
 from turnwise.loop.serial import LoopStep, train_serial
-from turnwise.models.resolve import resolve_model
 from turnwise.report.metrics import Stopwatch
 from turnwise.sync.weight_store import MemoryChannel
 

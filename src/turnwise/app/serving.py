@@ -22,10 +22,9 @@ from pathlib import Path
 from rich.console import Console
 
 from turnwise.app.checkpointer import read_progress
-from turnwise.app.policies import find_policy, names_a_model
-from turnwise.app.refusals import refuse_what_cannot_run
 from turnwise.app.run import Run
-from turnwise.config.checks import is_shared
+from turnwise.checks.settings import is_shared
+from turnwise.checks.setup import refuse_what_cannot_run
 from turnwise.config.component import BUFFERS, TRANSPORTS
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.config.schema import TurnwiseSettings
@@ -35,10 +34,9 @@ from turnwise.infra.atomic_files import read_text, write_whole
 from turnwise.infra.parsing import parse_json
 from turnwise.infra.threads import end_tasks
 from turnwise.infra.wait_tracking import show_waits
-from turnwise.loop.build import load_words, open_engine
-from turnwise.loop.open_buffer import open_buffer
-from turnwise.loop.separate import Shared, as_groups
-from turnwise.models.resolve import resolve_model
+from turnwise.loop.build import load_words, open_buffer, open_engine
+from turnwise.loop.policies import find_policy, names_a_model, resolve_model
+from turnwise.loop.split_processes import Shared, as_groups
 from turnwise.protocols import Buffer, ChatTemplate, Engine, Mailbox
 from turnwise.report.console import phase
 from turnwise.report.manifest import collect_manifest
@@ -46,9 +44,8 @@ from turnwise.report.run_dir import RunDirectory, new_run_path, settings_file_of
 from turnwise.report.trajectories import TrajectoryJournal
 from turnwise.rollout.env_specs import settle_length
 from turnwise.rollout.model_handle import ModelHandle
-from turnwise.serve.endpoint import ChatEndpoint
 from turnwise.serve.http import LOOPBACK
-from turnwise.serve.recorder import SPLIT, EpisodeRecorder
+from turnwise.serve.recorder import SPLIT, ChatEndpoint, EpisodeRecorder
 from turnwise.types import Group, Sampling, Task, TrajectoryId
 
 log = logging.getLogger(__name__)

@@ -12,21 +12,22 @@ from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
 from turnwise.app.checkpointer import load_checkpoint
-from turnwise.app.misfits import find_misfits, find_model_misfits, tell_misfits
-from turnwise.app.plan import judge_path
 from turnwise.app.progress import Progress
-from turnwise.config.checks import find_no_effect
+from turnwise.checks.model import find_misfits, find_model_misfits, tell_misfits
+from turnwise.checks.plan import judge_path
+from turnwise.checks.settings import find_no_effect
 from turnwise.config.schema import LessonSettings, TurnwiseSettings
 from turnwise.infra.atomic_files import write_whole
 from turnwise.learn.checkpoint import resumed_model
 from turnwise.loop.build import build_learn, build_play, build_train, samples_in_place
+from turnwise.loop.components import LearnParts, PlayParts, TrainParts
 from turnwise.loop.evaluate import Evaluation
-from turnwise.loop.parts import LearnParts, PlayParts, TrainParts
-from turnwise.loop.stages import STAGES, Stages
+from turnwise.loop.policies import resolve_model
+from turnwise.loop.step import STAGES, Stages
 from turnwise.loop.warm_start import mix_in_demonstrations, warm_start
 from turnwise.models.load import warn_of_slow_bfloat16
 from turnwise.models.memory import describe_in_one_line, read_config, report_memory
-from turnwise.models.resolve import describe_set_up, resolve_model
+from turnwise.models.resolve import describe_set_up
 from turnwise.report.console import phase, print_notice
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.trajectories import Journals

@@ -18,22 +18,21 @@ from rich.console import Console
 
 from turnwise.app.checkpointer import Checkpointer
 from turnwise.app.closing import close_run, short_path, told, told_by_env, with_warm_start
-from turnwise.app.first_look import FirstLook
 from turnwise.app.progress import Progress
 from turnwise.app.recording import RunRecorder, engine_metrics, evaluation_metrics
 from turnwise.app.set_up import Start, Workers, open_workers, set_up
-from turnwise.app.watching import CollapsedError, Watcher
+from turnwise.checks.episodes import FirstLook
+from turnwise.checks.health import CollapsedError, Watcher
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import Finding, SyncError
 from turnwise.hooks import Callback, open_callbacks
 from turnwise.infra.wait_tracking import show_waits
 from turnwise.loop.build import find_loop
+from turnwise.loop.components import TrainParts
 from turnwise.loop.evaluate import Evaluation, baseline_intervals, is_evaluation_due, measure_baselines
-from turnwise.loop.explore import Explored
-from turnwise.loop.parts import TrainParts
-from turnwise.loop.separate import Shared, train_from_buffer
 from turnwise.loop.serial import LoopStep
-from turnwise.loop.stages import STAGES, Stages
+from turnwise.loop.split_processes import Shared, train_from_buffer
+from turnwise.loop.step import STAGES, Explored, Stages
 from turnwise.report.console import phase, print_notice
 from turnwise.report.metrics import Stopwatch, reward_sources
 from turnwise.report.run_dir import RunDirectory, Summary

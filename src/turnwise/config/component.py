@@ -242,8 +242,8 @@ OPPONENTS = Registry(
     {
         "random": "turnwise.envs.two_player:RandomMoves",
         "scripted": "turnwise.envs.two_player:ScriptedMoves",
-        "policy": "turnwise.app.opponent:FrozenPolicy",
-        "league": "turnwise.app.opponent:League",
+        "policy": "turnwise.loop.policies:FrozenPolicy",
+        "league": "turnwise.loop.policies:League",
     },
 )
 CALL_PARSERS = Registry(

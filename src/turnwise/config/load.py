@@ -29,8 +29,7 @@ from turnwise.errors import ConfigError
 from turnwise.infra.parsing import MAX_DEPTH, check_yaml_depth
 
 if TYPE_CHECKING:
-    from turnwise.config.dialects.table import Dialect
-    from turnwise.config.dialects.translate import Translation
+    from turnwise.convert.table import Dialect, Translation
 
 _VLLM_HEAD_WIDTH = 32
 """The narrowest attention head that vLLM has a kernel for."""
@@ -339,7 +338,7 @@ def load_recipe(
     recipe: str | Path | Mapping[str, object], overrides: Sequence[str] | Mapping[str, object] = ()
 ) -> Loaded:
     """As `load_settings`, with what was translated and what the section `pretrained` changed."""
-    from turnwise.config.dialects.known import describe_likeness  # noqa: PLC0415
+    from turnwise.convert.load import describe_likeness  # noqa: PLC0415
 
     keys = _read(recipe, overrides)
     try:
@@ -378,8 +377,12 @@ class _Keys:
 
 def _read(recipe: str | Path | Mapping[str, object], overrides: Sequence[str] | Mapping[str, object]) -> _Keys:
     """All keys in our own words."""
-    from turnwise.config.dialects.known import detect_dialect  # noqa: PLC0415
-    from turnwise.config.dialects.load import pick_ours, translate_config, translate_overrides  # noqa: PLC0415
+    from turnwise.convert.load import (  # noqa: PLC0415
+        detect_dialect,
+        pick_ours,
+        translate_config,
+        translate_overrides,
+    )
 
     layers, name = _read_source(recipe)
     source = _merge_layers(_plain(layers))
@@ -469,8 +472,7 @@ def _says(config: DictConfig, key: str) -> bool:
 
 def translate_file(recipe: str | Path, overrides: Sequence[str] = ()) -> Translation | None:
     """What becomes of a file of another project, refused keys included; None for a file in our own words."""
-    from turnwise.config.dialects.known import detect_dialect  # noqa: PLC0415
-    from turnwise.config.dialects.load import translate_config  # noqa: PLC0415
+    from turnwise.convert.load import detect_dialect, translate_config  # noqa: PLC0415
 
     source = _merge_layers(_plain(_read_source(recipe)[0]))
     dialect = detect_dialect(source)
@@ -499,7 +501,7 @@ def _split_overrides(
     overrides: Sequence[str] | Mapping[str, object], dialect: Dialect | None
 ) -> tuple[list[tuple[str, DictConfig]], list[tuple[str, DictConfig]]]:
     """Overrides in our words, and those in another project's; their keys made whole."""
-    from turnwise.config.dialects.load import foreign_key  # noqa: PLC0415
+    from turnwise.convert.load import foreign_key  # noqa: PLC0415
 
     ours: list[tuple[str, DictConfig]] = []
     theirs: list[tuple[str, DictConfig]] = []
@@ -531,7 +533,7 @@ def dump_settings(settings: TurnwiseSettings, pretrained: Sequence[Change] = ())
 
 def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> list[Layer]:
     """The layers of a file, its bases first."""
-    from turnwise.config.dialects.load import find_composed  # noqa: PLC0415
+    from turnwise.convert.load import find_composed  # noqa: PLC0415
 
     if path.resolve() in seen:
         raise ConfigError(f"'{path}' extends itself: {' -> '.join(p.name for p in (*seen, path))}")

@@ -118,7 +118,7 @@ def read_settings_file(path: Path) -> DictConfig:
 
 def _is_text(config: DictConfig, path: Path) -> bool:
     """OmegaConf takes plain text for a key without a value, and YAML takes 'Question: ...' for a setting."""
-    from turnwise.config.dialects.known import OUR_SECTIONS, detect_dialect  # noqa: PLC0415
+    from turnwise.convert.load import OUR_SECTIONS, detect_dialect  # noqa: PLC0415
 
     if path.suffix in _SETTINGS_SUFFIXES:
         return len(config) == 1 and not _is_mapping(path.read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
 """Where ranks run: the seam between a learner of several processes and whatever starts them.
 
 A host starts ranks, calls a method on all of them at once, notices when one is gone, and stops them. `processes.py`
-does so with processes of this machine, `loop/cluster/ray_ranks.py` with actors of a cluster, and neither learner nor
+does so with processes of this machine, `cluster/ray_cluster.py` with actors of a cluster, and neither learner nor
 rank changes. What runs in a rank is `rank.Rank`, made from its `RankPlace`.
 """
 

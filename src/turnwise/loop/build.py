@@ -15,12 +15,15 @@ from typing import Any, cast
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from turnwise.audit.batch_audit import BatchAudit
 from turnwise.config.component import (
+    BUFFERS,
     CREDITS,
     ENGINES,
     LEARNERS,
     LOOPS,
     LOSSES,
+    PRIORITIES,
     TRANSPORTS,
     Registry,
     import_reward_function,
@@ -31,20 +34,18 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.schema_learn import FunctionJudgeSettings, ModelJudgeSettings, NoJudge
 from turnwise.context.template import LearnedTemplate
 from turnwise.context.tokenizer import load_tokenizer
-from turnwise.deps import EngineSite, LearnerSite, TransportSite
+from turnwise.deps import BufferSite, EngineSite, LearnerSite, TransportSite
 from turnwise.envs.base import SeedTasks
 from turnwise.envs.prompts.sources import training_preferences
 from turnwise.envs.selectors import ByDifficulty, FiniteTasks, Selector, Sequential, Shuffled
 from turnwise.errors import ConfigError
 from turnwise.learn.local_launcher import start_processes
 from turnwise.learn.workers import ParallelLearner, StartRanks
-from turnwise.loop.open_audit import open_audit
-from turnwise.loop.open_buffer import open_buffer
-from turnwise.loop.parts import ExploreParts, LearnParts, PlayParts, TrainParts, Words
-from turnwise.loop.rivals import open_rivals
+from turnwise.loop.components import ExploreParts, LearnParts, PlayParts, TrainParts, Words
+from turnwise.loop.frozen_opponents import open_rivals
 from turnwise.models.load import cache_folder
 from turnwise.models.reward_model import load_judge, tiny_reward_folder
-from turnwise.protocols import ChatTemplate, CreditRule, Engine, Judge, Learner, Mailbox, TaskSource
+from turnwise.protocols import Buffer, ChatTemplate, CreditRule, Engine, Judge, Learner, Mailbox, TaskSource
 from turnwise.rollout.agent_proxy import AgentProxy, PlayRules
 from turnwise.rollout.env_manager import EnvConfigs, EnvStateManager
 from turnwise.rollout.env_specs import World, count_held_out, find_workflow, rewards_have_a_source, worlds_of
@@ -52,8 +53,35 @@ from turnwise.rollout.episode import RunnerLimits
 from turnwise.rollout.scoring import FunctionJudge, Judging
 from turnwise.rollout.workflow import Rivals, Workflow
 from turnwise.sync.sync_check import Probe, ProbedChannel, ScoringEngine, ScoringLearner
+from turnwise.sync.sync_schedule import rules_of
 from turnwise.sync.weight_store import MemoryChannel, SharedChannel
 from turnwise.types import Message, Sampling, Task
+
+
+def open_audit(settings: TurnwiseSettings, learner: Learner, run_path: Path | None) -> BatchAudit | None:
+    """What holds every batch against what was sampled."""
+    if not settings.audit.is_on:
+        return None
+    return BatchAudit(settings, learner, max_staleness=_bound_of_staleness(settings), run_path=run_path)
+
+
+def _bound_of_staleness(settings: TurnwiseSettings) -> int | None:
+    """How many updates old a batch can be; None where what waits in the buffer may grow older."""
+    buffer = settings.buffer
+    if settings.run.mode != "both" or not buffer.train_batch_size is buffer.reuse_cooldown is None:
+        return None
+    if settings.loop.is_in_turns:
+        return settings.sync.interval - 1
+    return rules_of(settings.sync).max_staleness if settings.loop.type == "pipelined" else None
+
+
+def open_buffer(settings: TurnwiseSettings, run_path: Path | None) -> Buffer:
+    """The buffer of a run; a durable one that is there already is opened."""
+    chosen = settings.buffer
+    priority: Any = PRIORITIES.get_target(chosen.priority.type)
+    buffer: Any = BUFFERS.get_target(chosen.type)
+    return cast(Buffer, buffer.open(chosen, BufferSite(priority=priority(chosen.priority), run_path=run_path)))
+
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from turnwise.envs.safe_calls import closing_env, reset_env
 from turnwise.errors import ConfigError, EngineError, did_you_mean
 from turnwise.infra.untrusted import share_of, tell_successes
 from turnwise.loop.build import build_judging
-from turnwise.loop.parts import PlayParts
+from turnwise.loop.components import PlayParts
 from turnwise.report.evaluation import mean_success, results_of, success_interval
 from turnwise.report.metrics import split_by_tag, told_numbers
 from turnwise.report.statistics import share_interval

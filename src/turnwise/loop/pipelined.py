@@ -15,11 +15,9 @@ from typing import Any
 
 from turnwise.experience.build import build_experiences
 from turnwise.infra.threads import end_tasks, unbroken
-from turnwise.loop.explore import Explored, explore, explore_on_record
-from turnwise.loop.parts import ExploreParts, TrainParts, close_part
+from turnwise.loop.components import ExploreParts, TrainParts, close_part
 from turnwise.loop.serial import LoopStep, describe_step, env_seconds, learn_from
-from turnwise.loop.stages import STAGES, Stages
-from turnwise.loop.starving import refuse_to_starve
+from turnwise.loop.step import STAGES, Explored, Stages, explore, explore_on_record, refuse_to_starve
 from turnwise.protocols import PolicyMark
 from turnwise.report.metrics import Stopwatch
 from turnwise.sync.sync_schedule import Bell, ExplorerEnd, TrainerEnd, rules_of

@@ -13,10 +13,8 @@ from turnwise.experience.build import build_experiences
 from turnwise.infra.threads import unbroken
 from turnwise.infra.wait_tracking import computing
 from turnwise.learn.checkpoint import digest_policy
-from turnwise.loop.explore import Explored, explore_on_record
-from turnwise.loop.parts import ExploreParts, LearnParts, TrainParts
-from turnwise.loop.stages import STAGES, Stages, is_written_anew
-from turnwise.loop.starving import refuse_to_starve
+from turnwise.loop.components import ExploreParts, LearnParts, TrainParts
+from turnwise.loop.step import STAGES, Explored, Stages, explore_on_record, is_written_anew, refuse_to_starve
 from turnwise.protocols import Buffer
 from turnwise.report.metrics import Stopwatch, group_metrics
 from turnwise.report.token_log_codec import LearntBatch

@@ -17,7 +17,7 @@ from turnwise.errors import ConfigError, ContextOverflow, LearnError, ModelError
 from turnwise.experience.build import merge_prefixes, split_trajectory
 from turnwise.infra.wait_tracking import computing
 from turnwise.loop.build import Stage, build_judging, first_train_seed, open_endpoint
-from turnwise.loop.parts import LearnParts
+from turnwise.loop.components import LearnParts
 from turnwise.protocols import ChatTemplate, Imitation
 from turnwise.rollout.env_specs import World, find_workflow, has_oracle, read_pairs, require_oracle, worlds_of
 from turnwise.rollout.scripted_policies import DemonstrationWorkflow, NoEngine, recite

@@ -38,8 +38,7 @@ from turnwise.models.load import (
     make_causal_model,
 )
 from turnwise.models.memory import read_config
-from turnwise.models.tiny import find_or_make, made_folder, tiny_config, tiny_model_folder
-from turnwise.rollout.env_specs import draw_sample_texts, worlds_of
+from turnwise.models.tiny import find_or_make, made_folder, tiny_config
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
 
@@ -231,20 +230,6 @@ _EXPECTED = (
     "Expected 'tiny' (the built-in model), 'smollm2', a Hugging Face folder, a GGUF file, or the name of a model on "
     "the hub."
 )
-
-
-def resolve_model(settings: TurnwiseSettings) -> str:
-    """The folder or hub name of the model that `model.path` means; the built-in model is made on first use."""
-    if settings.model.path != "tiny":
-        return resolve_path(settings.model.path)
-    texts = [text for world in worlds_of(settings) for text in draw_sample_texts(world)]
-    folder = tiny_model_folder(
-        cache_folder() / "models",
-        settings=settings.model.tiny,
-        seed=settings.run.seed,
-        sample_texts=texts,
-    )
-    return str(folder)
 
 
 def resolve_path(path: str) -> str:

@@ -20,8 +20,8 @@ from turnwise.config.component import import_target
 from turnwise.errors import ConfigError, EngineError, RewardError, ServeError
 from turnwise.rollout.workflow import Workflow
 from turnwise.rollout_io import TurnFacts
-from turnwise.serve.endpoint import ChatEndpoint
 from turnwise.serve.episode import Episode, Outcome
+from turnwise.serve.recorder import ChatEndpoint
 from turnwise.types import StopReason, Trajectory
 
 _EXPECTED = "expected 'package.module:function', a function that takes (base_url, api_key, task) and returns a reward."

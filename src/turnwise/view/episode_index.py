@@ -18,7 +18,7 @@ from typing import Any
 
 from turnwise.errors import RunError
 from turnwise.report.metrics import cause_of
-from turnwise.view.kept_episodes import EpisodeFile, list_episode_files, read_episode
+from turnwise.view.episodes import EpisodeFile, list_episode_files, read_episode
 
 _TABLE = """
 create table files (path text primary key, size integer, mtime_ns integer);

@@ -15,10 +15,8 @@ from hashlib import sha256
 from typing import Any
 
 from turnwise.errors import RunError
-from turnwise.view.answers import ANSWERS
-from turnwise.view.assets import CHARTS, SCRIPTS, STYLES, read_asset
 from turnwise.view.episode_index import EpisodeFilter, Order
-from turnwise.view.shelf import Shelf, ViewedRun
+from turnwise.view.server import ANSWERS, CHARTS, SCRIPTS, STYLES, Shelf, ViewedRun, read_asset
 
 _MAX_BYTES = 24_000_000
 """What can still be sent to a colleague: further episodes are left out."""

@@ -7,10 +7,16 @@ not installed here can be looked at. It refuses to change anything in a run.
 
 from __future__ import annotations
 
+import os
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from threading import Lock
 from typing import Any
 
@@ -21,8 +27,157 @@ from turnwise.infra.parsing import parse_json, parse_yaml
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.token_log import LearningRecord
 from turnwise.report.token_log_reader import StepTokens
-from turnwise.view.growing_rows import GrowingRows
-from turnwise.view.state import RunState, find_state
+
+_QUIET_S = 120.0
+"""A run that has written nothing for this long, and for many of its own steps, is no longer there."""
+_QUIET_STEPS = 8
+_SAME_MOMENT_S = 5.0
+"""Files of one ending, and copies of them, are written within this time."""
+_LOCKS = Path("/proc/locks")
+
+
+class RunState(StrEnum):
+    RUNNING = "running"
+    ENDED = "ended"
+    COLLAPSED = "collapsed"
+    """The watch has ended it."""
+    KILLED = "killed"
+    """It has not ended, and nobody is at work in it."""
+
+
+def find_state(
+    directory: RunDirectory, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any] | None
+) -> RunState:
+    """`rows` are its metrics, `summary` what it wrote at its end."""
+    workers = find_workers(directory.path)
+    if any(worker.is_there for worker in workers):
+        return RunState.RUNNING
+    if summary is not None and _written_s(directory.metrics) <= _written_s(directory.summary) + _SAME_MOMENT_S:
+        return RunState.COLLAPSED if summary.get("stopped") else RunState.ENDED
+    if workers and all(worker.is_there is False for worker in workers):
+        return RunState.KILLED
+    return RunState.RUNNING if silent_s(directory) < _patience_s(rows) else RunState.KILLED
+
+
+def silent_s(directory: RunDirectory) -> float:
+    """How long nothing has been written."""
+    places = (
+        directory.metrics,
+        directory.config,
+        directory.learning_record,
+        directory.explorer_metrics,
+        directory.trajectories,
+        directory.checkpoints,
+        directory.unfinished,
+        directory.path / "waiting.json",
+    )
+    return max(0.0, time.time() - max(map(_written_s, places)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """A process that has taken a role in a run, as its lock tells it."""
+
+    role: str
+    is_there: bool | None
+    """Whether it holds its lock; None where that cannot be known from here."""
+    pid: int | None = None
+    host: str | None = None
+    since: str | None = None
+
+
+def find_workers(folder: Path) -> list[Worker]:
+    """By the locks in a run directory, which are looked up in the system's table and never touched."""
+    held = _held_places()
+    workers = []
+    for lock in sorted(found for pattern in ("*.lock", "*/*.lock") for found in folder.glob(pattern)):
+        told = _read_lock(lock)
+        is_here = told.get("host") in (None, socket.gethostname())
+        is_there = None if held is None or not is_here else _place(lock) in held
+        workers.append(Worker(role=lock.stem, is_there=is_there, **told))
+    return workers
+
+
+def _held_places() -> set[str] | None:
+    """Files that some process has locked for itself; None where the system has no such table."""
+    try:
+        lines = _LOCKS.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    # `1: FLOCK  ADVISORY  WRITE 708 08:01:2506 0 EOF`
+    return {words[5] for line in lines if len(words := line.split()) > 5 and words[3] == "WRITE"}
+
+
+def _read_lock(lock: Path) -> dict[str, Any]:
+    try:
+        told = parse_json(lock.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {key: told.get(key) for key in ("pid", "host", "since")} if isinstance(told, dict) else {}
+
+
+def _place(file: Path) -> str:
+    found = file.stat()
+    return f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+
+
+def _patience_s(rows: Sequence[Mapping[str, Any]]) -> float:
+    times = [row["time_s"] for row in rows[-50:] if isinstance(row.get("time_s"), int | float)]
+    taken = [later - earlier for earlier, later in pairwise(times)]
+    return max(_QUIET_S, _QUIET_STEPS * median(taken)) if taken else _QUIET_S
+
+
+def _written_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+class GrowingRows:
+    """One file, which need not be there yet; for any number of threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = Lock()
+        self._identity: tuple[int, int] | None = None
+        self._end = 0
+        self._rows: list[dict[str, Any]] = []
+
+    def read(self) -> list[dict[str, Any]]:
+        """All rows until now."""
+        with self._lock:
+            self._catch_up()
+            return list(self._rows)
+
+    def _catch_up(self) -> None:
+        try:
+            found = self._path.stat()
+        except OSError:
+            self._identity, self._end, self._rows = None, 0, []
+            return
+        identity = (found.st_dev, found.st_ino)
+        if identity != self._identity or found.st_size < self._end:
+            self._identity, self._end, self._rows = identity, 0, []
+        if found.st_size > self._end:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        with self._path.open("rb") as file:
+            file.seek(self._end)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._end += len(whole)
+        self._rows += [row for line in whole.split(b"\n") if line and (row := _parse(line)) is not None]
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = parse_json(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
 
 _KEPT_STEPS = 6
 """Updates whose tokens stay in memory, so that one episode after the other opens at once."""

@@ -13,13 +13,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import turnwise as tw
 from turnwise.app import closing
-from turnwise.app.refusals import find_refusals
 from turnwise.app.run import train
+from turnwise.checks.setup import find_refusals
 from turnwise.cli import main
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, LearnError
 from turnwise.hooks import Figure
-from turnwise.loop.parts import LearnParts
+from turnwise.loop.components import LearnParts
 from turnwise.types import Annotations, Batch, Experience, Group, Metrics, Sample, Trajectory
 
 from ...small_run import SMALL_LAKE, without_plots

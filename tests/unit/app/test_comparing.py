@@ -21,8 +21,7 @@ from turnwise.errors import ConfigError, RunError
 from turnwise.report.comparison import compare, read_side
 from turnwise.report.evaluation import find_evals, read_eval, results_of
 from turnwise.report.trajectories import read_trajectories
-from turnwise.view.answers import ANSWERS
-from turnwise.view.shelf import Shelf
+from turnwise.view.server import ANSWERS, Shelf
 
 
 @pytest.fixture(scope="module")

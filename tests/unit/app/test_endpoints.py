@@ -18,18 +18,17 @@ pytest.importorskip("openai", reason="the openai package is not installed; it is
 
 from turnwise.app.evaluating import evaluate_policy
 from turnwise.app.play import play_in_terminal
-from turnwise.app.policies import find_policy, open_policy
-from turnwise.app.refusals import find_refusals
 from turnwise.app.run import Run, train
 from turnwise.app.serving import load_served, open_endpoint
+from turnwise.checks.setup import find_refusals
 from turnwise.cli import main
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, LearnError
 from turnwise.experience.build import build_experiences
 from turnwise.loop.build import build_learn
 from turnwise.loop.evaluate import evaluate_once
+from turnwise.loop.policies import find_policy, open_policy, resolve_model
 from turnwise.loop.warm_start import warm_start
-from turnwise.models.resolve import resolve_model
 from turnwise.protocols import Imitation
 from turnwise.types import Experience, Group
 

@@ -14,12 +14,12 @@ from rich.console import Console
 from turnwise.app.eval_report import EvalReport
 from turnwise.app.eval_texts import show_report, to_markdown
 from turnwise.app.evaluating import evaluate_policy, evaluate_rule
-from turnwise.app.policies import find_policy
 from turnwise.app.run import Run, train
 from turnwise.app.suites import SUITES
 from turnwise.cli import main
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError
+from turnwise.loop.policies import find_policy
 from turnwise.report.evaluation import read_eval
 from turnwise.report.trajectories import read_trajectories
 

@@ -8,12 +8,12 @@ import pytest
 
 import turnwise as tw
 from turnwise.app.run import Run, train
-from turnwise.config.checks import check_settings, find_no_effect
+from turnwise.checks.settings import check_settings, find_no_effect
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, LearnError
 from turnwise.loop.build import build_play, held_out_tasks
 from turnwise.loop.evaluate import measure_baselines, play_rule_in
-from turnwise.models.resolve import resolve_model
+from turnwise.loop.policies import resolve_model
 from turnwise.report.trajectories import read_trajectories
 
 from ...small_run import SMALL, without_plots

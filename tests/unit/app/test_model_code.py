@@ -31,9 +31,9 @@ from turnwise.cli import build_parser, main
 from turnwise.config.load import load_settings
 from turnwise.errors import EngineError, ModelError
 from turnwise.infra.atomic_files import write_checksums
+from turnwise.loop.policies import resolve_model
 from turnwise.models.load import load_classifier, load_config, load_model, load_tokenizer_of
-from turnwise.models.resolve import resolve_model
-from turnwise.view.policy_question import PolicyQuestion
+from turnwise.view.policy_query import PolicyQuestion
 
 from ...clock import HANG_S
 from ...small_run import SMALL_MODEL

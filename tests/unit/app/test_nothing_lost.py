@@ -27,7 +27,7 @@ from turnwise.app.run import Run, resume, train
 from turnwise.cli import main
 from turnwise.engine.local import LocalEngine
 from turnwise.errors import ConfigError, RunError, SyncError
-from turnwise.loop.stages import Stages
+from turnwise.loop.step import Stages
 from turnwise.protocols import PolicyMark
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.trajectories import TrajectoryJournal

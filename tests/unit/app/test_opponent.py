@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from turnwise.app import opponent
 from turnwise.app.run import Run, train
 from turnwise.config.load import load_settings
 from turnwise.context.answer import render_answer, write_preamble
@@ -23,6 +22,7 @@ from turnwise.experience.build import split_trajectory
 from turnwise.infra.atomic_files import write_checksums
 from turnwise.learn.policy import PolicyModel
 from turnwise.learn.trainer import imitate
+from turnwise.loop import policies as opponent
 from turnwise.models.load import load_model
 from turnwise.protocols import Imitation
 from turnwise.rollout.scripted_policies import recite

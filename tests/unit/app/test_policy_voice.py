@@ -18,7 +18,7 @@ from turnwise.app.policy_voice import PolicyVoice
 from turnwise.engine.local import LocalEngine
 from turnwise.errors import EngineError
 from turnwise.types import GenerateRequest, Sampling
-from turnwise.view.policy_question import PolicyQuestion
+from turnwise.view.policy_query import PolicyQuestion
 
 pytestmark = pytest.mark.slow
 
@@ -104,6 +104,6 @@ def test_near_the_end_of_the_window_it_goes_on_as_far_as_there_is_room(checkpoin
 
 
 def test_a_model_that_leaves_no_room_is_refused(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turnwise.app.doctor.installation.free_host_bytes", lambda: 1000)
+    monkeypatch.setattr("turnwise.checks.plan.free_host_bytes", lambda: 1000)
     with pytest.raises(policy_voice.ModelError, match="page takes at most 50%"):
         policy_voice._Holder().answer(question(checkpoint, 5))

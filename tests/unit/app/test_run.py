@@ -20,7 +20,7 @@ from turnwise.app.run import Run, evaluate, resume, train
 from turnwise.config.kinds import LoopSettings
 from turnwise.errors import ConfigError, LearnError, ModelError, RunError
 from turnwise.learn.trainer import Trainer
-from turnwise.loop import stages
+from turnwise.loop import step as stages
 from turnwise.report.run_dir import TIME_SECTIONS
 from turnwise.report.trajectories import read_trajectories
 

@@ -25,7 +25,7 @@ from turnwise.app.run import Run, train
 from turnwise.app.serving import TOKEN_VARIABLE, Served, load_served, open_endpoint, serve
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, ServeError
-from turnwise.loop.open_buffer import open_buffer
+from turnwise.loop.build import open_buffer
 from turnwise.loop.serial import learn_from
 from turnwise.protocols import PolicyMark
 from turnwise.sync.sync_schedule import Bell

@@ -15,7 +15,7 @@ import turnwise as tw
 from turnwise.app import set_up
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, RewardError, TurnwiseError, WorkflowError
-from turnwise.loop.parts import LearnParts
+from turnwise.loop.components import LearnParts
 from turnwise.report.trajectories import read_trajectories
 from turnwise.rollout.agents import EnvironmentAgent, GenBatch
 from turnwise.types import Batch, Group, StepReport, StepResult, Trajectory

@@ -12,12 +12,12 @@ import pytest
 
 pytest.importorskip("openai", reason="the openai package is not installed; it is part of the extras openai and dev")
 
-from turnwise.app.preview import make_preview
-from turnwise.app.refusals import find_refusals
+from turnwise.checks.model import make_preview
+from turnwise.checks.setup import find_refusals
 from turnwise.config.load import load_settings
 from turnwise.loop.build import build_learn
+from turnwise.loop.policies import resolve_model
 from turnwise.loop.warm_start import warm_start
-from turnwise.models.resolve import resolve_model
 from turnwise.types import Experience
 
 from ...endpoints import FakeEndpoint, said, serving

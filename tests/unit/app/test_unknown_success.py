@@ -13,13 +13,12 @@ from rich.console import Console
 
 import turnwise as tw
 from turnwise.app.closing import _most_telling
-from turnwise.app.doctor.probe import count_episodes
-from turnwise.app.doctor.verdicts import judge_policy
 from turnwise.app.eval_report import EvalReport, Figures
 from turnwise.app.eval_texts import show_report, to_markdown
 from turnwise.app.evaluating import evaluate_policy
 from turnwise.app.model_card import write_card
 from turnwise.app.run import Run, resume, train
+from turnwise.checks.episodes import count_episodes, judge_policy
 from turnwise.cli import main
 from turnwise.config.load import load_settings
 from turnwise.report.comparison import compare, read_side

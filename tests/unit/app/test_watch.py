@@ -13,9 +13,10 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from turnwise.app import first_look, recording
+from turnwise.app import recording
 from turnwise.app.checkpointer import Checkpointer
 from turnwise.app.run import Run, evaluate, resume, train
+from turnwise.checks import episodes as first_look
 from turnwise.learn.trainer import Trainer
 from turnwise.report.run_dir import RunDirectory, Summary
 from turnwise.report.trajectories import read_trajectories

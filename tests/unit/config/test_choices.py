@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.config.checks import check_settings
+from turnwise.checks.settings import check_settings
 from turnwise.config.kinds import Choice
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.config.recipes import list_recipes
@@ -150,7 +150,7 @@ def test_equal_settings_compare_equal_whoever_loads_them() -> None:
 def test_reading_and_checking_settings_imports_no_torch() -> None:
     code = (
         "import sys\n"
-        "from turnwise.config.checks import check_settings, find_no_effect\n"
+        "from turnwise.checks.settings import check_settings, find_no_effect\n"
         "from turnwise.config.load import load_settings\n"
         f"for recipe in {list_recipes()!r}:\n"
         "    settings = load_settings(recipe)\n"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.config.dialects.known import ALIGN_ANYTHING, DIALECTS, RAGEN, TRINITY, VERL
-from turnwise.config.dialects.table import Dialect
 from turnwise.config.schema import CHOICES, TurnwiseSettings
 from turnwise.config.settings import Settings
+from turnwise.convert.load import ALIGN_ANYTHING, DIALECTS, RAGEN, TRINITY, VERL
+from turnwise.convert.table import Dialect
 
 SHARED = Path(__file__).parents[4] / "shared" / "reference" / "dialects.md"
 needs_list = pytest.mark.skipif(not SHARED.is_file(), reason="../shared/reference/dialects.md is not here")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from turnwise.config.checks import check_settings, find_no_effect
+from turnwise.checks.settings import check_settings, find_no_effect
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.errors import ConfigError
 

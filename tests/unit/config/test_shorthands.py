@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.config.checks import check_settings
+from turnwise.checks.settings import check_settings
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError
 

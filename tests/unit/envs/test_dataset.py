@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from turnwise.app.run import train
-from turnwise.config.checks import find_no_effect
+from turnwise.checks.settings import find_no_effect
 from turnwise.config.load import load_settings
 from turnwise.envs.base import make_env
 from turnwise.envs.check import check_env

@@ -14,9 +14,9 @@ from turnwise.config.load import load_settings
 from turnwise.errors import AuditError
 from turnwise.experience.build import build_experiences
 from turnwise.infra.threads import run_async
-from turnwise.loop.explore import explore
-from turnwise.loop.parts import TrainParts
+from turnwise.loop.components import TrainParts
 from turnwise.loop.serial import learn_from
+from turnwise.loop.step import explore
 from turnwise.types import Experience
 
 

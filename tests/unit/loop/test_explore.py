@@ -10,14 +10,13 @@ import pytest
 
 from tests.small_run import SMALL_LAKE, SMALL_MODEL, build_parts, without_plots
 from turnwise.app.run import Run, train
-from turnwise.config.checks import check_settings
+from turnwise.checks.settings import check_settings
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, LearnError, TaskError
 from turnwise.experience.build import build_experiences
-from turnwise.loop.explore import Explored, explore
-from turnwise.loop.parts import TrainParts
-from turnwise.loop.starving import refuse_to_starve
+from turnwise.loop.components import TrainParts
+from turnwise.loop.step import Explored, explore, refuse_to_starve
 from turnwise.loop.warm_start import mix_in_demonstrations
 
 BANDIT = {

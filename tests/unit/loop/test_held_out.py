@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from turnwise.app.plan import make_plan
-from turnwise.app.refusals import find_refusals
+from turnwise.checks.plan import make_plan
+from turnwise.checks.setup import find_refusals
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.errors import ConfigError
 from turnwise.loop.build import held_out_tasks

@@ -10,16 +10,16 @@ import torch
 
 from tests.clock import HANG_S
 from tests.small_run import SMALL_LAKE, build_parts
-from turnwise.config.checks import check_settings, find_no_effect
+from turnwise.checks.settings import check_settings, find_no_effect
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, LearnError, SyncError
 from turnwise.loop import pipelined
+from turnwise.loop.components import TrainParts
 from turnwise.loop.evaluate import evaluate_policy, is_evaluation_due
-from turnwise.loop.parts import TrainParts
 from turnwise.loop.pipelined import train_pipelined
+from turnwise.loop.policies import resolve_model
 from turnwise.loop.serial import LoopStep, train_serial
 from turnwise.models.load import load_model
-from turnwise.models.resolve import resolve_model
 from turnwise.report.metrics import Stopwatch
 
 pytestmark = pytest.mark.slow

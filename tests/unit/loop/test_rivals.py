@@ -23,7 +23,7 @@ from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, SyncError
 from turnwise.infra.atomic_files import write_checksums
-from turnwise.loop.rivals import LeagueOfRun
+from turnwise.loop.frozen_opponents import LeagueOfRun
 from turnwise.models.load import load_model
 from turnwise.report.run_dir import step_name
 from turnwise.report.trajectories import read_trajectories

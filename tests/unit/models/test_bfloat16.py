@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.app.plan import make_plan
+from turnwise.checks.plan import make_plan
 from turnwise.config.load import load_settings
 from turnwise.models import load as bfloat16
 from turnwise.models.load import Speeds, measure_speeds, warn_of_slow_bfloat16

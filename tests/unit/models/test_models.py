@@ -12,13 +12,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from turnwise.app.refusals import find_refusals
 from turnwise.app.run import train
+from turnwise.checks.setup import find_refusals
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, ModelError
 from turnwise.loop.build import build_play
+from turnwise.loop.policies import resolve_model
 from turnwise.models import resolve as models
-from turnwise.models.resolve import describe_set_up, find_here, note_on, read_shape, resolve_model, resolve_path
+from turnwise.models.resolve import describe_set_up, find_here, note_on, read_shape, resolve_path
 
 from ...small_run import SMALL_LAKE
 

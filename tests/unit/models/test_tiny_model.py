@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TinySettings
-from turnwise.models.resolve import resolve_model
+from turnwise.loop.policies import resolve_model
 from turnwise.models.tiny import find_or_make, fit_tokenizer, tiny_model_folder
 from turnwise.rollout.env_specs import draw_sample_texts, main_world
 

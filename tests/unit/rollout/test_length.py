@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import turnwise as tw
-from turnwise.app.refusals import find_refusals
 from turnwise.app.run import train
+from turnwise.checks.settings import find_no_effect
+from turnwise.checks.setup import find_refusals
 from turnwise.cli import main
-from turnwise.config.checks import find_no_effect
 from turnwise.config.load import load_settings
 from turnwise.envs.base import make_env
 from turnwise.errors import ConfigError

@@ -17,7 +17,7 @@ from turnwise.context.tokenizer import Codec, HFTokenizer
 from turnwise.models.resolve import find_gguf
 from turnwise.models.tiny import fit_tokenizer
 from turnwise.rollout.model_handle import StopFinder, TextDecoder
-from turnwise.serve.streaming import StreamedText
+from turnwise.serve.episode import StreamedText
 from turnwise.types import IntArray
 
 _TEXT = "Down to the lake, then 🙂 go Right.\n\nReward: 日本 naïve\tend turn </answer> are you playing? a  b"

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "agents"))
 
 from tests.unit.serve.stage import KEY, OneEpisode, tool_template
 from turnwise.engine.scripted import ScriptedEngine
-from turnwise.serve.endpoint import ChatEndpoint
+from turnwise.serve.recorder import ChatEndpoint
 from turnwise.types import GenerateRequest
 
 NUM_CALLS = {"short": 6, "long": 200, "hostile": 20}

@@ -18,8 +18,8 @@ from turnwise.errors import ServeError
 from turnwise.experience.build import merge_prefixes, split_trajectory
 from turnwise.models.tiny import fit_tokenizer
 from turnwise.rollout.model_handle import ModelHandle
-from turnwise.serve.endpoint import ChatEndpoint
 from turnwise.serve.episode import Episode
+from turnwise.serve.recorder import ChatEndpoint
 from turnwise.types import Experience, Sampling, StopReason, Task, TrajectoryId
 
 KEY = "secret-key"

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from turnwise.context.recorder import Response
 from turnwise.errors import ServeError
-from turnwise.serve.calls import ModelCall, read_object
-from turnwise.serve.chat_api import ChatWriter, read_chat
+from turnwise.serve.chat_requests import ModelCall, read_object
+from turnwise.serve.openai_chat_api import ChatWriter, read_chat
 from turnwise.types import Completion, FinishReason, Message, ToolCall, ToolSchema
 
 HELLO = [{"role": "user", "content": "hello"}]

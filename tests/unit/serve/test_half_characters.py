@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from turnwise.errors import ServeError
-from turnwise.serve.calls import read_object
+from turnwise.serve.chat_requests import read_object
 from turnwise.types import GenerateRequest
 
 from .stage import Script, perform, tool_template

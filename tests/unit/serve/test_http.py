@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.errors import ServeError
-from turnwise.serve.guarded import HttpLimits
-from turnwise.serve.http import HttpReply, HttpRequest, HttpServer
+from turnwise.serve.http import HttpLimits, HttpReply, HttpRequest, HttpServer
 
 from ...clock import HANG_S, run_hastily
 

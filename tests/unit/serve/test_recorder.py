@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from turnwise.errors import StoreError
-from turnwise.serve.endpoint import ChatEndpoint
-from turnwise.serve.recorder import EpisodeRecorder
+from turnwise.serve.recorder import ChatEndpoint, EpisodeRecorder
 from turnwise.types import Group, StopReason, Task, Trajectory
 
 from ...clock import HANG_S

@@ -13,8 +13,8 @@ import pytest
 
 from turnwise.errors import RewardError
 from turnwise.serve import episode as episode_module
-from turnwise.serve.endpoint import ChatEndpoint
 from turnwise.serve.http import HttpRequest
+from turnwise.serve.recorder import ChatEndpoint
 from turnwise.types import GenerateRequest
 
 from ...clock import HANG_S

@@ -29,7 +29,7 @@ from turnwise.types import (
     Turn,
     UpdateTrace,
 )
-from turnwise.view.policy_question import PolicyAnswer, PolicyQuestion
+from turnwise.view.policy_query import PolicyAnswer, PolicyQuestion
 
 CONFIG = """\
 recipe: made

@@ -14,8 +14,7 @@ from turnwise.config.component import CREDITS
 from turnwise.errors import RunError
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.token_log_reader import RecordedToken
-from turnwise.view.answers import ANSWERS
-from turnwise.view.shelf import Shelf
+from turnwise.view.server import ANSWERS, Shelf
 
 from .made_run import add_step, forget_success, make_run
 

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from turnwise.errors import EngineError, RunError
-from turnwise.view.answers import ANSWERS
-from turnwise.view.policy_question import PolicyAnswer, PolicyQuestion
-from turnwise.view.shelf import Shelf
+from turnwise.view.policy_query import PolicyAnswer, PolicyQuestion
+from turnwise.view.server import ANSWERS, Shelf
 
 from .made_run import FakeVoice, add_checkpoint, make_run
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from turnwise.view.report_file import write_report
-from turnwise.view.shelf import Shelf
+from turnwise.view.server import Shelf
 
 from .made_run import make_run
 

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.view.assets import ASSETS, SCRIPTS, read_asset
-from turnwise.view.server import POLICY, make_app
-from turnwise.view.shelf import Shelf
+from turnwise.view.server import ASSETS, POLICY, SCRIPTS, Shelf, make_app, read_asset
 
 from .made_run import make_run
 

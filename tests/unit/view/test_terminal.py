@@ -15,8 +15,7 @@ import pytest
 
 from turnwise.cli import main
 from turnwise.report.run_dir import RunDirectory
-from turnwise.view.run_files import RunFiles
-from turnwise.view.state import RunState
+from turnwise.view.run_files import RunFiles, RunState
 
 from .made_run import add_step, forget_success, make_run
 

@@ -1,0 +1,228 @@
+"""The explorer and the trainer as processes of their own, over one run directory.
+
+They share a durable buffer, weights as files, and a record of who is at work; neither needs the other to run, and one
+that is killed is started again with the same command. The explorer writes down episodes as they end, and stores groups
+as they are complete; started again, it plays what is missing. The trainer learns from what is stored, answers requests
+meanwhile, and ends when the explorer has ended and less than a batch is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.config.schema_learn import NoFilter
+from turnwise.experience.build import build_experiences
+from turnwise.experience.codec import read_experiences
+from turnwise.infra.threads import unbroken
+from turnwise.loop.build import open_mailbox
+from turnwise.loop.components import ExploreParts, LearnParts
+from turnwise.loop.pipelined import Explorer
+from turnwise.loop.serial import LoopStep, describe_step, learn_from
+from turnwise.loop.step import STAGES, Explored, Stages, explore, max_episodes
+from turnwise.protocols import Buffer, Mailbox, PolicyMark
+from turnwise.report.metrics import Stopwatch
+from turnwise.report.run_dir import RunDirectory
+from turnwise.report.trajectories import TrajectoryJournal
+from turnwise.sync.role_locks import RolePlace, RoleRecord, place_of
+from turnwise.sync.sync_schedule import Bell, ExplorerEnd, TrainerEnd, rules_of
+from turnwise.types import Group, Trajectory
+
+_RUNNING_UNBOUNDED = 2
+"""Rollouts at once where no staleness bounds them: the stragglers of one beside the start of the next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What the two processes of a run share beside the buffer."""
+
+    bell: Bell
+    mailbox: Mailbox
+    explorer: RolePlace
+    trainer: RolePlace
+    unfinished: Path
+
+    @classmethod
+    def open(cls, settings: TurnwiseSettings, directory: RunDirectory) -> Shared:
+        bell = Bell()
+        return cls(
+            bell=bell,
+            mailbox=open_mailbox(settings, directory.path, bell.ring),
+            explorer=place_of(directory.path, "explorer"),
+            trainer=place_of(directory.path, "trainer"),
+            unfinished=directory.unfinished,
+        )
+
+    def journal(self, rollout: int) -> TrajectoryJournal:
+        return TrajectoryJournal(self.unfinished, rollout)
+
+
+# --- the trainer -----------------------------------------------------------------------------------------------------
+
+
+async def train_from_buffer(
+    parts: LearnParts,
+    watch: Stopwatch,
+    *,
+    start_step: int,
+    on_step: Callable[[LoopStep], Awaitable[None]],
+    shared: Shared,
+    stages: Stages = STAGES,
+) -> None:
+    """Learn from what is stored, up to `learn.steps`, until the explorer has ended and no full batch is left."""
+    if parts.settings.buffer.offline is not None:
+        parts.buffer.add(read_experiences(Path(parts.settings.buffer.offline)))
+    settings, start = parts.settings, PolicyMark(start_step, parts.learner.policy_version)
+    end = TrainerEnd(rules_of(settings.sync), shared.mailbox, parts.learner.weights, start=start)
+    if shared.mailbox.newest() != start:
+        # Also where newer ones lie there: they were left by a process that was cut short, and are made again.
+        shared.mailbox.post(start, parts.learner.weights())
+    shared.trainer.write(RoleRecord(step=start_step))
+    done = start
+    for step in range(start_step + 1, settings.learn.steps + 1):
+        waited_until_s = watch.seconds("rollout")
+        with watch.section("rollout"):
+            is_batch = await _wait_for_batch(parts, shared, end, step, is_first=step == start_step + 1)
+        if not is_batch:
+            break
+        with watch.section("learn"):
+            experiences = parts.buffer.take(step)
+            learnt = learn_from(parts, experiences, stages)
+        done = PolicyMark(step, learnt.policy_version)
+        with watch.section("sync"):
+            end.finish_update(done)
+        described = describe_step(parts.buffer, step, Explored(played=[], kept=[]), learnt, tasks={})
+        waited_s = {"sync/trainer_wait_s": watch.seconds("rollout") - waited_until_s}
+        await unbroken(on_step(replace(described, metrics={**described.metrics, **waited_s})))
+        shared.trainer.write(RoleRecord(step=step))
+    shared.mailbox.post(done, parts.learner.weights())
+    shared.trainer.write(RoleRecord(step=done.step, has_ended=done.step >= settings.learn.steps))
+
+
+async def _wait_for_batch(parts: LearnParts, shared: Shared, end: TrainerEnd, step: int, *, is_first: bool) -> bool:
+    """Whether there is something to learn from; False: there will be no more."""
+    buffer = parts.buffer
+
+    def is_all_there() -> bool:
+        return parts.settings.buffer.offline is not None or _has_ended(shared.explorer)
+
+    def may_take() -> bool:
+        """A full batch; or what there is, where the explorer waits for this update or nothing else will come."""
+        is_last_chance = end.is_asked_for_more() or (is_first and is_all_there())
+        return buffer.is_ready(step) or (is_last_chance and len(buffer) > 0)
+
+    def is_decided() -> bool:
+        end.answer()
+        return may_take() or is_all_there()
+
+    await shared.bell.wait_until(
+        is_decided,
+        who="the trainer",
+        reason=f"a batch for update {step} (there are {len(buffer)} experiences, and the explorer "
+        f"{'is at work' if shared.explorer.is_taken() else 'is not running'})",
+        timeout_s=parts.settings.sync.timeout_s,
+    )
+    return may_take()
+
+
+def _has_ended(place: RolePlace) -> bool:
+    return not place.is_taken() and place.read().has_ended
+
+
+# --- the explorer ----------------------------------------------------------------------------------------------------
+
+
+async def explore_alone(
+    parts: ExploreParts, shared: Shared, *, start: PolicyMark, on_rollout: Callable[[int, Explored], None]
+) -> None:
+    """Play up to `learn.steps` rollouts and store them; new weights are loaded as they appear."""
+    settings, before = parts.settings, shared.explorer.read()
+    if before.tasks:
+        parts.tasks.restore(before.tasks)
+    shared.explorer.write(replace(before, has_ended=False))
+    # The process before this one may have been killed just after it wrote down that it had stored this one.
+    shared.journal(before.step).remove()
+    rules = rules_of(settings.sync, is_alone=True)
+    explorer = Explorer(
+        parts,
+        ExplorerEnd(rules, shared.mailbox, parts.channel, shared.bell, start=start, timeout_s=settings.sync.timeout_s),
+        shared.bell,
+        play=partial(_play_and_store, shared=shared),
+        max_running=_RUNNING_UNBOUNDED if rules.max_staleness is None else rules.max_staleness + 1,
+    )
+    explorer.start(before.step + 1, settings.learn.steps)
+    record = before
+    try:
+        for number in range(before.step + 1, settings.learn.steps + 1):
+            # Except for one that is played: a process that was killed has left only its record to be written.
+            if _has_ended(shared.trainer) and len(shared.journal(number).read()) < max_episodes(parts):
+                break
+            # Twice: its admission may take that long, and then the rollout itself.
+            explored = await explorer.wait_for(number, who="the explorer", timeout_s=2 * settings.sync.timeout_s)
+            experiences = build_experiences(explored.kept)
+            parts.buffer.add(experiences)
+            # What brings nothing makes no update possible, so none may be waited for on its account.
+            explorer.num_empty += not experiences
+            record = RoleRecord(step=number, tasks=explorer.tasks_before(number + 1))
+            shared.explorer.write(record)
+            shared.journal(number).remove()
+            on_rollout(number, explored)
+    finally:
+        await explorer.stop()
+    shared.explorer.write(replace(record, has_ended=True))
+
+
+async def _play_and_store(parts: ExploreParts, number: int, *, shared: Shared) -> Explored:
+    """One rollout, or the rest of it. Every episode is written down as it ends; a complete group is stored at once,
+    unless something else must see it first.
+    """
+    journal = shared.journal(number)
+    known = journal.read()
+    is_final = parts.judging is None and parts.greedy_proxy is None
+    is_final = is_final and isinstance(parts.settings.reward.filter, NoFilter)
+    siblings = _Siblings(parts.buffer, parts.settings.rollout.group_size if is_final else None)
+    for trajectory in known:
+        siblings.add(trajectory)
+
+    def on_done(trajectory: Trajectory) -> None:
+        journal.append(trajectory)
+        siblings.add(trajectory)
+
+    explored = await explore(parts, number, on_done=on_done, known={played.id: played for played in known})
+    siblings.store_rest()
+    return explored
+
+
+class _Siblings:
+    """Puts trajectories together as they end; a complete group goes into the buffer. Without a size none does."""
+
+    def __init__(self, buffer: Buffer, group_size: int | None) -> None:
+        self._buffer = buffer
+        self._group_size = group_size
+        self._ended: dict[str, list[Trajectory]] = {}
+
+    def add(self, trajectory: Trajectory) -> None:
+        siblings = self._ended.setdefault(trajectory.id.group, [])
+        siblings.append(trajectory)
+        if len(siblings) == self._group_size:
+            self._store(self._ended.pop(trajectory.id.group))
+
+    def store_rest(self) -> None:
+        """A task source that learns from what was played may choose other tasks after a restart than before it."""
+        if self._group_size is not None:
+            for siblings in self._ended.values():
+                self._store(siblings)
+
+    def _store(self, siblings: list[Trajectory]) -> None:
+        self._buffer.add(build_experiences(as_groups(siblings)))
+
+
+def as_groups(trajectories: Sequence[Trajectory]) -> list[Group]:
+    """Siblings together, in their order; a group may lack some."""
+    by_group: dict[str, list[Trajectory]] = {}
+    for trajectory in sorted(trajectories, key=lambda t: t.id):
+        by_group.setdefault(trajectory.id.group, []).append(trajectory)
+    return [Group(task=siblings[0].task, trajectories=tuple(siblings)) for siblings in by_group.values()]

@@ -1,0 +1,236 @@
+"""The doctor: everything that is wrong with a setup is found in one run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnwise.checks.doctor import examine
+from turnwise.checks.plan import describe_plan, examine_memory, examine_packages, make_plan
+from turnwise.checks.stages import Examination, Status, guarded
+from turnwise.cli import main
+from turnwise.config.load import load_settings
+from turnwise.loop.policies import resolve_model
+from turnwise.models.memory import PROCESS_BYTES, MemoryReport, ModelMemory, size_words
+
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_layers": 1, "num_heads": 2}
+BASE: dict[str, Any] = {
+    "env": {"type": "frozen_lake"},
+    "model": {"tiny": SIZES},
+    "credit": {"type": "grpo"},
+    "rollout": {"groups": 2, "group_size": 4, "max_turns": 2},
+    "eval": {"episodes": 4},
+}
+LEAKY = """
+import random
+from turnwise.config.settings import Settings
+from turnwise.envs.base import BaseEnv
+
+class Leaky(BaseEnv):
+    Params = Settings
+
+    def reset(self, seed=None, *, split="train", dynamics_seed=None):
+        random.random()
+        self._phase = "playing"
+        return f"say yes {seed}"
+
+    def step(self, action):
+        self._require_playing()
+        self._phase = "over"
+        is_right = action == "yes"
+        return "", float(is_right), True, {"success": is_right, "action_is_valid": True, "action_is_effective": True}
+"""
+TEN_MISTAKES: dict[str, Any] = {
+    **BASE,
+    "env": {"type": "leaky_world:Leaky"},
+    "engine": {"type": "scripted", "replies": ["I would rather talk about the weather of last week."]},
+    "context": {"max_response_tokens": 4},
+    "credit": {"type": "bi_level_gae"},
+    "rollout": {**BASE["rollout"], "workflow": "reflect_and_retry", "workflow_args": {"max_attempt": 2}},
+    "buffer": {"train_batch_size": 2},
+    "learn": {"stepz": 3, "critic": {"type": "none"}, "ptx": {"type": "file", "path": "missing_pairs.jsonl"}},
+    "reward": {"judge": {"type": "model", "path": "./missing_judge"}},
+    "mix": {
+        "letters": {"groups": 1, "env": {"type": "prompts"}, "context": {"answer": {"type": "plain"}}},
+        "questions": {"groups": 1, "env": {"type": "metamathqa", "path": "missing_rows.jsonl"}},
+    },
+}
+TOLD = {
+    "an unknown setting": "learn.stepz: unknown setting. Did you mean 'steps'?",
+    "credit without its critic": "credit.type 'bi_level_gae' needs a critic",
+    "a group larger than a batch": "a group does not fit into buffer.train_batch_size = 2",
+    "an argument the workflow does not take": "rollout.workflow_args.max_attempt: ReflectAndRetryWorkflow takes no",
+    "a missing file of pairs": "learn.ptx.path: 'missing_pairs.jsonl' cannot be read",
+    "an environment that breaks its contract": "breaks its contract (global_rng)",
+    "a missing file of a mixed environment": "mix.questions.env.path: 'missing_rows.jsonl' cannot be read",
+    "a missing reward model": "reward.judge.path './missing_judge' cannot be loaded as a reward model",
+    "a model that never keeps the format": "0 of 32 turns have a valid answer",
+    "replies that are cut": "32 of 32 replies are cut at context.max_response_tokens = 4",
+}
+
+
+@pytest.fixture(autouse=True)
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "leaky_world.py").write_text(LEAKY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+
+def look_at(recipe: dict[str, Any], *overrides: str) -> Examination:
+    Path("mine.yaml").write_text(json.dumps(recipe))
+    return examine("mine.yaml", overrides, lambda _: nullcontext(lambda *_: None))
+
+
+def problems(examination: Examination) -> list[str]:
+    return [finding.message for finding in examination.having(Status.PROBLEM)]
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    return Path(resolve_model(load_settings(BASE)))
+
+
+@pytest.mark.slow
+def test_ten_mistakes_are_found_in_one_run(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("ten.yaml").write_text(json.dumps(TEN_MISTAKES))
+    assert main(["doctor", "ten.yaml", f"model.path={model}", "--json"]) == 2
+    report = json.loads(capsys.readouterr().out)
+    told = [row["message"] for row in report["findings"] if row["status"] == "problem"]
+    missed = {mistake for mistake, words in TOLD.items() if not any(words in message for message in told)}
+    assert len(TOLD) == 10
+    assert missed == set()
+    assert report["ok"] is False
+
+
+@pytest.mark.slow
+def test_mistakes_of_a_model_do_not_hide_those_beside_it(model: Path) -> None:
+    """Those that leave nothing to play: the model, the judge's function, the workflow, a file, two names."""
+    recipe = {
+        **BASE,
+        "env": {"type": "prompts", "path": "missing.txt"},
+        "context": {"answer": {"type": "plain"}, "window": "half"},
+        "model": {"path": "./missing_model"},
+        "credit": {"type": "gea"},
+        "rollout": {"workflow": "nowhere_at_all:Flow", "group_size": 4},
+        "reward": {"judge": {"type": "function", "target": "nowhere_at_all:score"}},
+        "buffer": {"capacity": 2},
+    }
+    examination = look_at(recipe)
+    told = problems(examination)
+    for words in (
+        "context.window: 'half' given",
+        "there is no credit rule named 'gea'. Did you mean 'gae'?",
+        "rollout.workflow: workflow 'nowhere_at_all:Flow'",
+        "reward.judge.target: 'nowhere_at_all:score'",
+        "env.path: 'missing.txt' cannot be read",
+        "The model folder './missing_model' does not exist",
+        "does not fit into buffer.capacity = 2",
+    ):
+        assert any(words in message for message in told), (words, told)
+    assert len(told) == 7
+
+
+@pytest.mark.slow
+def test_a_sound_setup_is_fine(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    examination = look_at(
+        BASE, f"model.path={model}", "engine.type=scripted", "engine.replies=['<answer>Right</answer>']"
+    )
+    assert problems(examination) == []
+    by_check = {finding.check: finding.message for finding in examination.findings}
+    assert "32 of 32 turns" in by_check["format of env"] or "turns have a valid answer" in by_check["format of env"]
+    assert "proven" in by_check["template"]
+    assert "LlamaForCausalLM" in by_check["model"]
+    assert examination.numbers["probe"]["frozen_lake"]["episodes"] == 16
+    assert examination.numbers["plan"]["episodes_per_step"] == 8
+    words = ["engine.type=scripted", "engine.replies=['<answer>Right</answer>']"]
+    assert main(["doctor", "mine.yaml", f"--model.path={model}", *words]) == 0
+    assert "0 problems" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_policy_that_is_taught_first_is_not_blamed_and_its_teacher_is_tried() -> None:
+    taught = {**BASE, "warm_start": {"type": "oracle"}}
+    assert problems(look_at(taught)) == []
+    (told,) = problems(look_at(taught, "context.max_response_tokens=2"))
+    assert "the oracle's replies have up to" in told
+
+
+@pytest.mark.slow
+def test_tools_need_a_template_that_knows_them(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] | trim }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    (tmp_path / "own_tools.py").write_text('def add(a: int, b: int) -> int:\n    """Add."""\n    return a + b\n')
+    words = [f"model.path={folder}", "engine.type=scripted"]
+    tools = ["rollout.workflow=tool_calling", "rollout.workflow_args.tools=['own_tools:add']"]
+    without, with_tools = look_at(BASE, *words), look_at(BASE, *words, *tools)
+    assert not any(finding.check == "tools" and finding.status is Status.PROBLEM for finding in without.findings)
+    (tool_problem,) = [f.message for f in with_tools.having(Status.PROBLEM) if f.check == "tools"]
+    assert "rollout.workflow 'tool_calling' uses tools, and the chat template" in tool_problem
+
+
+def test_a_file_that_is_no_settings_leaves_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("Say hi.\nSay bye.\n")
+    examination = examine("prompts.txt", [], lambda _: nullcontext(lambda *_: None))
+    assert [f.check for f in examination.having(Status.PROBLEM)] == ["settings"]
+    assert {"packages", "extras", "machine"} <= {finding.check for finding in examination.findings}
+
+
+def test_packages_are_held_against_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ["numpy>=999", "not-there-at-all>=1", 'pyarrow>=1; extra == "data"', 'nor-this; extra == "math"']
+    monkeypatch.setattr("turnwise.checks.plan.metadata.requires", lambda _: asked)
+    too_old, missing, extras = examine_packages()
+    assert (too_old.status, missing.status, extras.status) == (Status.PROBLEM, Status.PROBLEM, Status.OK)
+    assert "expected >=999" in too_old.message
+    assert "not-there-at-all is not installed" in missing.message
+    assert "not installed: math (pip install 'turnwise[math]')" in extras.message
+
+
+def test_models_that_do_not_fit_are_a_problem() -> None:
+    def need(num_bytes: int) -> MemoryReport:
+        row = ModelMemory(
+            name="engine",
+            is_loaded=True,
+            reason="",
+            parameters=1,
+            weight_bytes=num_bytes,
+            gradient_bytes=0,
+            optimizer_bytes=0,
+        )
+        return MemoryReport(models=(row,), loaded_bytes=num_bytes, saved_bytes=0)
+
+    assert examine_memory(need(1000), None)[0].status is Status.OK
+    assert examine_memory(need(10**15), None)[0].status is Status.PROBLEM
+
+
+def test_memory_is_the_peak_that_the_plan_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(load_settings(BASE))
+    assert plan.peak is not None
+    assert plan.memory.loaded_bytes is not None
+    beside = plan.peak.num_bytes - PROCESS_BYTES
+    assert beside > plan.memory.loaded_bytes
+    monkeypatch.setattr("turnwise.checks.plan.free_bytes", lambda: beside)
+    (fine,) = examine_memory(plan.memory, plan.peak)
+    monkeypatch.setattr("turnwise.checks.plan.free_bytes", lambda: beside - 1)
+    (scarce,) = examine_memory(plan.memory, plan.peak)
+    assert (fine.status, scarce.status) == (Status.OK, Status.PROBLEM)
+    for message in (fine.message, scarce.message):
+        assert f"about {size_words(plan.peak.num_bytes)}" in message
+        assert size_words(plan.peak.num_bytes) in describe_plan(plan)
+
+
+def test_a_look_that_fails_is_a_finding() -> None:
+    def fail() -> list[Any]:
+        raise ZeroDivisionError("by accident")
+
+    (finding,) = guarded("template", fail)
+    assert (finding.check, finding.status) == ("template", Status.PROBLEM)
+    assert "ZeroDivisionError: by accident" in finding.message
