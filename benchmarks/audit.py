@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from turnwise.app.run import train
 from turnwise.audit.batch_audit import BatchAudit
 from turnwise.config.load import load_settings
 from turnwise.experience.build import build_experiences
@@ -27,6 +26,7 @@ from turnwise.loop.policies import resolve_model
 from turnwise.loop.serial import learn_from
 from turnwise.loop.step import explore
 from turnwise.provenance import Origin
+from turnwise.run.api import train
 
 RECIPES = ("frozenlake", "gigpo", "grpo", "rloo", "frozenlake_step_wise")
 _STEPS = 200

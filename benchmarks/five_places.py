@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from turnwise.app.run import Run, train
+from turnwise.run.api import Run, train
 
 RECIPE = ["bandit", "report.tensorboard=false", "model.tiny.num_heads=2", "learn.correction.type=none"]
 """Heads of 32, which vLLM has a kernel for; the same correction everywhere, so that gradients can be compared."""

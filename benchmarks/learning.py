@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.presets import MARK, ROOT, train_once
-from turnwise.app.run import Run
 from turnwise.infra.atomic_files import write_whole
 from turnwise.report.plots import HELD_OUT, SAMPLED, plot_comparison
 from turnwise.report.run_dir import Summary
+from turnwise.run.api import Run
 
 PAGES: dict[str, dict[str, list[str]]] = {
     "environments": {name: [name] for name in ("sokoban", "countdown", "alfworld", "webshop")},

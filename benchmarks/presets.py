@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
-from turnwise.app.run import Run
 from turnwise.errors import RunError
 from turnwise.infra.atomic_files import write_whole
 from turnwise.report.plots import plot_comparison
+from turnwise.run.api import Run
 
 PRESETS = ("starpo", "starpo_s", "grpo", "rloo", "bi_level", "multi_step_grpo", "gigpo")
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.pipelined import RECIPE
-from turnwise.app.run import train
+from turnwise.run.api import train
 
 NUM_ROUNDS = 2
 NUM_WARM = 2

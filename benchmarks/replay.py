@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from turnwise.app.replaying import Replayed, replay
-from turnwise.app.run import train
 from turnwise.infra.atomic_files import write_whole
+from turnwise.run.api import train
+from turnwise.run.replay import Replayed, replay
 
 RECIPES: Mapping[str, str] = {
     "frozenlake": "bi-level GAE with a value head, one move per turn",

@@ -29,7 +29,7 @@ SMALL = [
 ]
 SMALL_LAKE = [*SMALL, "warm_start.episodes=6", "warm_start.steps=2"]
 
-PLOTS = ("turnwise.app.closing.plot_learning_curve", "turnwise.app.closing.plot_training_health")
+PLOTS = ("turnwise.run.training_run.plot_learning_curve", "turnwise.run.training_run.plot_training_health")
 """Most of a small run's time goes into drawing; tests that do not look at the plots leave them out."""
 
 

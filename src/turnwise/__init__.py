@@ -9,9 +9,6 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from turnwise.app.agent_trainer import AgentTrainer
-    from turnwise.app.ppo_trainer import PPOTrainer
-    from turnwise.app.run import Run, evaluate, open_run, resume, train
     from turnwise.config.component import WORKFLOWS
     from turnwise.context.manager import ContextManager
     from turnwise.envs.base import BaseEnv, make_env
@@ -22,6 +19,8 @@ if TYPE_CHECKING:
     from turnwise.rollout.env_manager import EnvStateManager
     from turnwise.rollout.step_wise import RewardPropagationWorkflow, StepWiseRewardWorkflow
     from turnwise.rollout.workflow import Workflow, WorkflowTask
+    from turnwise.run.api import Run, evaluate, open_run, resume, train
+    from turnwise.run.trainers import AgentTrainer, PPOTrainer
     from turnwise.types import Experience
 
 __version__ = "0.1.0"
@@ -33,13 +32,13 @@ _HOMES = {
     "check_env": "turnwise.envs.check",
     "make_env": "turnwise.envs.base",
     "Callback": "turnwise.hooks",
-    "AgentTrainer": "turnwise.app.agent_trainer",
-    "PPOTrainer": "turnwise.app.ppo_trainer",
-    "Run": "turnwise.app.run",
-    "evaluate": "turnwise.app.run",
-    "open_run": "turnwise.app.run",
-    "resume": "turnwise.app.run",
-    "train": "turnwise.app.run",
+    "AgentTrainer": "turnwise.run.trainers",
+    "PPOTrainer": "turnwise.run.trainers",
+    "Run": "turnwise.run.api",
+    "evaluate": "turnwise.run.api",
+    "open_run": "turnwise.run.api",
+    "resume": "turnwise.run.api",
+    "train": "turnwise.run.api",
     "AgentProxy": "turnwise.rollout.agent_proxy",
     "BaseAgent": "turnwise.rollout.agents",
     "SyncMultiTurnRollout": "turnwise.rollout.agents",

@@ -377,7 +377,7 @@ _FILES = frozenset({"target", "run", "dir", "file", "config", "run_dir", "resume
 
 
 def write_completion(parser: argparse.ArgumentParser, shell: str) -> str:
-    from turnwise.app.suites import SUITES  # noqa: PLC0415
+    from turnwise.commands.eval import SUITES  # noqa: PLC0415
     from turnwise.config.component import ENVS  # noqa: PLC0415
     from turnwise.config.recipes import list_recipes  # noqa: PLC0415
 
@@ -428,7 +428,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     wait_briefly()
     try:
         # Imported after parsing: help and mistakes in the words answer at once, without loading torch.
-        from turnwise.app import commands  # noqa: PLC0415
+        from turnwise.commands import train as commands  # noqa: PLC0415
 
         return commands.run(options, parse_overrides(rest))
     except (LearnError, SyncError, ClusterError) as error:

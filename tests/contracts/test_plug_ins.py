@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.small_run import without_plots
-from turnwise.app.run import evaluate, resume, train
+from turnwise.run.api import evaluate, resume, train
 
 from .entries import choice_at, plug_ins
 from .setting import settings_with

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from tests.clock import HANG_S
-from turnwise.app.run import train
 from turnwise.config.component import LOSSES
 from turnwise.deps import LearnerSite
 from turnwise.engine import vllm_servers as process
 from turnwise.engine.vllm import VllmEngine
 from turnwise.errors import SyncError
 from turnwise.learn.trainer import Trainer
+from turnwise.run.api import train
 from turnwise.sync.sync_check import Probe, ProbedChannel
 from turnwise.sync.weight_store import MemoryChannel
 from turnwise.types import Completion, GenerateRequest

@@ -36,7 +36,7 @@ import torch
 from safetensors import safe_open
 from torch.nn import functional as F
 
-from turnwise.app.run import open_run, train
+from turnwise.run.api import open_run, train
 
 from ..clock import HANG_S
 from ..small_run import SMALL_MODEL, without_plots

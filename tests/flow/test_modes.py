@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from turnwise.app.run import Run, evaluate, train
 from turnwise.errors import LearnError
 from turnwise.report.statistics import share_interval
+from turnwise.run.api import Run, evaluate, train
 
 from ..small_run import SMALL, without_plots
 

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.report.learnt_batches import make_learnt
-from turnwise.app import finished_runs
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.config.trust import only_looking
 from turnwise.errors import Finding, TurnwiseError
@@ -26,6 +25,7 @@ from turnwise.report.manifest import Manifest, collect_manifest
 from turnwise.report.run_dir import TIME_SECTIONS, RunDirectory, Summary
 from turnwise.report.token_log import LearningRecord, LearningRecorder
 from turnwise.report.trajectories import TrajectoryJournal, TrajectoryWriter, read_trajectories
+from turnwise.run import run_audit as finished_runs
 from turnwise.sync.weight_store import CheckpointMailbox
 from turnwise.types import Group, Segment, StopReason, Task, Trajectory, TrajectoryId, Turn
 

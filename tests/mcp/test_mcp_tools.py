@@ -21,12 +21,12 @@ from tests.contracts.test_workflows import assert_exact
 from tests.mcp.house import shared_address
 from tests.small_run import SMALL_LAKE, without_plots
 from tests.unit.rollout.worlds import make_proxy, make_states
-from turnwise.app.run import train
 from turnwise.config.schema import ContextSettings
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import ConfigError
 from turnwise.rollout.episode import Limits, RunnerLimits
 from turnwise.rollout.mcp import McpToolsWorkflow
+from turnwise.run.api import train
 from turnwise.types import StopReason, Task, Trajectory
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.small_run import SMALL_LAKE, without_plots
-from turnwise.app.run import train
+from turnwise.run.api import train
 
 pytest.importorskip("ray", reason="the package ray is not installed; `make test-ray` installs it")
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

@@ -14,9 +14,9 @@ import pytest
 
 import turnwise as tw
 from tests.small_run import SMALL_LAKE, without_plots
-from turnwise.app.run import train
 from turnwise.cluster.buffer_worker import ActorSite
 from turnwise.errors import ClusterError, LearnError, LostError
+from turnwise.run.api import train
 
 ray = pytest.importorskip("ray", reason="the package ray is not installed; `make test-ray` installs it")
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.small_run import SMALL_LAKE, without_plots
-from turnwise.app.run import train
 from turnwise.cli import main
 from turnwise.errors import ClusterError, ConfigError
+from turnwise.run.api import train
 
 ray = pytest.importorskip("ray", reason="the package ray is not installed; `make test-ray` installs it")
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

@@ -14,11 +14,11 @@ import pytest
 from rich.console import Console
 
 from tests.small_run import SMALL_LAKE
-from turnwise.app.clustering import ClusterTraining
-from turnwise.app.run import new_directory
 from turnwise.config.load import load_settings
 from turnwise.errors import TurnwiseError
 from turnwise.report.run_dir import RunDirectory
+from turnwise.run.api import new_directory
+from turnwise.run.cluster_run import ClusterTraining
 
 ray = pytest.importorskip("ray", reason="the package ray is not installed; `make test-ray` installs it")
 from ray.cluster_utils import Cluster  # noqa: E402

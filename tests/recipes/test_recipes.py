@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.app.run import train
 from turnwise.checks.settings import check_settings, find_no_effect
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.config.recipes import SHIPPED
+from turnwise.run.api import train
 
 from ..small_run import SMALL, without_plots
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.small_run import without_plots
-from turnwise.app.run import train
+from turnwise.run.api import train
 from turnwise.view.server import ViewServer
 
 pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.xdist_group("ui")]

@@ -18,9 +18,9 @@ import yaml
 from omegaconf import OmegaConf
 
 from tests.small_run import SMALL_LAKE, without_plots
-from turnwise.app.run import Run, train
 from turnwise.config import load
 from turnwise.config.load import Layer
+from turnwise.run.api import Run, train
 
 from .envs.shops import write_shop
 from .test_docs import FENCED, ROOT, pages

@@ -20,13 +20,13 @@ import pytest
 import yaml
 
 import turnwise
-from turnwise.app.run import Run, train
 from turnwise.cli import COMMANDS, build_parser, main, parse_overrides
 from turnwise.config.component import CREDITS
 from turnwise.config.load import load_settings
 from turnwise.errors import LearnError
 from turnwise.lab.mdps import WORLDS
 from turnwise.learn.trainer import Trainer
+from turnwise.run.api import Run, train
 
 from ..small_run import SMALL_LAKE, without_plots
 
@@ -317,7 +317,7 @@ def test_a_disk_that_fails_wherever_it_is_met_gets_one_clear_message(
     def fail(*_: object) -> int:
         raise OSError(number, os.strerror(number), file)
 
-    monkeypatch.setattr("turnwise.app.commands.run", fail)
+    monkeypatch.setattr("turnwise.commands.train.run", fail)
     monkeypatch.setattr("turnwise.cli.find_users_line", lambda _: None)
     assert message in refused(capsys, "train", "frozenlake")
 
@@ -347,7 +347,7 @@ def test_an_error_that_is_ours_is_not_blamed_on_a_disk(monkeypatch: pytest.Monke
     def fail(*_: object) -> int:
         raise ConnectionResetError(errno.ECONNRESET, "gone")
 
-    monkeypatch.setattr("turnwise.app.commands.run", fail)
+    monkeypatch.setattr("turnwise.commands.train.run", fail)
     monkeypatch.setattr("turnwise.cli.find_users_line", lambda _: None)
     with pytest.raises(ConnectionResetError):
         main(["train", "frozenlake"])

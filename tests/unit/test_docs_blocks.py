@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 import turnwise as tw
-from turnwise.app.serving import load_served, open_endpoint
 from turnwise.cli import main
 from turnwise.config.load import load_settings
+from turnwise.run.serving import load_served, open_endpoint
 
 from .docs_reader import (
     files_of,

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from turnwise.app import commands
 from turnwise.checks.setup import refuse_what_cannot_run
 from turnwise.cli import build_parser, parse_overrides
+from turnwise.commands import train as commands
 from turnwise.config.component import ENVS
 from turnwise.config.load import Loaded, load_settings, parse_params
 from turnwise.config.recipes import list_recipes
@@ -174,7 +174,7 @@ def train_small(options: argparse.Namespace, words: str, patch: pytest.MonkeyPat
         raise Resolved
 
     if options.recipe not in SMALL_RECIPES or any(word in words for word in NEED_OTHERS):
-        patch.setattr("turnwise.app.run.train_loaded", resolve)
+        patch.setattr("turnwise.run.api.train_loaded", resolve)
 
 
 def eval_small(options: argparse.Namespace, words: str, patch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def eval_small(options: argparse.Namespace, words: str, patch: pytest.MonkeyPatc
 
     options.episodes = 2
     if options.target.startswith(ELSEWHERE):
-        patch.setattr("turnwise.app.eval_command.evaluate_policy", resolve)
+        patch.setattr("turnwise.commands.eval.evaluate_policy", resolve)
 
 
 def play_small(options: argparse.Namespace, words: str, patch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def play_small(options: argparse.Namespace, words: str, patch: pytest.MonkeyPatc
 
     patch.setattr("rich.console.Console.input", end_of_input)
     if options.agent.startswith(ELSEWHERE):
-        patch.setattr("turnwise.app.play._play_policy", resolve)
+        patch.setattr("turnwise.run.play._play_policy", resolve)
 
 
 def lab_small(options: argparse.Namespace, words: str, patch: pytest.MonkeyPatch) -> None:
@@ -208,7 +208,7 @@ def lab_small(options: argparse.Namespace, words: str, patch: pytest.MonkeyPatch
 
 def export_small(options: argparse.Namespace, words: str, patch: pytest.MonkeyPatch) -> None:
     options.dir = f"{options.dir}-{options.step}"
-    patch.setattr("turnwise.app.exporting._upload", lambda *_: None)
+    patch.setattr("turnwise.run.export_model._upload", lambda *_: None)
 
 
 def pretend_cluster(options: argparse.Namespace, words: str, patch: pytest.MonkeyPatch) -> None:

@@ -250,7 +250,7 @@ def _load_once(model: str, config: str, game: str) -> _Policy:
 
 def _find(path: str, game: str) -> tuple[str, str, str]:
     """The model's folder or name, and the settings file of its run or, for a model without one, the game."""
-    from turnwise.app.run import Run  # noqa: PLC0415
+    from turnwise.run.api import Run  # noqa: PLC0415
 
     folder = Path(path).expanduser()
     if (folder / "config.yaml").is_file():

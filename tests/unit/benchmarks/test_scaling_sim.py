@@ -32,11 +32,11 @@ from benchmarks.scaling_sim import (
     simulate,
 )
 
-from turnwise.app.run import Run, train
 from turnwise.config.load import load_settings
 from turnwise.engine.local import PassCosts
 from turnwise.errors import ConfigError, RunError
 from turnwise.report.run_dir import RunDirectory
+from turnwise.run.api import Run, train
 from turnwise.sync.sync_schedule import SyncRules
 
 from ...small_run import SMALL_LAKE, without_plots

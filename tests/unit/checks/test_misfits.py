@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from turnwise.app.run import Run, train
 from turnwise.config.load import load_settings
 from turnwise.errors import TurnwiseError
 from turnwise.loop.policies import resolve_model
 from turnwise.report.run_dir import RunDirectory
+from turnwise.run.api import Run, train
 
 from ...small_run import SMALL_MODEL, without_plots
 

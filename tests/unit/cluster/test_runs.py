@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 
 from tests.small_run import SMALL_LAKE, without_plots
 from tests.unit.cluster.here import HereCluster, opens
-from turnwise.app.clustering import ClusterTraining
-from turnwise.app.run import new_directory, train
 from turnwise.config.load import load_settings
 from turnwise.errors import LostError, SyncError
 from turnwise.report.run_dir import RunDirectory
+from turnwise.run.api import new_directory, train
+from turnwise.run.cluster_run import ClusterTraining
 
 pytestmark = pytest.mark.slow
 

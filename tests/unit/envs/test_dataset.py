@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from turnwise.app.run import train
 from turnwise.checks.settings import find_no_effect
 from turnwise.config.load import load_settings
 from turnwise.envs.base import make_env
 from turnwise.envs.check import check_env
 from turnwise.envs.safe_calls import reset_env, step_env
 from turnwise.errors import ConfigError, EnvError, TaskError
+from turnwise.run.api import train
 
 from ...small_run import SMALL, without_plots
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.app.run import train
 from turnwise.envs.isolation import IsolatedEnv, check_elsewhere, find_python
 from turnwise.envs.safe_calls import reset_env, step_env
 from turnwise.errors import ConfigError, EnvError
+from turnwise.run.api import train
 
 from ...clock import HANG_S
 from ...small_run import SMALL, without_plots

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.small_run import SMALL_LAKE, SMALL_MODEL, build_parts, without_plots
-from turnwise.app.run import Run, train
 from turnwise.checks.settings import check_settings
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
@@ -18,6 +17,7 @@ from turnwise.experience.build import build_experiences
 from turnwise.loop.components import TrainParts
 from turnwise.loop.step import Explored, explore, refuse_to_starve
 from turnwise.loop.warm_start import mix_in_demonstrations
+from turnwise.run.api import Run, train
 
 BANDIT = {
     "env": {"type": "bandit", "eval_names": ["Phoenix", "Dragon"]},

@@ -17,8 +17,6 @@ import torch
 from tests.contracts.setting import model_path
 from tests.small_run import SMALL, without_plots
 from tests.unit.rollout.test_self_play import TRAIN
-from turnwise.app.replaying import replay
-from turnwise.app.run import Run, resume, train
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, SyncError
@@ -27,6 +25,8 @@ from turnwise.loop.frozen_opponents import LeagueOfRun
 from turnwise.models.load import load_model
 from turnwise.report.run_dir import step_name
 from turnwise.report.trajectories import read_trajectories
+from turnwise.run.api import Run, resume, train
+from turnwise.run.replay import replay
 from turnwise.types import Message, Task
 
 TASKS = [Task(tag="nim:Nim", seed=seed) for seed in range(24)]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.app.run import Run, resume, train
 from turnwise.report.trajectories import read_trajectories
+from turnwise.run.api import Run, resume, train
 
 from ...small_run import SMALL_LAKE, without_plots
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from turnwise.app.run import train
 from turnwise.checks.setup import find_refusals
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, ModelError
@@ -20,6 +19,7 @@ from turnwise.loop.build import build_play
 from turnwise.loop.policies import resolve_model
 from turnwise.models import resolve as models
 from turnwise.models.resolve import describe_set_up, find_here, note_on, read_shape, resolve_path
+from turnwise.run.api import train
 
 from ...small_run import SMALL_LAKE
 

@@ -12,7 +12,6 @@ import torch
 from tests.contracts.setting import make_model, model_path, settings_with, template
 from tests.contracts.test_workflows import assert_exact
 from tests.small_run import SMALL_LAKE, without_plots
-from turnwise.app.run import train
 from turnwise.config.component import WORKFLOWS
 from turnwise.config.schema import ContextSettings
 from turnwise.engine.scripted import ScriptedEngine
@@ -21,6 +20,7 @@ from turnwise.loop.build import load_words, open_engine
 from turnwise.protocols import Engine
 from turnwise.rollout.episode import Limits
 from turnwise.rollout.prompt_workflows import read_action
+from turnwise.run.api import train
 from turnwise.types import StopReason, Task, ToolCall, Trajectory
 
 from .worlds import make_proxy, make_states

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import turnwise as tw
-from turnwise.app.run import train
 from turnwise.checks.settings import find_no_effect
 from turnwise.checks.setup import find_refusals
 from turnwise.cli import main
@@ -18,6 +17,7 @@ from turnwise.envs.base import make_env
 from turnwise.errors import ConfigError
 from turnwise.report.trajectories import read_trajectories
 from turnwise.rollout.env_specs import settle_length
+from turnwise.run.api import train
 
 from ...small_run import SMALL, without_plots
 

@@ -14,7 +14,6 @@ import pytest
 from tests.contracts.setting import template
 from tests.contracts.test_workflows import assert_exact, episode_of, spelled
 from tests.small_run import SMALL, without_plots
-from turnwise.app.run import train
 from turnwise.config.load import load_settings
 from turnwise.config.schema import ContextSettings
 from turnwise.engine.scripted import ScriptedEngine
@@ -27,6 +26,7 @@ from turnwise.report.trajectories import read_trajectories
 from turnwise.rollout.env_specs import find_workflow
 from turnwise.rollout.episode import Limits, RunnerLimits
 from turnwise.rollout.self_play import SelfPlayWorkflow
+from turnwise.run.api import train
 from turnwise.types import Completion, GenerateRequest, Group, StopReason, Task, Trajectory, TrajectoryId
 
 from .worlds import make_proxy, make_states

@@ -1,0 +1,552 @@
+"""`turnwise eval`: how well somebody plays, with what was sampled and, where nothing succeeds, the likely reason.
+
+In: who plays, and in which setting. Out: a report, and a folder with all episodes. How episodes are played, and how
+shares are counted, is `loop/evaluate.py`'s business.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from turnwise.checks.episodes import count_episodes, judge_policy, replies_of
+from turnwise.checks.setup import worlds_by_path
+from turnwise.checks.stages import Status
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.errors import ConfigError
+from turnwise.infra.atomic_files import write_whole
+from turnwise.infra.threads import run_async
+from turnwise.infra.untrusted import UNKNOWN
+from turnwise.loop.build import held_out_tasks
+from turnwise.loop.components import PlayParts
+from turnwise.loop.evaluate import Evaluation, evaluate_once, play_rule_in
+from turnwise.loop.policies import find_policy, open_policy, run_of
+from turnwise.models.resolve import describe_set_up
+from turnwise.report.console import phase
+from turnwise.report.evaluation import (
+    PAGE,
+    TaskResult,
+    mean_success,
+    new_eval_folder,
+    results_of,
+    success_interval,
+    write_eval,
+)
+from turnwise.report.run_dir import RunDirectory
+from turnwise.report.statistics import ks_up_to, list_ends, mean_interval, pass_at_k
+from turnwise.report.trajectories import TrajectoryWriter
+from turnwise.rollout.env_specs import World, worlds_of
+from turnwise.types import Group, IntArray, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleReply:
+    """One reply as it was sampled, with what it answered."""
+
+    observation: str
+    reply: str
+    tokens: int
+    actions: tuple[str, ...]
+    understood: bool
+    """Whether it was well formed, and its actions mean something there."""
+    cut: bool
+    """Whether it ended at `context.max_response_tokens`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """The outcome over some tasks: all of them, those of one environment, or those of one difficulty."""
+
+    tasks: int
+    episodes: int
+    unknown: int
+    """Episodes that do not say whether they succeeded; the shares are over the others."""
+    success: float | None
+    """The mean over tasks of the share of their plays that succeed: average@k for k plays each. None: nobody says."""
+    success_interval: tuple[float, float] | None
+    mean_return: float
+    return_interval: tuple[float, float]
+    pass_at: Mapping[int, float]
+    """pass@k by k, unbiased; empty where nobody says what a success is."""
+    pass_at_intervals: Mapping[int, tuple[float, float]]
+
+    @classmethod
+    def of(cls, tasks: Sequence[TaskResult]) -> Figures:
+        """Intervals are over tasks; of tasks that were played once, success has Wilson's."""
+        known = [task for task in tasks if task.num_known]
+        returns = [task.mean_return for task in tasks]
+        ks = ks_up_to(min(task.num_known for task in known)) if known else ()
+        passes = {k: [pass_at_k(t.num_known, t.num_successes, k) for t in known] for k in ks}
+        return cls(
+            tasks=len(tasks),
+            episodes=sum(len(task.plays) for task in tasks),
+            unknown=sum(len(task.plays) - task.num_known for task in tasks),
+            success=mean_success(tasks),
+            success_interval=success_interval(tasks),
+            mean_return=sum(returns) / len(tasks),
+            return_interval=mean_interval(returns, is_share=False),
+            pass_at={k: sum(values) / len(known) for k, values in passes.items()},
+            pass_at_intervals={k: mean_interval(values, is_share=True) for k, values in passes.items()},
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "tasks": self.tasks,
+            "episodes": self.episodes,
+            "unknown": self.unknown,
+            "success": self.success,
+            "success_interval": list_ends(self.success_interval),
+            "return": self.mean_return,
+            "return_interval": list(self.return_interval),
+            "pass_at": {str(k): value for k, value in self.pass_at.items()},
+            "pass_at_intervals": {str(k): list(ends) for k, ends in self.pass_at_intervals.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What the plays took, in tokens."""
+
+    sampled: int
+    read: int
+    """Put before the model; what an engine keeps of it between turns is counted once."""
+    sampled_per_episode: float
+    sampled_per_success: float | None
+    """None where nothing succeeded."""
+
+    @classmethod
+    def of(cls, tasks: Sequence[TaskResult]) -> Cost:
+        plays = [play for task in tasks for play in task.plays]
+        sampled, successes = sum(p.sampled_tokens for p in plays), sum(task.num_successes for task in tasks)
+        return cls(
+            sampled=sampled,
+            read=sum(play.read_tokens for play in plays),
+            sampled_per_episode=sampled / len(plays),
+            sampled_per_success=sampled / successes if successes else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalReport:
+    """What `turnwise eval` shows of one target in one setting."""
+
+    target: str
+    recipe: str
+    seed: int | None
+    """Of the run whose policy played; None where none did."""
+    env: str
+    """The main one."""
+    split: str
+    samples: int
+    """Plays of each task."""
+    temperature: float | None
+    """0 is greedy; None where a rule played."""
+    figures: Figures
+    by_tag: Mapping[str, Figures]
+    by_difficulty: Mapping[str, Figures]
+    """Empty where environments say nothing about it. Of several environments, `sokoban: 2 boxes`."""
+    tasks: tuple[TaskResult, ...]
+    worlds: Mapping[str, Mapping[str, object]]
+    """The settings of each environment by its tag."""
+    stop_reasons: Mapping[str, int]
+    invalid: float | None = None
+    """Share of turns that were not understood; None where a rule played, which says nothing."""
+    cost: Cost | None = None
+    """None where a rule played."""
+    replies: tuple[SampleReply, ...] = ()
+    reasons: tuple[str, ...] = ()
+    """Why nothing succeeded, where nothing did."""
+    folder: Path | None = None
+    """Where it was written; None before."""
+
+    @property
+    def success(self) -> float | None:
+        return self.figures.success
+
+    @property
+    def episodes(self) -> int:
+        return self.figures.episodes
+
+    @property
+    def mean_return(self) -> float:
+        return self.figures.mean_return
+
+    def to_dict(self) -> dict[str, object]:
+        """All but the tasks, which have a file of their own."""
+        whole = self.figures.to_dict()
+        return {
+            "target": self.target,
+            "recipe": self.recipe,
+            "seed": self.seed,
+            "env": self.env,
+            "split": self.split,
+            "samples": self.samples,
+            "temperature": self.temperature,
+            **{name: value for name, value in whole.items() if name != "tasks"},
+            "num_tasks": self.figures.tasks,
+            "average_at": {str(self.samples): self.success},
+            "worlds": dict(self.worlds),
+            "by_tag": {tag: figures.to_dict() for tag, figures in self.by_tag.items()},
+            "by_difficulty": {name: figures.to_dict() for name, figures in self.by_difficulty.items()},
+            "invalid": self.invalid,
+            "stop_reasons": dict(self.stop_reasons),
+            "tokens": asdict(self.cost) if self.cost else None,
+            "replies": [asdict(reply) for reply in self.replies],
+            "reasons": list(self.reasons),
+            "folder": str(self.folder) if self.folder else None,
+        }
+
+
+def worlds_told(settings: TurnwiseSettings) -> dict[str, dict[str, object]]:
+    """What decides which task a seed is, for whoever compares."""
+    return {world.tag: world.env.model_dump(mode="json") for world in worlds_of(settings)}
+
+
+def figures_by_tag(tasks: Sequence[TaskResult]) -> dict[str, Figures]:
+    by_tag: dict[str, list[TaskResult]] = {}
+    for task in tasks:
+        by_tag.setdefault(task.task.tag, []).append(task)
+    return {tag: Figures.of(own) for tag, own in by_tag.items()}
+
+
+def figures_by_difficulty(tasks: Sequence[TaskResult]) -> dict[str, Figures]:
+    several = len({task.task.tag for task in tasks}) > 1
+    by_name: dict[str, list[TaskResult]] = {}
+    for task in tasks:
+        if task.difficulty is not None:
+            by_name.setdefault(f"{task.task.tag}: {task.difficulty}" if several else task.difficulty, []).append(task)
+    return {name: Figures.of(by_name[name]) for name in sorted(by_name)}
+
+
+_SHOWN_CHARACTERS = 600
+"""Of a prompt or a reply; JSON and the saved trajectories have them whole."""
+
+
+def show_report(console: Console, report: EvalReport) -> None:
+    """One target in one setting, in full."""
+    lines = [_title(report), f"success  {_success(report.figures)}{_reach(report.figures)}"]
+    if report.samples > 1:
+        lines += _pass_lines(report.figures)
+    lines.append(f"return   {_interval(report.figures.mean_return, report.figures.return_interval, digits=3)}")
+    if report.invalid is not None:
+        lines.append(f"invalid  {report.invalid:.0%} of all turns were not understood")
+    lines.append("ended    " + ", ".join(f"{name} {count}" for name, count in report.stop_reasons.items()))
+    if report.cost is not None:
+        lines.append(f"tokens   {_cost_words(report)}")
+    for line in lines:
+        console.print(Text(line), soft_wrap=True)
+    for title, parts in _breakdowns(report):
+        _show_breakdown(console, title, parts)
+    for number, sample in enumerate(report.replies, start=1):
+        _show_sample(console, number, sample)
+    for reason in report.reasons:
+        console.print(Text("reason   ", style="bold yellow").append(reason, style="not bold default"), soft_wrap=True)
+    if report.folder is not None:
+        console.print(Text(f"saved    {report.folder}"), soft_wrap=True)
+
+
+def show_suite(console: Console, reports: Sequence[EvalReport]) -> None:
+    """One line for each setting; the whole of each is in its folder."""
+    table = Table(show_edge=False, pad_edge=False)
+    for name in _COLUMNS[1:]:
+        table.add_column(name, no_wrap=True)
+    for report in reports:
+        table.add_row(*map(Text, _suite_cells(report)[1:]))
+    console.print(Text(f"{reports[0].target}, split {reports[0].split}"), soft_wrap=True)
+    console.print(table)
+    for report in reports:
+        for reason in report.reasons:
+            console.print(Text(f"{report.env}: {reason}"), soft_wrap=True)
+        if report.folder is not None:
+            console.print(Text(f"saved    {report.folder}"), soft_wrap=True)
+
+
+def to_markdown(reports: Sequence[EvalReport]) -> str:
+    """A page: a table over all reports, and each in full below."""
+    head = ["| " + " | ".join(_COLUMNS) + " |", "|" + "---|" * len(_COLUMNS)]
+    rows = ["| " + " | ".join(map(_cell, _suite_cells(report))) + " |" for report in reports]
+    sections = [line for report in reports for line in _section(report)]
+    return "\n".join(["# Evaluation", "", *head, *rows, "", *sections])
+
+
+_COLUMNS = ("target", "env", "episodes", "success (95 %)", "return", "invalid", "tokens")
+
+
+def _suite_cells(report: EvalReport) -> list[str]:
+    return [
+        report.target,
+        report.env,
+        f"{report.episodes}",
+        _success(report.figures),
+        f"{report.mean_return:.3f}",
+        "" if report.invalid is None else f"{report.invalid:.0%}",
+        "" if report.cost is None else f"{report.cost.sampled_per_episode:.0f}",
+    ]
+
+
+def _section(report: EvalReport) -> list[str]:
+    lines = [f"## {_plain(_title(report))}", ""]
+    if report.samples > 1:
+        lines += [f"- {' '.join(line.split())}" for line in _pass_lines(report.figures)]
+    ended = ", ".join(f"{name} {count}" for name, count in report.stop_reasons.items())
+    lines.append(f"- return {_interval(report.figures.mean_return, report.figures.return_interval, digits=3)}")
+    lines.append(f"- ended: {ended}")
+    if report.cost is not None:
+        lines.append(f"- tokens: {_cost_words(report)}")
+    lines += [f"- reason for no success: {_plain(reason)}" for reason in report.reasons]
+    lines.append("")
+    for title, parts in _breakdowns(report):
+        lines += [f"| {title} | episodes | success (95 %) | return |", "|---|---|---|---|"]
+        for name, own in parts.items():
+            lines.append(f"| {_cell(name)} | {own.episodes} | {_success(own)} | {own.mean_return:.3f} |")
+        lines.append("")
+    for number, sample in enumerate(report.replies, start=1):
+        lines += [f"Reply {number} ({_sample_words(sample)}):", "", *_fenced(sample.reply), ""]
+    return lines
+
+
+def _breakdowns(report: EvalReport) -> list[tuple[str, Mapping[str, Figures]]]:
+    """By environment where there are several, and by difficulty where any is said."""
+    found = [("environment", report.by_tag)] if len(report.by_tag) > 1 else []
+    return [*found, *([("difficulty", report.by_difficulty)] if report.by_difficulty else [])]
+
+
+def _show_breakdown(console: Console, title: str, parts: Mapping[str, Figures]) -> None:
+    table = Table(show_edge=False, pad_edge=False)
+    for name in (title, "episodes", "success", "return"):
+        table.add_column(name)
+    for name, own in parts.items():
+        cells = (name, str(own.episodes), _success(own), f"{own.mean_return:.3f}")
+        table.add_row(*map(Text, cells))
+    console.print(table)
+
+
+def _title(report: EvalReport) -> str:
+    if report.samples == 1:
+        plays = f"{report.episodes} episodes"
+    else:
+        plays = f"{report.figures.tasks} tasks, {report.samples} plays of each"
+    how = {None: "", 0.0: ", greedy"}.get(report.temperature, f", sampled at temperature {report.temperature}")
+    return f"{report.target} on {report.env}, split {report.split}, {plays}{how}"
+
+
+def _pass_lines(figures: Figures) -> list[str]:
+    """`success` is average@k already."""
+    return [
+        f"pass@{k:<3} {_interval(value, figures.pass_at_intervals[k])}" for k, value in figures.pass_at.items() if k > 1
+    ]
+
+
+def _cost_words(report: EvalReport) -> str:
+    cost = report.cost
+    assert cost is not None, "asked only where a model played"
+    words = f"{cost.sampled} sampled ({cost.sampled_per_episode:.1f} an episode), {cost.read} read"
+    return words if cost.sampled_per_success is None else f"{words}, {cost.sampled_per_success:.1f} sampled a success"
+
+
+def _success(figures: Figures) -> str:
+    if figures.success is None or figures.success_interval is None:
+        return UNKNOWN
+    return _interval(figures.success, figures.success_interval)
+
+
+def _reach(figures: Figures) -> str:
+    """How far the share can be relied on."""
+    if figures.success is None:
+        return ": the workflow does not say it (is_success), so the return tells how well it plays"
+    told = f", over the {figures.episodes - figures.unknown} episodes that say it" if figures.unknown else ""
+    return f", 95 % interval{told}"
+
+
+def _interval(value: float, ends: tuple[float, float], *, digits: int = 2) -> str:
+    """`0.58 (0.48 to 0.67)`."""
+    return f"{value:.{digits}f} ({ends[0]:.{digits}f} to {ends[1]:.{digits}f})"
+
+
+def _sample_words(sample: SampleReply) -> str:
+    ended = "cut at context.max_response_tokens" if sample.cut else "ended by itself"
+    verdict = f"understood as {', '.join(sample.actions)}" if sample.understood else "not understood"
+    return f"{sample.tokens} tokens, {ended}, {_plain(verdict)}"
+
+
+def _show_sample(console: Console, number: int, sample: SampleReply) -> None:
+    title = f"reply {number}: {_sample_words(sample)}"
+    console.print(Text(title, style="bold" if sample.understood else "bold yellow"), soft_wrap=True)
+    for text, style in ((sample.observation, "dim"), (sample.reply, "cyan")):
+        console.print(Text("\n".join(f"  {line}" for line in _short(text).splitlines()), style=style))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]} …"
+
+
+def _fenced(text: str) -> list[str]:
+    """A fence longer than any in the text."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return [f"{fence}text", *_short(text).splitlines(), fence]
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _cell(text: str) -> str:
+    return _plain(text).replace("|", "\\|")
+
+
+_NUM_REPLIES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """A report, and the episodes that it is about."""
+
+    report: EvalReport
+    trajectories: tuple[Trajectory, ...]
+    root: str
+    """The `run.root` of the settings."""
+
+    def save(self, folder: Path | None) -> EvalReport:
+        """Write everything down: into `folder`, or into a new one beside the run that played, or in `root`."""
+        report = self.report
+        where = folder or _new_folder(report, Path(self.root))
+        TrajectoryWriter(where, max_per_step=len(self.trajectories)).write(0, self.trajectories)
+        saved = replace(report, folder=where)
+        write_eval(where, saved.to_dict(), saved.tasks)
+        write_whole(where / PAGE, to_markdown([saved]))
+        return saved
+
+
+def _new_folder(report: EvalReport, root: Path) -> Path:
+    """A run's evaluations lie in the run, whatever checkpoint of it played; the others in one folder."""
+    run = run_of(report.target)
+    if run is not None:
+        return new_eval_folder(RunDirectory(run).evals, report.recipe)
+    name = re.sub(r"[^\w.-]+", "_", report.target).strip("_")
+    return new_eval_folder(root / "evals", f"{name[-40:]}-{report.recipe}")
+
+
+def evaluate_rule(rule: str, settings: TurnwiseSettings, split: str) -> Evaluated:
+    """How well `oracle`, `random` or another rule plays the main environment."""
+    _refuse_no_episodes(settings)
+    result = play_rule_in(settings, rule, held_out_tasks(settings, split))
+    report = _report(rule, settings, split, result)
+    return Evaluated(report=report, trajectories=result.trajectories, root=settings.run.root)
+
+
+def evaluate_policy(
+    target: str,
+    overrides: Sequence[str],
+    console: Console,
+    *,
+    recipe: str | Mapping[str, object] | None,
+    split: str,
+) -> Evaluated:
+    """How well a run, a model or an endpoint plays, in its own setting or in that of a recipe."""
+    found = find_policy(target, overrides, recipe=recipe)
+    _refuse_no_episodes(found.settings)
+    with phase(console, "setting up the model" if found.model else describe_set_up(found.settings.model.path)):
+        parts = open_policy(found, split=split)
+    num_episodes = len(parts.eval_tasks) * found.settings.eval.samples
+    with phase(console, f"evaluating on {num_episodes} episodes") as advance:
+        result = run_async(evaluate_once(parts, advance))
+    report = report_policy(target, split, result, parts)
+    return Evaluated(report=report, trajectories=result.trajectories, root=found.settings.run.root)
+
+
+def _refuse_no_episodes(settings: TurnwiseSettings) -> None:
+    if not settings.eval.is_wanted:
+        raise ConfigError("eval.episodes must be at least 1 to evaluate, got 0. Give --episodes N.")
+
+
+def report_policy(target: str, split: str, result: Evaluation, parts: PlayParts) -> EvalReport:
+    """What a policy did; `parts` have played it."""
+    settings = parts.settings
+    turns = [turn for trajectory in result.trajectories for turn in trajectory.turns]
+    report = _report(target, settings, split, result)
+    return replace(
+        report,
+        seed=settings.run.seed if run_of(target) else None,
+        temperature=settings.eval.temperature,
+        cost=Cost.of(report.tasks),
+        invalid=sum(not turn.is_valid for turn in turns) / len(turns) if turns else None,
+        replies=tuple(_samples(result.trajectories, parts)),
+        reasons=tuple(_reasons(result.trajectories, parts)) if result.success == 0 else (),
+    )
+
+
+def _report(target: str, settings: TurnwiseSettings, split: str, result: Evaluation) -> EvalReport:
+    """What is known of whoever played."""
+    tasks = results_of(result.trajectories)
+    return EvalReport(
+        target=target,
+        recipe=settings.recipe,
+        seed=None,
+        env=result.env,
+        split=split,
+        samples=settings.eval.samples,
+        temperature=None,
+        figures=Figures.of(tasks),
+        by_tag=figures_by_tag(tasks),
+        by_difficulty=figures_by_difficulty(tasks),
+        tasks=tasks,
+        worlds=worlds_told(settings),
+        stop_reasons=dict(Counter(str(t.stop_reason) for t in result.trajectories).most_common()),
+    )
+
+
+def _samples(trajectories: Sequence[Trajectory], parts: PlayParts) -> list[SampleReply]:
+    """The first reply of each of the first episodes."""
+    contexts = {world.tag: world.context for _, world in worlds_by_path(parts.settings)}
+    samples: list[SampleReply] = []
+    for trajectory in [t for t in trajectories if t.turns and replies_of(t)][:_NUM_REPLIES]:
+        turn, ids = trajectory.turns[0], replies_of(trajectory)[0]
+        limit = contexts[trajectory.task.tag].max_response_tokens
+        samples.append(
+            SampleReply(
+                observation=turn.observation,
+                reply=turn.response_text,
+                tokens=len(ids),
+                actions=turn.actions,
+                understood=turn.is_valid,
+                cut=_is_long(ids, limit, parts) and int(ids[-1]) not in parts.template.stop_ids,
+            )
+        )
+    return samples
+
+
+def _is_long(ids: IntArray, limit: int, parts: PlayParts) -> bool:
+    """Whether a reply may have been cut; an endpoint counts its own tokens, and only says so by leaving out the end."""
+    return len(ids) >= limit or not parts.settings.engine.tells_tokens
+
+
+def _reasons(trajectories: Sequence[Trajectory], parts: PlayParts) -> list[str]:
+    found: list[str] = []
+    for path, world in worlds_by_path(parts.settings):
+        own = [trajectory for trajectory in trajectories if trajectory.task.tag == world.tag]
+        groups = [Group(task=trajectory.task, trajectories=(trajectory,)) for trajectory in own]
+        if not groups:
+            continue
+        probe = count_episodes(groups, parts.template, world.context.max_response_tokens, seconds=0.0)
+        told = judge_policy(path, world, probe, is_taught_first=False, is_beginner=False, has_rewards=False)
+        found += [finding.message for finding in told if finding.status is not Status.OK]
+        if probe.turns and not probe.valid_turns:
+            found += _on_instructions(path, world)
+    return found or [
+        "none that the format or the budgets show: replies are understood, and what they do does not lead to success."
+    ]
+
+
+def _on_instructions(path: str, world: World) -> list[str]:
+    if world.context.instructions == "full":
+        return []
+    where = f"{path.removesuffix('env')}context"
+    return [f"{where}.instructions is 'none': nobody tells the model the rules and the format. Set it to full."]

@@ -1,0 +1,234 @@
+"""`turnwise replay RUN --step N`: a recorded step once more, and whether everything in it comes out the same.
+
+In: a run directory. Out: what is identical and what is not; with settings beside it, what the step would have been
+under them. The run is played from its newest checkpoint before the step, in a folder of its own: nothing in the run is
+touched. Where a step learns from what was played before it, there is no other way to have the same weights.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from turnwise.config.load import load_settings
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.errors import ConfigError, RunError
+from turnwise.infra.threads import run_async
+from turnwise.learn.checkpoint import resumed_model
+from turnwise.loop.build import build_train, open_credit, open_learner
+from turnwise.loop.components import LearnParts, TrainParts
+from turnwise.loop.policies import resolve_model
+from turnwise.loop.serial import Learnt, LoopStep, learn_from, train_serial
+from turnwise.loop.warm_start import mix_in_demonstrations
+from turnwise.report.metrics import Stopwatch
+from turnwise.report.run_dir import RunDirectory
+from turnwise.report.token_log import LearningRecord
+from turnwise.report.token_log_codec import LearntBatch, choose_rows, take_rows
+from turnwise.report.token_log_reader import StepTokens
+from turnwise.run.checkpoints import load_checkpoint
+from turnwise.run.run_setup import announce, start_anew
+
+_MAY_DIFFER = ("credit", "reward.normalisation", "learn.loss", "learn.aggregation", "learn.entropy_coef")
+"""What can be asked about a step that is played already: its credit and its loss."""
+_SHOWN = ("learn/policy_loss", "learn/grad_norm", "learn/approx_kl", "learn/clip_fraction", "learn/value_loss")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """What came out."""
+
+    step: int
+    from_step: int
+    """The step whose checkpoint it was played from; 0: from the start."""
+    parts: Mapping[str, bool | None]
+    """Whether each is identical; None where the run has no record of it."""
+    other: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Under other settings: numbers as they were, and as they would have been."""
+
+    @property
+    def identical(self) -> bool:
+        return all(same is not False for same in self.parts.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "from_step": self.from_step,
+            "identical": self.identical,
+            "parts": dict(self.parts),
+            "other": {name: dict(numbers) for name, numbers in self.other.items()},
+        }
+
+
+class _Reached(Exception):  # noqa: N818 - no error: the step that was asked for is done
+    pass
+
+
+def replay(run: str | Path, step: int, overrides: Sequence[str] = ()) -> Replayed:
+    """Play and learn step `step` of a run once more."""
+    directory = RunDirectory.open(Path(run))
+    settings = load_settings(str(directory.config))
+    _refuse(settings, directory, step, overrides)
+    with tempfile.TemporaryDirectory() as folder:
+        return run_async(_Replay(directory, settings, Path(folder)).run(step, overrides))
+
+
+def _refuse(settings: TurnwiseSettings, directory: RunDirectory, step: int, overrides: Sequence[str]) -> None:
+    done = [int(row["step"]) for row in directory.read_metrics()]
+    if step < 1 or step not in done:
+        raise RunError(f"--step: {step} given; the run has steps 1 to {max(done, default=0)}.")
+    is_serial = settings.loop.is_in_turns and settings.run.mode == "both" and settings.cluster.type == "none"
+    if not is_serial:
+        raise RunError(
+            "only runs of loop.type 'serial' in one process can be replayed: elsewhere it depends on the moment which "
+            "weights sampled a turn."
+        )
+    buffer = settings.buffer
+    if not buffer.train_batch_size is buffer.reuse_cooldown is None:
+        raise RunError("a run with buffer.train_batch_size or buffer.reuse_cooldown learns from what is left over.")
+    for word in overrides:
+        key = word.partition("=")[0]
+        if not any(key == known or key.startswith(f"{known}.") for known in _MAY_DIFFER):
+            raise ConfigError(f"'{key}' cannot differ in a replay; expected one of {', '.join(_MAY_DIFFER)}.")
+
+
+class _Replay:
+    def __init__(self, directory: RunDirectory, settings: TurnwiseSettings, folder: Path) -> None:
+        self._directory = directory
+        self._settings = settings
+        self._folder = folder
+        self._before = folder / "before"
+        """The learner as it was before the step."""
+        self._done: LoopStep | None = None
+
+    async def run(self, step: int, overrides: Sequence[str]) -> Replayed:
+        saved = [n for n in self._directory.checkpoint_steps() if n < step]
+        checkpoint = self._directory.step_checkpoint(max(saved)) if saved else None
+        start = max(saved, default=0)
+        announce(self._settings, Console(quiet=True))
+        resumed = resumed_model(checkpoint) if checkpoint else None
+        model = str(resumed or resolve_model(self._settings))
+        # Where past selves are met in games, they are found beside what is played now.
+        (self._folder / "checkpoints").symlink_to(self._directory.checkpoints.resolve())
+        parts = build_train(self._settings, model, run_path=self._folder)
+        try:
+            await self._begin(parts, checkpoint)
+            await self._play(parts, start, step)
+            assert self._done is not None
+            same = _compare(self._done, self._directory, self._settings)
+            other = await self._otherwise(parts, model, overrides) if overrides else {}
+        finally:
+            await parts.close_play()
+            parts.close()
+        return Replayed(step=step, from_step=start, parts=same, other=other)
+
+    async def _begin(self, parts: TrainParts, checkpoint: Path | None) -> None:
+        if checkpoint is None:
+            await start_anew(parts, self._settings, Console(quiet=True))
+        else:
+            progress = load_checkpoint(checkpoint, parts.learner)
+            parts.tasks.restore(progress.tasks)
+        await mix_in_demonstrations(parts)
+        await parts.channel.publish(parts.take_weights(), parts.learner.policy_version)
+
+    async def _play(self, parts: TrainParts, start: int, step: int) -> None:
+        if start == step - 1:
+            self._save(parts)
+
+        async def on_step(done: LoopStep) -> None:
+            if done.step == step - 1:
+                self._save(parts)
+            if done.step == step:
+                self._done = done
+                raise _Reached
+
+        try:
+            await train_serial(parts, Stopwatch(), start_step=start, on_step=on_step)
+        except _Reached:
+            return
+
+    def _save(self, parts: TrainParts) -> None:
+        self._before.mkdir()
+        parts.learner.save_state(self._before)
+
+    async def _otherwise(self, parts: TrainParts, model: str, overrides: Sequence[str]) -> dict[str, dict[str, float]]:
+        """The same experiences and the same learner, under other settings."""
+        assert self._done is not None
+        settings = load_settings(str(self._directory.config), overrides)
+        learner = open_learner(settings, model)
+        learner.load_state(self._before)
+        other = LearnParts(
+            settings=settings,
+            tokenizer=parts.tokenizer,
+            template=parts.template,
+            buffer=parts.buffer,
+            credit=open_credit(settings),
+            learner=learner,
+            open_mailbox=parts.open_mailbox,
+        )
+        await mix_in_demonstrations(other)
+        learnt = learn_from(other, self._done.learnt.experiences)
+        return {"recorded": _numbers(self._done.learnt), "replayed": _numbers(learnt)}
+
+
+def _numbers(learnt: Learnt) -> dict[str, float]:
+    numbers = {name: learnt.metrics[name] for name in _SHOWN if name in learnt.metrics}
+    if learnt.batch is not None:
+        advantages = learnt.batch.batch.advantages[learnt.batch.batch.loss_mask]
+        numbers |= {"advantage/mean": float(advantages.mean()), "advantage/std": float(advantages.std())}
+        numbers |= {"advantage/min": float(advantages.min()), "advantage/max": float(advantages.max())}
+    return numbers
+
+
+# --- is it the same -------------------------------------------------------------------------------------------------
+
+
+def _compare(done: LoopStep, directory: RunDirectory, settings: TurnwiseSettings) -> dict[str, bool | None]:
+    row = next(row for row in directory.read_metrics() if int(row["step"]) == done.step)
+    metrics: dict[str, Any] = {**done.metrics}
+
+    def same(*names: str) -> bool | None:
+        known = [name for name in names if name in row]
+        return all(_is_same(row[name], metrics.get(name)) for name in known) if known else None
+
+    return {
+        **_compare_tokens(done, directory, settings),
+        "loss": same("learn/policy_loss", "learn/value_loss", "learn/entropy", "learn/reference_kl"),
+        "grad_norm": same("learn/grad_norm"),
+        "weights": same("audit/weights"),
+    }
+
+
+def _is_same(recorded: Any, found: Any) -> bool:
+    is_number = found is not None and np.isfinite(found)
+    return recorded == found if is_number else recorded is None
+
+
+def _compare_tokens(done: LoopStep, directory: RunDirectory, settings: TurnwiseSettings) -> dict[str, bool | None]:
+    record = LearningRecord(directory.learning_record)
+    learnt = done.learnt.batch
+    if not directory.learning_record.exists() or done.step not in record.steps() or learnt is None:
+        return dict.fromkeys(("tokens", "rewards", "advantages"))
+    found = take_rows(learnt, choose_rows(learnt.experiences, settings.report.tokens))
+    written = record.read(done.step)
+    return {
+        "tokens": _same_arrays(written, found, "token_ids", "turn_ids", "behavior_logprobs"),
+        "rewards": _same_rewards(written, found),
+        "advantages": _same_arrays(written, found, "advantages", "returns"),
+    }
+
+
+def _same_arrays(written: StepTokens, found: LearntBatch, *names: str) -> bool:
+    return all(np.array_equal(getattr(written.batch, name), getattr(found.batch, name)) for name in names)
+
+
+def _same_rewards(written: StepTokens, found: LearntBatch) -> bool:
+    return all(
+        np.array_equal(getattr(written.turns, name), np.concatenate([getattr(e, name) for e in found.experiences]))
+        for name in ("raw_rewards", "turn_rewards")
+    )

@@ -1,0 +1,304 @@
+"""What a run has written, held against its own checksums, digests and rules.
+
+In: a run directory. Out: how much of each kind was looked at, and breaches. Everything that anybody loads again is
+read here to its last byte: checkpoints, published weights, groups, journals, the learning record, trajectories,
+evaluations. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise, zip_longest
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from turnwise.audit import faults as engines
+from turnwise.audit import faults as learning
+from turnwise.audit import faults as records
+from turnwise.audit.faults import Fault
+from turnwise.audit.recompute import check_credit
+from turnwise.audit.records import Breach, check_digests, check_finite, check_members, check_seals
+from turnwise.config.load import load_settings
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.errors import AuditError, LearnError, SyncError, TurnwiseError
+from turnwise.experience.build import build_experiences
+from turnwise.experience.store import inspect_store
+from turnwise.infra.atomic_files import find_damage
+from turnwise.infra.threads import run_async
+from turnwise.loop.build import build_explore, join, open_audit, open_credit, open_learner, open_proxies
+from turnwise.loop.components import TrainParts
+from turnwise.loop.policies import resolve_model
+from turnwise.loop.serial import LoopStep, train_serial
+from turnwise.report.evaluation import find_evals, read_eval, results_of
+from turnwise.report.metrics import Stopwatch
+from turnwise.report.run_dir import RunDirectory
+from turnwise.report.token_log import LearningRecord
+from turnwise.report.trajectories import find_damaged_episodes, read_sound_trajectories
+from turnwise.run.checkpoints import Progress, load_checkpoint, read_progress, save_checkpoint
+from turnwise.sync.weight_store import MemoryChannel, find_damaged_weights
+from turnwise.types import Experience, Group
+
+_KINDS = (
+    "groups",
+    "recorded steps",
+    "trajectories",
+    "evaluations",
+    "checkpoints",
+    "journals",
+    "published weights",
+    "metrics",
+)
+
+
+def audit_run(path: Path) -> tuple[dict[str, int], list[Breach]]:
+    """How much of each kind was looked at, and what is wrong with it."""
+    directory = RunDirectory.open(path)
+    settings = load_settings(str(directory.config))
+    counts: dict[str, int] = dict.fromkeys(_KINDS, 0)
+    breaches: list[Breach] = []
+    for kind, found in _look(directory, settings):
+        counts[kind] += 1
+        breaches += found
+    return counts, breaches
+
+
+def _look(directory: RunDirectory, settings: TurnwiseSettings) -> Iterator[tuple[str, list[Breach]]]:
+    yield "metrics", _check_metrics(directory)
+    if directory.experience.exists():
+        yield from _check_store(directory.experience, settings)
+    if directory.learning_record.exists():
+        yield from _check_record(directory, settings)
+    for file in sorted([*directory.trajectories.rglob("*.jsonl"), *directory.evals.rglob("*.jsonl")]):
+        yield from _check_trajectories(file)
+    for folder in find_evals(directory.evals):
+        yield "evaluations", _check_eval(folder)
+    for file in sorted(directory.unfinished.rglob("*.jsonl")):
+        yield "journals", [_damaged(str(file), told) for told in find_damaged_episodes(file)]
+    for step in directory.checkpoint_steps():
+        yield "checkpoints", _check_checkpoint(directory.step_checkpoint(step))
+    if (directory.path / "weights" / "newest.json").exists():
+        told = find_damaged_weights(directory.path / "weights")
+        yield "published weights", [] if told is None else [_damaged(str(directory.path / "weights"), told)]
+
+
+def _check_metrics(directory: RunDirectory) -> list[Breach]:
+    try:
+        steps = sorted(int(row["step"]) for row in directory.read_metrics())
+    except TurnwiseError as error:
+        return [_damaged(str(directory.metrics), str(error))]
+    # Never one by one: a damaged number may be of any size.
+    missing = [f"{one + 1} to {next_one - 1}" for one, next_one in pairwise(steps) if next_one > one + 1]
+    return [_damaged(str(directory.metrics), f"no row of steps {', '.join(missing)}")] if missing else []
+
+
+def _check_store(file: Path, settings: TurnwiseSettings) -> Iterator[tuple[str, list[Breach]]]:
+    for stored in inspect_store(file):
+        where = str(file) if stored.group_id is None else f"group {stored.group_id} of {file}"
+        found = [_damaged(where, told) for told in stored.faults]
+        yield "groups", found or _check_group(stored.experiences, settings)
+
+
+def _check_group(group: Sequence[Experience], settings: TurnwiseSettings) -> list[Breach]:
+    if not group:
+        return []
+    members = check_members(group, group_size=settings.rollout.group_size)
+    return [*members, *check_finite(group), *check_digests(group), *check_seals(group)]
+
+
+def _check_record(directory: RunDirectory, settings: TurnwiseSettings) -> Iterator[tuple[str, list[Breach]]]:
+    record = LearningRecord(directory.learning_record)
+    # A process that was killed leaves a part of a block; one that has ended has not.
+    gaps = record.find_gaps(with_end=directory.summary.exists())
+    if gaps:
+        told = ", ".join(f"{start} to {end}" for start, end in gaps)
+        yield "recorded steps", [_damaged(str(directory.learning_record), f"bytes {told} are no block")]
+    for step in record.steps():
+        yield "recorded steps", _check_step(record, step, settings)
+
+
+def _check_step(record: LearningRecord, step: int, settings: TurnwiseSettings) -> list[Breach]:
+    try:
+        tokens = record.read(step)
+    except TurnwiseError as error:
+        return [_damaged(f"step {step} of the learning record", str(error))]
+    if not tokens.is_complete:
+        return []
+    return check_credit(tokens.samples(), tokens.annotations(), settings.credit, seed=step)
+
+
+def _check_trajectories(file: Path) -> Iterator[tuple[str, list[Breach]]]:
+    try:
+        played = read_sound_trajectories(file)
+    except TurnwiseError as error:
+        yield "trajectories", [_damaged(str(file), str(error))]
+        return
+    for trajectory in played:
+        rows = build_experiences([Group(task=trajectory.task, trajectories=(trajectory,))])
+        yield "trajectories", [*check_digests(rows), *check_seals(rows)] if rows else []
+
+
+def _check_eval(folder: Path) -> list[Breach]:
+    """How the tasks came out, against the plays beside it: `eval.json` has no checksum, and its plays have."""
+    try:
+        saved = read_eval(folder)
+    except TurnwiseError as error:
+        return [_damaged(str(folder), str(error))]
+    if saved.trajectories is None:
+        return []
+    try:
+        played = results_of(read_sound_trajectories(saved.trajectories))
+    except TurnwiseError:
+        # Told of the file that they are in.
+        return []
+    num_differing = sum(told != found for told, found in zip_longest(saved.tasks, played))
+    return (
+        [_damaged(str(folder), f"of {num_differing} tasks the plays beside it say otherwise")] if num_differing else []
+    )
+
+
+def _check_checkpoint(folder: Path) -> list[Breach]:
+    if (told := find_damage(folder)) is not None:
+        return [_damaged(str(folder), told)]
+    try:
+        read_progress(folder)
+        for file in folder.rglob("*.safetensors"):
+            with safe_open(file, framework="numpy") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 - the file is no mapping
+                    tensors.get_slice(name).get_shape()
+    except (OSError, SafetensorError, TurnwiseError) as error:
+        return [_damaged(str(folder), str(error))]
+    return []
+
+
+def _damaged(where: str, found: str) -> Breach:
+    return Breach(check="file", where=where, expected="what was written", found=found)
+
+
+log = logging.getLogger(__name__)
+
+CATALOGUE = (*engines.ENGINE_FAULTS, *records.RECORD_FAULTS, *learning.LEARNING_FAULTS)
+_STEPS = 3
+"""Of each run."""
+_SETTING = [
+    "model.tiny={hidden_size: 16, intermediate_size: 32, num_layers: 1, num_heads: 2}",
+    f"learn.steps={_STEPS}",
+    "learn.minibatches=1",
+    "learn.epochs=1",
+    "rollout={groups: 4, group_size: 2, max_turns: 4}",
+    "warm_start={type: none}",
+    "reward.shaping=turnwise.audit.faults:earn_by_words",
+    "audit.rescored_tokens=4096",
+    "report.tensorboard=false",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one fault."""
+
+    name: str
+    room: str
+    caught: bool
+    after_steps: int | None
+    """The step in which it was found; None where it was not."""
+    by: str | None
+    """What found it: a check of the audit, or an error of another part."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def seed_faults(
+    faults: Sequence[Fault] = CATALOGUE, on_outcome: Callable[[Outcome], None] = lambda _: None
+) -> list[Outcome]:
+    """One run for each fault."""
+    outcomes = []
+    for fault in faults:
+        outcome = _try(fault)
+        on_outcome(outcome)
+        outcomes.append(outcome)
+    return outcomes
+
+
+def _try(fault: Fault) -> Outcome:
+    done: list[int] = []
+
+    async def on_step(step: LoopStep) -> None:
+        done.append(step.step)
+
+    by: str | None = None
+    with tempfile.TemporaryDirectory() as folder, _patched(fault):
+        try:
+            parts = _open(fault, Path(folder))
+            if fault.at_resume:
+                run_async(_resume(parts, fault, Path(folder) / "step-1", on_step))
+            else:
+                run_async(_train(parts, 0, on_step))
+        except AuditError as error:
+            by = error.check
+        except (LearnError, SyncError) as error:
+            by = type(error).__name__
+        except Exception as error:  # noqa: BLE001 - whatever falls over by accident has not been found
+            log.warning("%s: the run fell over: %s: %s", fault.name, type(error).__name__, error)
+    steps = len(done) + 1 if by is not None else None
+    return Outcome(name=fault.name, room=fault.room, caught=by is not None, after_steps=steps, by=by)
+
+
+async def _train(parts: TrainParts, start_step: int, on_step: Callable[[LoopStep], Any]) -> None:
+    await parts.channel.publish(parts.take_weights(), parts.learner.policy_version)
+    try:
+        await train_serial(parts, Stopwatch(), start_step=start_step, on_step=on_step)
+    finally:
+        await parts.close_play()
+
+
+async def _resume(parts: TrainParts, fault: Fault, folder: Path, on_step: Callable[[LoopStep], Any]) -> None:
+    """A sound run until its checkpoint, then the fault."""
+    await _train(parts, _STEPS - 1, on_step)
+    assert fault.learner is not None
+    save_checkpoint(folder, parts.learner, parts.tokenizer, Progress(step=1))
+    load_checkpoint(folder, fault.learner(parts.learner))
+
+
+def _open(fault: Fault, folder: Path) -> TrainParts:
+    """The parts of a run in which engine and learner hold weights of their own, with the fault around one of them."""
+    settings = load_settings("frozenlake", [*_SETTING, *fault.overrides])
+    model = str(resolve_model(settings))
+    explore = build_explore(settings, model, run_path=folder)
+    engine = fault.engine(explore.engine) if fault.engine else explore.engine
+    explore = replace(explore, engine=engine, channel=MemoryChannel([engine]))
+    proxy, greedy = open_proxies(explore)
+    explore = replace(
+        explore,
+        proxy=fault.collector(proxy) if fault.collector else proxy,
+        greedy_proxy=greedy,
+        buffer=fault.buffer(explore.buffer) if fault.buffer else explore.buffer,
+    )
+    credit, learner = open_credit(settings), open_learner(settings, model)
+    if fault.learner and not fault.at_resume:
+        learner = fault.learner(learner)
+    audit = open_audit(settings, learner, None)
+    credit = fault.credit(credit) if fault.credit else credit
+    return join(explore, {"credit": credit, "learner": learner, "audit": audit})
+
+
+@contextmanager
+def _patched(fault: Fault) -> Iterator[None]:
+    if fault.patch is None:
+        yield
+        return
+    module_name, name, wrap = fault.patch
+    module = importlib.import_module(module_name)
+    sound = getattr(module, name)
+    setattr(module, name, wrap(sound))
+    try:
+        yield
+    finally:
+        setattr(module, name, sound)
