@@ -69,7 +69,7 @@ def test_the_loop_by_hand_is_the_same_for_the_same_seed(by_hand: str, tmp_path: 
 @pytest.mark.xdist_group("trained")
 def test_the_library_trains_and_shows_a_trajectory(trained: tuple[str, Path]):
     output, folder = trained
-    assert re.search(r"frozenlake: success \d+\.\d% -> \d+\.\d%, see made/frozenlake-", output)
+    assert re.search(r"frozenlake: success \d+\.\d% -> \d+\.\d%, see \S*made/frozenlake-", output)
     assert "turn 1 of" in output
     assert "ended: " in output
     assert "the oracle goes" in output
@@ -89,7 +89,7 @@ def test_an_agent_with_nothing_but_the_openai_client_is_trained(tmp_path: Path):
     pytest.importorskip("openai", reason="the openai package is not installed; it is part of the dev extra")
     arguments = ("--steps", "2", "--groups", "6", "--episodes", "6", "--root", "made")
     output = run_example("openai_agent.py", *arguments, folder=tmp_path)
-    assert re.search(r"openai_agent: success \d+\.\d% -> \d+\.\d%, see made/frozenlake-", output)
+    assert re.search(r"openai_agent: success \d+\.\d% -> \d+\.\d%, see \S*made/frozenlake-", output)
     (run,) = (tmp_path / "made").iterdir()
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["steps"], summary["policy_version"], summary["failures"]) == (2, 2, {})

@@ -27,7 +27,7 @@ LONG_FILES = {
     "models/memory.py": 570,
     "cluster/ray_cluster.py": 530,
     "cluster/explorer_pool.py": 720,
-    "run/evaluation.py": 540,
+    "run/evaluation.py": 555,
     "convert/verl.py": 920,
     "convert/trinity.py": 640,
 }

@@ -72,7 +72,7 @@ HARMLESS = {
     "PLACE": "#/",
     "SIDE": "nothing",
     "bash|zsh": "bash",
-    "credit|scale": "scale",
+    "credit": "credit",
 }
 """Words that must be given beside it. A new kind of word belongs here or, where it leads to a model, into READS."""
 _SERVES_S, _ENDS_BY_S = 4.0, 120.0
