@@ -1,8 +1,8 @@
-"""Rows of files: a JSON list, JSON lines, CSV, plain text or Parquet; all but the last may be gzipped.
+"""Read tasks from files: a JSON list, JSON lines, CSV, plain text (each also gzipped) or Parquet, and split them.
 
-In come a path and words for what is expected of it; out come rows, each with its place. The content decides the format;
-the suffix only where the content could be either. Every mistake is one error with the file, the line, what was found,
-what was expected and the setting to change. It refuses to know what a row means, and skips nothing but blank lines.
+`load_rows` parses rows with a function of the environment; `split_rows` and `hold_out_rows` divide them into training
+and evaluation. The content decides the format; the suffix decides only where the content fits several. Every
+error names the file, the line, what was found, what was expected and the setting to change.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import json
 import re
 import reprlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from turnwise.config.settings import require_package
 from turnwise.errors import TaskError
@@ -30,24 +30,28 @@ _OBJECT_START = re.compile(r'\{\s*(["}]|$)')
 _BLANK = re.compile(r"[ \t\n]*")
 _JSON_SUFFIXES = (".json", ".jsonl")
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class RowFormat:
-    """What a file should be, in words for messages."""
+    """Expected content of a file, for error messages."""
 
     setting: str
-    """Which setting names the file, such as `env.path`."""
+    """Setting that names the file, such as `env.path`."""
+    items: str
+    """Plural noun for its rows, such as `puzzles`."""
     file: str
     """Such as `a JSON, JSONL or Parquet file of puzzles`."""
     row: str
     """Such as `an object with 'nums' and 'target'`."""
     has_text_lines: bool = False
-    """Whether a line that is no JSON may be a row of its own."""
+    """Whether a line that is not JSON is a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowFile:
-    """A file as it is now; a changed one is another, so that what was read from it can be kept by it."""
+    """A file in its current state; a cache key for its content."""
 
     path: Path
     mtime_ns: int
@@ -66,14 +70,99 @@ class RowFile:
 
 class Row(NamedTuple):
     place: str
-    """Where it stands, for messages: `/data/rows.jsonl, line 3`."""
+    """Position for messages: `/data/rows.jsonl, line 3`."""
     content: object
     is_all_text: bool = False
-    """Whether its values are texts because the format knows nothing else."""
+    """Whether all values are strings because the format has no other type."""
+
+    def error(self, found: str, expected: str, fix: str = "") -> TaskError:
+        return TaskError(f"{self.place}: found {found}; expected {expected}. {fix}".rstrip())
+
+
+def load_rows(file: RowFile, parse: Callable[[Row], T]) -> tuple[T, ...]:
+    """Parse all rows of a file. Cache the result by the file: many environments of a process read the same one.
+
+    Raises:
+        TaskError: if the file cannot be read, has no rows, or `parse` rejects one.
+    """
+    return parse_rows(read_rows(file), parse, str(file.path), file.format)
+
+
+def parse_rows(rows: Iterable[Row], parse: Callable[[Row], T], source: str, expected: RowFormat) -> tuple[T, ...]:
+    items = tuple(parse(row) for row in rows)
+    if not items:
+        raise TaskError(f"{source} holds no {expected.items}. Set {expected.setting} to {expected.file}.")
+    return items
+
+
+# --- splits ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Splits(Generic[T]):
+    """Items for training and for evaluation, without overlap."""
+
+    train: tuple[T, ...]
+    eval: tuple[T, ...]
+
+    def __getitem__(self, split: str) -> tuple[T, ...]:
+        return self.train if split == "train" else self.eval
+
+    def pick(self, split: str, seed: int) -> T:
+        items = self[split]
+        return items[seed % len(items)]
+
+
+def split_rows(items: Sequence[T], is_held_out: Callable[[T], bool], *, eval_share: float, file: RowFile) -> Splits[T]:
+    """Divide the items of one file.
+
+    Raises:
+        TaskError: if a split is empty.
+    """
+    train = tuple(item for item in items if not is_held_out(item))
+    held_out = tuple(item for item in items if is_held_out(item))
+    if not train or not held_out:
+        counts, plural = (len(train), len(held_out)), file.format.items
+        raise TaskError(
+            f"{file.format.setting}: with eval_share {eval_share:g}, {file.path} gives {counts[0]} {plural} to "
+            f"training and {counts[1]} to evaluation; expected at least 1 each. Change eval_share, or add {plural}."
+        )
+    return Splits(train, held_out)
+
+
+def hold_out_rows(
+    train: Sequence[T], held_out: Sequence[T], key: Callable[[T], object], *, source: str, items: str
+) -> Splits[T]:
+    """Take each split from a source of its own; training items whose key is in evaluation are dropped.
+
+    Raises:
+        TaskError: if no training item is left.
+    """
+    known = {key(item) for item in held_out}
+    kept = tuple(item for item in train if key(item) not in known)
+    if not kept:
+        raise TaskError(
+            f"env.path: all {items} of {source} are also in the evaluation source; nothing is left to train on. "
+            f"Add {items}."
+        )
+    return Splits(kept, tuple(held_out))
+
+
+def keys_held_out(places: Mapping[str, float], eval_share: float) -> Collection[str]:
+    """Return the keys whose place (from 0 to 1) is below `eval_share`, such that neither split of two or more is empty.
+
+    If all keys of a small source fall on one side, the key nearest to the border changes sides.
+    """
+    lowest, highest = min(places.values()), max(places.values())
+    border = min(max(eval_share, lowest), highest)
+    return {key for key, place in places.items() if place < border or (place == lowest and len(places) > 1)}
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
 
 
 def read_rows(file: RowFile) -> Iterator[Row]:
-    """All rows in their order."""
+    """Yield all rows in order."""
     data = _read_bytes(file)
     if _is_parquet(data, file):
         return _parquet_rows(file)
@@ -88,8 +177,14 @@ def read_rows(file: RowFile) -> Iterator[Row]:
     return _line_rows(text, file)
 
 
+def read_objects(file: RowFile) -> Iterable[Row]:
+    """Yield rows like `read_rows`; a file that is one object, over any number of lines, is one row."""
+    content = read_object(file)
+    return read_rows(file) if content is None else [Row(f"{file.path}, line 1", content)]
+
+
 def read_object(file: RowFile) -> dict[str, object] | None:
-    """The one JSON object that the file is; None where it is anything else."""
+    """Return the content of a file that is one JSON object; None for any other file."""
     data = _read_bytes(file)
     whole = None if _is_parquet(data, file) else _parse_or_none(_decode_text(data, file))
     return whole if isinstance(whole, dict) else None
@@ -110,10 +205,10 @@ def _read_bytes(file: RowFile) -> bytes:
 
 def _decode_text(data: bytes, file: RowFile) -> str:
     try:
-        # "utf-8-sig" leaves a byte order mark away.
+        # "utf-8-sig" drops a byte order mark.
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # Its own bytes count, because a byte order mark is no longer in them.
+        # The bytes of the error count, because they have no byte order mark.
         line = error.object.count(b"\n", 0, error.start) + 1
         raise TaskError(
             f"{file.path}, line {line}: found the byte 0x{error.object[error.start]:02x}, which is not UTF-8; expected "
@@ -173,7 +268,7 @@ def _line_rows(text: str, file: RowFile) -> Iterator[Row]:
 
 
 def _list_rows(text: str, file: RowFile) -> Iterator[Row]:
-    """Item by item, because only so the line of each is known."""
+    """Decode item by item, which gives the line of each."""
     position, line, number = _skip_blank(text, text.index("[") + 1), 1, 0
     counted = 0
     is_over = text[position : position + 1] == "]"
@@ -220,13 +315,13 @@ def _csv_rows(text: str, file: RowFile) -> Iterator[Row]:
             if len(values) != len(names):
                 raise TaskError(
                     f"{place}: found {len(values)} values; expected {len(names)}, one for each name of the first row "
-                    f"({', '.join(names)}). Mend the line, or set {file.format.setting} to another file."
+                    f"({', '.join(names)}). Correct the line, or set {file.format.setting} to another file."
                 )
             yield Row(place, dict(zip(names, values, strict=True)), is_all_text=True)
     except csv.Error as error:
         raise TaskError(
             f"{file.path}, line {reader.line_num}: found no valid CSV ({error}); expected rows of values under a first "
-            f"row of names. Mend the line, or set {file.format.setting} to another file."
+            f"row of names. Correct the line, or set {file.format.setting} to another file."
         ) from error
 
 
@@ -242,7 +337,17 @@ def _parquet_rows(file: RowFile) -> Iterator[Row]:
     return (Row(f"{file.path}, row {number}", content) for number, content in enumerate(rows, start=1))
 
 
-# --- messages -------------------------------------------------------------------------------------------------------
+# --- values and messages --------------------------------------------------------------------------------------------
+
+
+def describe_json(value: object) -> str:
+    """Name a value in the terms of JSON."""
+    names = {dict: "an object", list: "a list", str: "a text", type(None): "null", bool: "true or false"}
+    return names.get(type(value), f"the number {reprlib.repr(value)}")
+
+
+def describe_keys(row: Mapping[str, object]) -> str:
+    return f"the keys {', '.join(map(repr, list(row)[:8]))}" if row else "an object with no keys"
 
 
 def _unreadable(path: str | Path, expected: RowFormat, reason: str) -> TaskError:
@@ -252,5 +357,5 @@ def _unreadable(path: str | Path, expected: RowFormat, reason: str) -> TaskError
 def _not_json(file: RowFile, line: int, found: str, what: str) -> TaskError:
     return TaskError(
         f"{file.path}, line {line}: found {reprlib.repr(found)}, which is not {what}; expected {file.format.row}. "
-        f"Mend the line, or set {file.format.setting} to another file."
+        f"Correct the line, or set {file.format.setting} to another file."
     )

@@ -17,7 +17,8 @@ from turnwise.context.answer import render_answer, write_preamble
 from turnwise.envs.adapters.external import ForeignWorld
 from turnwise.envs.base import BaseEnv, make_env
 from turnwise.envs.isolation import IsolatedEnv, RayEnv, is_in_actor
-from turnwise.envs.prompts.sources import Fields, read_prompts
+from turnwise.envs.prompts.sources import PromptParser
+from turnwise.envs.rows import RowFile, load_rows
 from turnwise.envs.safe_calls import closing_env, count_tasks, describe_env, reset_env
 from turnwise.errors import ConfigError
 from turnwise.rollout.episode import Limits
@@ -161,9 +162,9 @@ def has_oracle(world: World) -> bool:
 
 def read_pairs(ptx: FilePtx) -> list[tuple[str, str]]:
     """The prompts and responses of the file that `learn.ptx` names."""
-    fields = Fields(prompt=ptx.prompt_field, response=ptx.response_field, section="learn.ptx")
+    parser = PromptParser(prompt=ptx.prompt_field, response=ptx.response_field, section="learn.ptx")
     pairs: list[tuple[str, str]] = []
-    for number, row in enumerate(read_prompts(ptx.path, fields), start=1):
+    for number, row in enumerate(load_rows(RowFile.find(ptx.path, parser.format()), parser), start=1):
         if row.response is None:
             raise ConfigError(
                 f"learn.ptx.path: row {number} of '{ptx.path}' has no text under '{ptx.response_field}'; every row "

@@ -103,7 +103,7 @@ def test_missing_broken_and_tiny_files_are_explained(tmp_path: Path) -> None:
         Countdown(path=str(tmp_path / "nowhere.json"))
     path = tmp_path / "one.json"
     path.write_text('[{"target": 3, "nums": [1, 2]}]')
-    with pytest.raises(TaskError, match="no puzzle for the split 'eval'"):
+    with pytest.raises(TaskError, match="gives 1 puzzles to training and 0 to evaluation"):
         Countdown(path=str(path))
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(TaskError, match=r"one.json, line 1: found the byte 0xff, which is not UTF-8"):

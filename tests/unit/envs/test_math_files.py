@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from turnwise.envs.metamathqa import MetaMathQA
-from turnwise.envs.metamathqa.problems import Fields, Problem, load_problems
+from turnwise.envs.metamathqa.problems import Problem, ProblemParser, problem_format
+from turnwise.envs.rows import RowFile, load_rows
 from turnwise.errors import ConfigError, TaskError
 
 from .math_data import find_data
@@ -24,6 +25,10 @@ PROBLEMS = (
     Problem("Half of 10?", "5", "Half of 10?"),
     Problem("A third?", r"\frac{1}{3}", "A third?"),
 )
+
+
+def load_problems(path: str, parser: ProblemParser) -> tuple[Problem, ...]:
+    return load_rows(RowFile.find(path, problem_format("env.path")), parser)
 
 
 def write(path: Path, content: str | bytes) -> str:
@@ -43,16 +48,16 @@ def write(path: Path, content: str | bytes) -> str:
 def test_lists_and_lines_packed_or_not(tmp_path: Path, text: str, is_packed: bool) -> None:
     data = text.encode()
     path = write(tmp_path / "rows.data", gzip.compress(data) if is_packed else data)
-    assert load_problems(path, Fields(), "env.path") == PROBLEMS
+    assert load_problems(path, ProblemParser()) == PROBLEMS
 
 
 def test_parquet(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.Table.from_pylist([METAMATH]), tmp_path / "rows.parquet")
-    assert load_problems(str(tmp_path / "rows.parquet"), Fields(), "env.path") == PROBLEMS[:1]
+    assert load_problems(str(tmp_path / "rows.parquet"), ProblemParser()) == PROBLEMS[:1]
     with pytest.raises(TaskError, match="not a readable Parquet file"):
-        load_problems(write(tmp_path / "bad.parquet", "text"), Fields(), "env.path")
+        load_problems(write(tmp_path / "bad.parquet", "text"), ProblemParser())
 
 
 def test_a_missing_pyarrow_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,8 +70,8 @@ def test_a_missing_pyarrow_is_explained(tmp_path: Path, monkeypatch: pytest.Monk
 def test_fields_can_be_named_and_numbers_are_answers(tmp_path: Path) -> None:
     row = {"question": "no", "answer": "no", "ask": "What is 2+3?", "gold": 5}
     path = write(tmp_path / "rows.jsonl", json.dumps(row))
-    fields = Fields(question="ask", answer="gold")
-    assert load_problems(path, fields, "env.path") == (Problem("What is 2+3?", "5", "What is 2+3?"),)
+    parser = ProblemParser(question="ask", answer="gold")
+    assert load_problems(path, parser) == (Problem("What is 2+3?", "5", "What is 2+3?"),)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +83,7 @@ def test_fields_can_be_named_and_numbers_are_answers(tmp_path: Path) -> None:
         ('{"question": "?"}', "Set env.answer_field"),
         ('{"question": "?", "answer": [5]}', "line 3: found [5] under 'answer'"),
         ('{"question": "?", "answer": true}', "line 3: found True under 'answer'"),
-        ('{"question": " ", "answer": "5"}', "line 3: the question is blank"),
+        ('{"question": " ", "answer": "5"}', "line 3: found a blank question"),
         ('{"question": "?", "answer": "..."}', "line 3: found no final answer in '...'"),
         (json.dumps({"question": "?", "answer": "so " * 100}), "line 3: found no final answer"),
     ],
@@ -86,7 +91,7 @@ def test_fields_can_be_named_and_numbers_are_answers(tmp_path: Path) -> None:
 def test_a_bad_row_is_named(tmp_path: Path, line: str, message: str) -> None:
     path = write(tmp_path / "rows.jsonl", f"{json.dumps(GSM8K)}\n\n{line}\n")
     with pytest.raises(TaskError) as caught:
-        load_problems(path, Fields(), "env.path")
+        load_problems(path, ProblemParser())
     assert message in str(caught.value)
     assert path in str(caught.value)
 
@@ -103,7 +108,7 @@ def test_a_bad_row_is_named(tmp_path: Path, line: str, message: str) -> None:
 )
 def test_a_bad_file_is_explained(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(TaskError) as caught:
-        load_problems(write(tmp_path / "rows.json", content), Fields(), "env.path")
+        load_problems(write(tmp_path / "rows.json", content), ProblemParser())
     assert message in str(caught.value)
 
 

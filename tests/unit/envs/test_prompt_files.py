@@ -11,20 +11,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from turnwise.envs import rows as files
 from turnwise.envs.base import make_env
 from turnwise.envs.prompts import Prompts
-from turnwise.envs.prompts import sources as files
-from turnwise.envs.prompts.sources import Fields, PromptRow, read_prompts, split_rows
-from turnwise.envs.rows import read_rows
+from turnwise.envs.prompts.sources import PromptParser, PromptRow, split_prompts
+from turnwise.envs.rows import RowFile, load_rows, read_rows
 from turnwise.errors import ConfigError, TaskError
 
-FIELDS = Fields(prompt="prompt", response="response")
+PARSER = PromptParser(prompt="prompt", response="response")
 ROWS = [PromptRow("One?", "1"), PromptRow("Zwei? ü"), PromptRow("Three, \u2028 four?", "3")]
 OBJECTS = [
     {"prompt": "One?", "response": "1"},
     {"prompt": "Zwei? ü"},
     {"prompt": "Three, \u2028 four?", "response": "3"},
 ]
+
+
+def read_prompts(path: str, parser: PromptParser) -> list[PromptRow]:
+    return list(load_rows(RowFile.find(path, parser.format()), parser))
 
 
 def write(tmp_path: Path, name: str, text: str | bytes) -> Path:
@@ -47,7 +51,7 @@ def lines_of(objects: list[dict[str, str]]) -> str:
 )
 def test_the_content_decides_the_format(tmp_path: Path, suffix: str, bom: str, line_end: str, text: str) -> None:
     file = write(tmp_path, f"p.{suffix}", bom + "\n" + text.replace("\n", line_end))
-    assert read_prompts(str(file), FIELDS) == ROWS
+    assert read_prompts(str(file), PARSER) == ROWS
 
 
 @pytest.mark.parametrize("bom", [b"", b"\xef\xbb\xbf"])
@@ -55,27 +59,27 @@ def test_the_content_decides_the_format(tmp_path: Path, suffix: str, bom: str, l
 def test_plain_text_has_one_prompt_per_line(tmp_path: Path, bom: bytes, line_end: str) -> None:
     prompts = ["[INST] Hello", "  {curly} words", '"Quoted"', "Ünï \u2028 code", "4"]
     file = write(tmp_path, "p.txt", bom + line_end.join(prompts).encode())
-    assert read_prompts(str(file), FIELDS) == [PromptRow(prompt.strip()) for prompt in prompts]
+    assert read_prompts(str(file), PARSER) == [PromptRow(prompt.strip()) for prompt in prompts]
 
 
 def test_rows_may_be_texts(tmp_path: Path) -> None:
     expected = [PromptRow("One?"), PromptRow("Two?")]
-    assert read_prompts(str(write(tmp_path, "a.json", '["One?", " Two?"]')), FIELDS) == expected
-    assert read_prompts(str(write(tmp_path, "a.jsonl", '"One?"\n"Two?"')), FIELDS) == expected
-    assert read_prompts(str(write(tmp_path, "a", '"One?"\n"Two?"')), FIELDS) == expected
+    assert read_prompts(str(write(tmp_path, "a.json", '["One?", " Two?"]')), PARSER) == expected
+    assert read_prompts(str(write(tmp_path, "a.jsonl", '"One?"\n"Two?"')), PARSER) == expected
+    assert read_prompts(str(write(tmp_path, "a", '"One?"\n"Two?"')), PARSER) == expected
     # In a text file, quotation marks belong to the prompt.
-    assert read_prompts(str(write(tmp_path, "a.txt", '"One?"\n"Two?"')), FIELDS)[0] == PromptRow('"One?"')
+    assert read_prompts(str(write(tmp_path, "a.txt", '"One?"\n"Two?"')), PARSER)[0] == PromptRow('"One?"')
 
 
 def test_fields_can_be_named(tmp_path: Path) -> None:
     file = write(tmp_path, "p.jsonl", lines_of([{"q": "One?", "a": "1", "prompt": "x"}]))
-    assert read_prompts(str(file), Fields(prompt="q", response="a")) == [PromptRow("One?", "1")]
-    assert read_prompts(str(file), Fields(prompt="prompt", response="none")) == [PromptRow("x")]
+    assert read_prompts(str(file), PromptParser(prompt="q", response="a")) == [PromptRow("One?", "1")]
+    assert read_prompts(str(file), PromptParser(prompt="prompt", response="none")) == [PromptRow("x")]
 
 
 def test_a_blank_or_null_response_is_none(tmp_path: Path) -> None:
     file = write(tmp_path, "p.json", '[{"prompt": "a", "response": " "}, {"prompt": "b", "response": null}]')
-    assert read_prompts(str(file), FIELDS) == [PromptRow("a"), PromptRow("b")]
+    assert read_prompts(str(file), PARSER) == [PromptRow("a"), PromptRow("b")]
 
 
 GOOD = '{"prompt": "a"}'
@@ -149,9 +153,9 @@ def test_no_prompt_is_in_both_splits_and_none_is_lost(prompts: list[str], eval_s
     rows = [PromptRow(prompt, str(number)) for number, prompt in enumerate(prompts)]
     if len(set(prompts)) < 2:
         with pytest.raises(TaskError):
-            split_rows(rows, eval_share=eval_share, source="x")
+            split_prompts(rows, eval_share=eval_share, source="x")
         return
-    found = split_rows(rows, eval_share=eval_share, source="x")
+    found = split_prompts(rows, eval_share=eval_share, source="x")
     train, held_out = ([row.prompt for row in part] for part in (found.train, found.eval))
     assert train
     assert held_out
@@ -165,7 +169,7 @@ def test_no_prompt_is_in_both_splits_and_none_is_lost(prompts: list[str], eval_s
 @given(prompts=st.lists(st.text(min_size=1), min_size=60, max_size=60, unique=True), extra=st.text(min_size=1))
 def test_a_prompt_keeps_its_split_when_others_come(prompts: list[str], extra: str) -> None:
     before, after = (
-        {row.prompt for row in split_rows([PromptRow(p) for p in ps], eval_share=0.5, source="x").eval}
+        {row.prompt for row in split_prompts([PromptRow(p) for p in ps], eval_share=0.5, source="x").eval}
         for ps in (prompts, [extra, *prompts])
     )
     assert before - {extra} == after - {extra}
@@ -174,7 +178,7 @@ def test_a_prompt_keeps_its_split_when_others_come(prompts: list[str], extra: st
 def test_the_share_is_about_what_was_asked_for() -> None:
     rows = [PromptRow(f"prompt {number}") for number in range(2000)]
     for share in (0.1, 0.5):
-        assert len(split_rows(rows, eval_share=share, source="x").eval) / 2000 == pytest.approx(share, abs=0.03)
+        assert len(split_prompts(rows, eval_share=share, source="x").eval) / 2000 == pytest.approx(share, abs=0.03)
 
 
 def test_a_file_for_evaluation_is_held_out_whole(tmp_path: Path) -> None:

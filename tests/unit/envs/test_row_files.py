@@ -15,8 +15,8 @@ from turnwise.envs.base import make_env
 from turnwise.envs.rows import Row, RowFile, RowFormat, read_object, read_rows
 from turnwise.errors import TaskError
 
-STRICT = RowFormat(setting="env.path", file="a file of rows", row="an object")
-LOOSE = RowFormat(setting="env.path", file="a file of rows", row="an object", has_text_lines=True)
+STRICT = RowFormat(setting="env.path", items="rows", file="a file of rows", row="an object")
+LOOSE = RowFormat(setting="env.path", items="rows", file="a file of rows", row="an object", has_text_lines=True)
 FILE_SETTINGS = {"prompts": "path", "countdown": "path", "metamathqa": "path", "webshop": "products"}
 
 quick = settings(max_examples=60, deadline=None)

@@ -38,10 +38,7 @@ class Countdown(BaseEnv):
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
         check_split(split, SPLITS, self.name)
         seed = draw_seed() if seed is None else seed
-        if self._rows is None:
-            self.puzzle = draw_puzzle(self.params, seed, split)
-        else:
-            self.puzzle = self._rows[split][seed % len(self._rows[split])]
+        self.puzzle = draw_puzzle(self.params, seed, split) if self._rows is None else self._rows.pick(split, seed)
         self._attempts = ()
         self._phase = "playing"
         return self.render()

@@ -15,14 +15,13 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations
 from operator import add, mul, sub
-from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from zlib import crc32
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from turnwise.config.settings import Settings, WholeSettings
-from turnwise.envs.rows import Row, RowFile, RowFormat, read_rows
+from turnwise.envs.rows import Row, RowFile, RowFormat, Splits, load_rows, split_rows
 from turnwise.errors import TaskError
 from turnwise.infra.seeds import make_rng
 
@@ -319,6 +318,7 @@ def _evaluate(postfix: Sequence[str]) -> Value | None:
 
 _FORMAT = RowFormat(
     setting="env.path",
+    items="puzzles",
     file="a JSON, JSONL, CSV or Parquet file of puzzles",
     row=f"an object with 'nums', a list of 2 to {MAX_NUMBERS} whole numbers from 0, and 'target', one more",
 )
@@ -328,54 +328,34 @@ _NUMBERS = re.compile(r"\[?\s*[0-9]{1,18}([\s,;]+[0-9]{1,18})*\s*\]?")
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 
 
-class _Row(BaseModel):
-    """A row as the public data set has it; further fields do no harm."""
-
-    model_config = ConfigDict(strict=True)
-
-    nums: list[Annotated[int, Field(ge=0)]] = Field(min_length=2, max_length=MAX_NUMBERS)
-    target: int
-
-
-def load_puzzles(path: str, eval_share: float) -> MappingProxyType[str, tuple[Puzzle, ...]]:
-    """The puzzles by split; the same file in the same state is read once per process."""
+def load_puzzles(path: str, eval_share: float) -> Splits[Puzzle]:
+    """Load the puzzles of a file, divided by a hash of each."""
     return _load_once(RowFile.find(path, _FORMAT), eval_share)
 
 
 @lru_cache(maxsize=4)
-def _load_once(file: RowFile, eval_share: float) -> MappingProxyType[str, tuple[Puzzle, ...]]:
-    splits: dict[str, list[Puzzle]] = {"train": [], "eval": []}
-    for row in read_rows(file):
-        puzzle = _as_puzzle(row)
-        splits[split_of(puzzle, eval_share)].append(puzzle)
-    for split, puzzles in splits.items():
-        if not puzzles:
-            raise TaskError(
-                f"env.path: '{file.path}' has no puzzle for the split '{split}' with eval_share={eval_share:g}. "
-                "Give a file with more puzzles, or change env.eval_share."
-            )
-    return MappingProxyType({split: tuple(puzzles) for split, puzzles in splits.items()})
+def _load_once(file: RowFile, eval_share: float) -> Splits[Puzzle]:
+    puzzles = load_rows(file, _parse_puzzle)
+    return split_rows(puzzles, lambda each: split_of(each, eval_share) == "eval", eval_share=eval_share, file=file)
 
 
-def _as_puzzle(row: Row) -> Puzzle:
-    try:
-        checked = _Row.model_validate(_with_numbers(row.content) if row.is_all_text else row.content)
-    except ValidationError as error:
-        raise TaskError(
-            f"{row.place}: found {reprlib.repr(row.content)}; expected {_FORMAT.row}. "
-            "Mend the row, or set env.path to another file."
-        ) from error
-    return Puzzle(tuple(checked.nums), checked.target)
+def _parse_puzzle(row: Row) -> Puzzle:
+    fields = row.content if isinstance(row.content, dict) else {}
+    numbers, target = fields.get("nums"), fields.get("target")
+    if row.is_all_text and isinstance(numbers, str) and _NUMBERS.fullmatch(numbers.strip()):
+        numbers = [int(number) for number in re.findall(r"[0-9]+", numbers)]
+    if row.is_all_text and isinstance(target, str) and _NUMBER.fullmatch(target.strip()):
+        target = int(target)
+    if not isinstance(numbers, list) or not 2 <= len(numbers) <= MAX_NUMBERS or not all(map(_is_count, numbers)):
+        raise _wrong(row)
+    if not isinstance(target, int) or isinstance(target, bool):
+        raise _wrong(row)
+    return Puzzle(tuple(numbers), target)
 
 
-def _with_numbers(content: object) -> object:
-    """A row of texts with the numbers that stand in them; what is none stays, and is refused."""
-    if not isinstance(content, dict):
-        return content
-    nums, target = content.get("nums"), content.get("target")
-    read: dict[str, object] = {}
-    if isinstance(nums, str) and _NUMBERS.fullmatch(nums.strip()):
-        read["nums"] = [int(number) for number in re.findall(r"[0-9]+", nums)]
-    if isinstance(target, str) and _NUMBER.fullmatch(target.strip()):
-        read["target"] = int(target)
-    return {**content, **read}
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _wrong(row: Row) -> TaskError:
+    return row.error(reprlib.repr(row.content), _FORMAT.row, "Correct the row, or set env.path to another file.")

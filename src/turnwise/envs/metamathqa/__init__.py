@@ -12,17 +12,15 @@ from turnwise.envs.base import BaseEnv, check_split
 from turnwise.envs.metamathqa.grading import final_answer, is_same_answer, is_same_by_math_verify, require_math_verify
 from turnwise.envs.metamathqa.problems import (
     OPERATIONS,
-    Fields,
     Operation,
     Problem,
-    ProblemSet,
+    ProblemParser,
     draw_story,
-    hold_out,
     is_held_out,
     load_problems,
-    split_by_origin,
     tell,
 )
+from turnwise.envs.rows import Splits
 from turnwise.errors import TaskError
 from turnwise.infra.seeds import draw_seed, make_rng
 
@@ -151,7 +149,7 @@ class MetaMathQA(BaseEnv):
         check_split(split, SPLITS, self.name)
         if self._problems is None:
             return None
-        return len(self._problems.train if split == "train" else self._problems.eval)
+        return len(self._problems[split])
 
     def snapshot(self) -> object:
         return self._problem, self._num_wrong, self._text, self._phase
@@ -168,19 +166,15 @@ class MetaMathQA(BaseEnv):
     def _choose(self, seed: int, split: str) -> Problem:
         if self._problems is None:
             return _make_problem(self.params, seed, split)
-        problems = self._problems.train if split == "train" else self._problems.eval
-        return problems[seed % len(problems)]
+        return self._problems.pick(split, seed)
 
 
-def _load(params: MetaMathQAParams) -> ProblemSet | None:
-    """The problems of the files; None where they are made from seeds."""
+def _load(params: MetaMathQAParams) -> Splits[Problem] | None:
+    """Load the problems of the files; None if problems are generated from seeds."""
     if params.path is None:
         return None
-    fields = Fields(params.question_field, params.answer_field)
-    problems = load_problems(params.path, fields, "env.path")
-    if params.eval_path is None:
-        return split_by_origin(problems, params.eval_share, params.path)
-    return hold_out(problems, load_problems(params.eval_path, fields, "env.eval_path"), params.path)
+    parser = ProblemParser(params.question_field, params.answer_field)
+    return load_problems(params.path, params.eval_path, parser, params.eval_share)
 
 
 def _make_problem(params: MetaMathQAParams, seed: int, split: str) -> Problem:

@@ -1,7 +1,7 @@
-"""Problems: a question and its answer, and two splits that share no question.
+"""Math problems: read from files, or generated as word problems.
 
-In come problems from wherever; out come a training and an evaluation split. Rephrased and backward versions of one
-question stay together, so that none of them gives another away. It refuses to know how files or stories look.
+Rephrased and backward versions of one question are always in the same split, so that training does not reveal an
+answer of evaluation.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from functools import lru_cache
 from typing import Literal, get_args
 
 from turnwise.envs.metamathqa.grading import MAX_ANSWER_LENGTH, find_final_answer
-from turnwise.envs.rows import RowFile, RowFormat, read_rows
-from turnwise.errors import TaskError
+from turnwise.envs.rows import Row, RowFile, RowFormat, Splits, describe_keys, hold_out_rows, load_rows, split_rows
 from turnwise.infra.seeds import fingerprint
 
 
@@ -29,36 +28,9 @@ class Problem:
     """What it was made from; problems with one origin are always in one split."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProblemSet:
-    train: tuple[Problem, ...]
-    eval: tuple[Problem, ...]
-
-
 def is_held_out(origin: str, eval_share: float) -> bool:
-    """Whether an origin belongs to evaluation: decided by its own hash, whatever stands beside it."""
+    """Return whether an origin belongs to evaluation, by its hash alone."""
     return fingerprint(origin) < eval_share * 2**64
-
-
-def split_by_origin(problems: Sequence[Problem], eval_share: float, source: str) -> ProblemSet:
-    """One source for both splits."""
-    held_out = tuple(problem for problem in problems if is_held_out(problem.origin, eval_share))
-    train = tuple(problem for problem in problems if not is_held_out(problem.origin, eval_share))
-    if not train or not held_out:
-        raise TaskError(
-            f"env.path: with eval_share {eval_share:g}, {source} gives {len(train)} problems to training and "
-            f"{len(held_out)} to evaluation; expected at least 1 each. Change eval_share or give env.eval_path."
-        )
-    return ProblemSet(train, held_out)
-
-
-def hold_out(train: Sequence[Problem], held_out: Sequence[Problem], source: str) -> ProblemSet:
-    """A source for each split; training problems whose origin is in evaluation are left away."""
-    known = {problem.origin for problem in held_out}
-    kept = tuple(problem for problem in train if problem.origin not in known)
-    if not kept:
-        raise TaskError(f"env.path: every problem of {source} is also in env.eval_path; nothing is left to train on.")
-    return ProblemSet(kept, tuple(held_out))
 
 
 QUESTION_FIELDS = ("query", "question", "problem")
@@ -67,66 +39,71 @@ _ORIGIN_FIELD = "original_question"
 
 
 @dataclass(frozen=True, slots=True)
-class Fields:
-    """Under which keys a row keeps question and answer; None: the first usual name that the row has."""
+class ProblemParser:
+    """Reads question and answer of a row. Keys that are None: the first usual name that the row has."""
 
     question: str | None = None
     answer: str | None = None
 
+    def __call__(self, row: Row) -> Problem:
+        if not isinstance(row.content, dict):
+            raise row.error(reprlib.repr(row.content), "an object with a question and an answer")
+        fields = row.content
+        question = _text_of(fields, self.question, QUESTION_FIELDS, row, "question_field")
+        solution = _text_of(fields, self.answer, ANSWER_FIELDS, row, "answer_field")
+        if not question:
+            fix = "Remove the row, or set env.question_field to another key."
+            raise row.error("a blank question", "a text", fix)
+        origin = fields.get(_ORIGIN_FIELD)
+        return Problem(question, _answer_of(solution, row), origin.strip() if isinstance(origin, str) else question)
 
-def load_problems(path: str, fields: Fields, setting: str) -> tuple[Problem, ...]:
-    """All problems of a file; the same file in the same state is read once per process. `setting` named the path."""
-    expected = RowFormat(
+
+def problem_format(setting: str) -> RowFormat:
+    """Format of the file that a setting names."""
+    return RowFormat(
         setting=setting,
+        items="problems",
         file="a JSON or JSONL file (.gz is fine) or a Parquet file of problems",
         row="an object with a question and an answer",
     )
-    return _load_once(RowFile.find(path, expected), fields)
+
+
+def load_problems(path: str, eval_path: str | None, parser: ProblemParser, eval_share: float) -> Splits[Problem]:
+    """Load the problems of one file, divided by a hash of their origin, or of a file for each split."""
+    file = RowFile.find(path, problem_format("env.path"))
+    eval_file = RowFile.find(eval_path, problem_format("env.eval_path")) if eval_path is not None else None
+    return _load_once(file, eval_file, parser, eval_share)
 
 
 @lru_cache(maxsize=4)
-def _load_once(file: RowFile, fields: Fields) -> tuple[Problem, ...]:
-    problems = tuple(_as_problem(row.content, row.place, fields) for row in read_rows(file))
-    if not problems:
-        raise TaskError(
-            f"{file.path} holds no problems; expected at least 1. Set {file.format.setting} to another file."
-        )
-    return problems
+def _load_once(file: RowFile, eval_file: RowFile | None, parser: ProblemParser, eval_share: float) -> Splits[Problem]:
+    problems = load_rows(file, parser)
+    if eval_file is not None:
+        held_out = load_rows(eval_file, parser)
+        return hold_out_rows(problems, held_out, lambda each: each.origin, source=str(file.path), items="problems")
+    return split_rows(problems, lambda each: is_held_out(each.origin, eval_share), eval_share=eval_share, file=file)
 
 
-def _as_problem(row: object, place: str, fields: Fields) -> Problem:
-    if not isinstance(row, dict):
-        raise TaskError(f"{place}: found {reprlib.repr(row)}; expected an object with a question and an answer.")
-    question = _text_of(row, fields.question, QUESTION_FIELDS, place, "question_field").strip()
-    solution = _text_of(row, fields.answer, ANSWER_FIELDS, place, "answer_field").strip()
-    if not question:
-        raise TaskError(f"{place}: the question is blank. Take the row out, or set env.question_field to another key.")
-    origin = row.get(_ORIGIN_FIELD)
-    return Problem(question, _answer_of(solution, place), origin.strip() if isinstance(origin, str) else question)
-
-
-def _text_of(row: dict[str, object], given: str | None, usual: tuple[str, ...], place: str, setting: str) -> str:
-    key = given or next((name for name in usual if name in row), None)
-    if key is None or key not in row:
+def _text_of(fields: dict[str, object], given: str | None, usual: tuple[str, ...], row: Row, setting: str) -> str:
+    key = given or next((name for name in usual if name in fields), None)
+    if key is None or key not in fields:
         expected = f"'{given}'" if given else f"one of {', '.join(usual)}"
-        raise TaskError(
-            f"{place}: found the keys {', '.join(map(repr, list(row)[:8])) or 'of an empty object'}; expected "
-            f"{expected}. Set env.{setting} to the key to use."
-        )
-    value = row[key]
+        raise row.error(describe_keys(fields), expected, f"Set env.{setting} to the key to use.")
+    value = fields[key]
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise TaskError(f"{place}: found {reprlib.repr(value)} under '{key}'; expected a text. See env.{setting}.")
-    return str(value)
+        raise row.error(f"{reprlib.repr(value)} under '{key}'", "a text", f"Set env.{setting} to another key.")
+    return str(value).strip()
 
 
-def _answer_of(solution: str, place: str) -> str:
-    """The marked final answer; a short line is one as it is."""
+def _answer_of(solution: str, row: Row) -> str:
+    """Return the marked final answer; without a mark, a short text is the answer."""
     marked = find_final_answer(solution)
     answer = solution if marked is None else marked
     if len(answer) > MAX_ANSWER_LENGTH or not any(character.isalnum() for character in answer):
-        raise TaskError(
-            f"{place}: found no final answer in {reprlib.repr(solution)}; expected 'The answer is: 5', '#### 5', "
-            "'\\boxed{5}' or a short answer alone. Mend the row, or set env.answer_field to another key."
+        raise row.error(
+            f"no final answer in {reprlib.repr(solution)}",
+            "'The answer is: 5', '#### 5', '\\boxed{5}' or a short answer alone",
+            "Correct the row, or set env.answer_field to another key.",
         )
     return answer
 

@@ -1,4 +1,4 @@
-"""Single prompts: where they come from, how they are split, and the one-turn world around them."""
+"""Single-turn environments: `prompts`, scored by `reward.judge`, and `dataset`, scored by a function of the row."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from turnwise.envs.adapters.external import worth_of
 from turnwise.envs.base import BaseEnv, check_split
 from turnwise.envs.prompts.sources import (
     EVAL_SHARE,
-    Fields,
+    PromptParser,
     PromptRow,
     PromptSet,
-    as_prompts,
-    hold_out,
+    hold_out_prompts,
     is_dataset,
     letter_prompts,
     load_prompts,
-    load_two_files,
     read_dataset,
-    split_rows,
+    split_prompts,
 )
+from turnwise.envs.rows import parse_rows
 from turnwise.infra.seeds import draw_seed
 
 __all__ = ["Dataset", "Prompts"]
@@ -79,8 +78,7 @@ class Prompts(BaseEnv):
 
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
         check_split(split, SPLITS, self.name)
-        rows = self._rows(split)
-        self._row = rows[(draw_seed() if seed is None else seed) % len(rows)]
+        self._row = self._prompts.pick(split, draw_seed() if seed is None else seed)
         self._phase = "playing"
         return self._row.prompt
 
@@ -109,7 +107,7 @@ class Prompts(BaseEnv):
 
     def num_tasks(self, split: str = "train") -> int:
         check_split(split, SPLITS, self.name)
-        return len(self._rows(split))
+        return len(self._prompts[split])
 
     def snapshot(self) -> object:
         return self._row, self._phase
@@ -117,17 +115,12 @@ class Prompts(BaseEnv):
     def restore(self, state: object) -> None:
         self._row, self._phase = cast("tuple[PromptRow, Any]", state)
 
-    def _rows(self, split: str) -> tuple[PromptRow, ...]:
-        return self._prompts.train if split == "train" else self._prompts.eval
-
     def _load(self) -> PromptSet:
         params = self.params
         if params.path is None:
             return letter_prompts(params.eval_share)
-        fields = Fields(prompt=params.prompt_field, response=params.response_field)
-        if params.eval_path is None:
-            return load_prompts(params.path, fields=fields, eval_share=params.eval_share)
-        return load_two_files(params.path, params.eval_path, fields)
+        parser = PromptParser(params.prompt_field, params.response_field)
+        return load_prompts(params.path, params.eval_path, parser=parser, eval_share=params.eval_share)
 
 
 def _info(*, is_valid: bool) -> dict[str, object]:
@@ -198,8 +191,7 @@ class Dataset(Prompts):
         return text, score, True, info | {"success": worth_of(score) > self.params.success_above}
 
     def raw_task(self, seed: int, split: str = "train") -> Mapping[str, object]:
-        rows = self._rows(split)
-        return rows[seed % len(rows)].content or super().raw_task(seed, split)
+        return self._prompts.pick(split, seed).content or super().raw_task(seed, split)
 
     def _grade(self, reply: str) -> Any:
         if self._score is None:
@@ -210,15 +202,16 @@ class Dataset(Prompts):
         params = self.params
         if params.path is None or not is_dataset(params.path):
             return super()._load()
-        fields = Fields(prompt=params.prompt_field, response=params.response_field)
-        rows = _read_once(params.path, params.subset, params.train_split, fields)
-        if params.eval_split is not None:
-            return hold_out(rows, _read_once(params.path, params.subset, params.eval_split, fields), source=params.path)
-        return split_rows(rows, eval_share=params.eval_share, source=params.path)
+        parser = PromptParser(params.prompt_field, params.response_field)
+        rows = _read_once(params.path, params.subset, params.train_split, parser)
+        if params.eval_split is None:
+            return split_prompts(rows, eval_share=params.eval_share, source=params.path)
+        held_out = _read_once(params.path, params.subset, params.eval_split, parser)
+        return hold_out_prompts(rows, held_out, source=params.path)
 
 
 @lru_cache(maxsize=8)
-def _read_once(path: str, subset: str | None, split: str, fields: Fields) -> tuple[PromptRow, ...]:
-    """A dataset does not change while a process lives, so it is read once."""
+def _read_once(path: str, subset: str | None, split: str, parser: PromptParser) -> tuple[PromptRow, ...]:
+    """Read a split of a dataset; it does not change while the process lives."""
     rows = read_dataset(path, subset=subset, split=split, setting="env.path")
-    return tuple(as_prompts(rows, fields, path, "env.path"))
+    return parse_rows(rows, parser, path, parser.format())

@@ -1,22 +1,27 @@
-"""Files of prompts: a JSON list, JSON lines, plain text with one prompt per line, or Parquet.
-
-In come a file and the names of its fields; out come rows. A row that is no prompt is one error that names the file, the
-line and the setting to change. It refuses to guess: nothing is skipped but blank lines.
-"""
+"""Sources of prompts: files, datasets of the Hugging Face hub, and the built-in letters."""
 
 from __future__ import annotations
 
 import random
-import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
 from turnwise.config.settings import require_package
-from turnwise.envs.rows import Row, RowFile, RowFormat, read_rows
+from turnwise.envs.rows import (
+    Row,
+    RowFile,
+    RowFormat,
+    Splits,
+    describe_json,
+    describe_keys,
+    hold_out_rows,
+    keys_held_out,
+    load_rows,
+)
 from turnwise.errors import TaskError
 from turnwise.infra.seeds import fingerprint, make_rng
 from turnwise.types import Message
@@ -24,21 +29,19 @@ from turnwise.types import Message
 
 @dataclass(frozen=True, slots=True)
 class PromptRow:
-    """A prompt, and an answer to imitate where one is given."""
+    """A prompt, with a reference response if the source has one."""
 
     prompt: str
     response: str | None = None
     content: Mapping[str, object] = field(default_factory=dict[str, object], compare=False)
-    """The whole row, for a reward function; empty where it was a text."""
+    """The complete row, for a reward function; empty if the row was a text."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptSet:
-    """All prompts of one source, each in exactly one split, in the order of the source."""
+@dataclass(frozen=True, slots=True)
+class PromptSet(Splits[PromptRow]):
+    """All prompts of one source, in the order of the source."""
 
     source: str
-    train: tuple[PromptRow, ...]
-    eval: tuple[PromptRow, ...]
     num_duplicates: int
 
     @property
@@ -50,149 +53,91 @@ class PromptSet:
         return f"{counts}; {self.num_duplicates} duplicates dropped." if self.num_duplicates else f"{counts}."
 
 
-def split_rows(rows: Sequence[PromptRow], *, eval_share: float, source: str) -> PromptSet:
-    """Every prompt goes where its own hash says, whatever stands beside it; the first of equal prompts stays."""
-    unique = list({row.prompt: row for row in reversed(rows)}.values())[::-1]
+def split_prompts(rows: Sequence[PromptRow], *, eval_share: float, source: str) -> PromptSet:
+    """Split by a hash of each prompt; of equal prompts the first is kept."""
+    unique = _drop_duplicates(rows)
     if len(unique) < 2:
         raise TaskError(
             f"{source} holds {len(unique)} different prompts; expected at least 2, one for training and one for "
             "evaluation. Add prompts."
         )
-    places = {row.prompt: _place(row.prompt) for row in unique}
-    # A share may give all prompts of a small file to one split; the prompt nearest to the border then changes sides.
-    lowest, highest = min(places.values()), max(places.values())
-    border = min(max(eval_share, lowest), highest)
-    in_eval = {prompt for prompt, place in places.items() if place < border or place == lowest}
-    return PromptSet(
-        source=source,
-        train=tuple(row for row in unique if row.prompt not in in_eval),
-        eval=tuple(row for row in unique if row.prompt in in_eval),
-        num_duplicates=len(rows) - len(unique),
+    in_eval = keys_held_out({row.prompt: fingerprint(row.prompt) / 2**64 for row in unique}, eval_share)
+    train = tuple(row for row in unique if row.prompt not in in_eval)
+    held_out = tuple(row for row in unique if row.prompt in in_eval)
+    return PromptSet(train, held_out, source, len(rows) - len(unique))
+
+
+def hold_out_prompts(rows: Sequence[PromptRow], held_out: Sequence[PromptRow], *, source: str) -> PromptSet:
+    """Take each split from a source of its own; a prompt in both is for evaluation."""
+    splits = hold_out_rows(
+        _drop_duplicates(rows), _drop_duplicates(held_out), lambda row: row.prompt, source=source, items="prompts"
     )
+    num_kept = len(splits.train) + len(splits.eval)
+    return PromptSet(splits.train, splits.eval, source, len(rows) + len(held_out) - num_kept)
 
 
-def hold_out(rows: Sequence[PromptRow], held_out: Sequence[PromptRow], *, source: str) -> PromptSet:
-    """Two sources; a prompt that is in both is held out."""
-    for_eval = {row.prompt: row for row in reversed(held_out)}
-    for_train = {row.prompt: row for row in reversed(rows) if row.prompt not in for_eval}
-    if not for_train:
-        raise TaskError(
-            f"{source} holds no prompt that env.eval_path does not hold too; expected at least 1. Add prompts."
-        )
-    return PromptSet(
-        source=source,
-        train=tuple(for_train.values())[::-1],
-        eval=tuple(for_eval.values())[::-1],
-        num_duplicates=len(rows) + len(held_out) - len(for_train) - len(for_eval),
-    )
-
-
-def _place(prompt: str) -> float:
-    """A number from 0 to 1 that depends on the prompt alone, in every process."""
-    return fingerprint(prompt) / 2**64
+def _drop_duplicates(rows: Sequence[PromptRow]) -> list[PromptRow]:
+    return list({row.prompt: row for row in reversed(rows)}.values())[::-1]
 
 
 @dataclass(frozen=True, slots=True)
-class Fields:
-    """Under which keys a row keeps its texts."""
+class PromptParser:
+    """Reads the prompt and the optional response of a row, which is a text or an object."""
 
     prompt: str
     response: str
     section: str = "env"
-    """Where these keys and the path are set, for messages."""
+    """Config section of these keys, for messages."""
 
-    @property
-    def format(self) -> RowFormat:
+    def format(self, setting: str = "path") -> RowFormat:
+        """Format of the file that a setting of the section names."""
         return RowFormat(
-            setting=f"{self.section}.path",
+            setting=f"{self.section}.{setting}",
+            items="prompts",
             file="a JSON, JSONL, CSV or TXT file (.gz is fine) or a Parquet file with prompts",
             row=f"a text, or an object with a text under '{self.prompt}'",
             has_text_lines=True,
         )
 
+    def __call__(self, row: Row) -> PromptRow:
+        prompt_fix = f"Set {self.section}.prompt_field to the key that holds the prompt."
+        content = row.content
+        if isinstance(content, str):
+            return PromptRow(self._check_prompt(content, row))
+        if not isinstance(content, dict):
+            raise row.error(describe_json(content), self.format().row, prompt_fix)
+        if self.prompt not in content:
+            raise row.error(describe_keys(content), f"a text under '{self.prompt}'", prompt_fix)
+        prompt, response = content[self.prompt], content.get(self.response)
+        if not isinstance(prompt, str):
+            raise row.error(f"{describe_json(prompt)} under '{self.prompt}'", "a text", prompt_fix)
+        if response is not None and not isinstance(response, str):
+            fix = (
+                f"Set {self.section}.response_field to the key that holds the response, or to one that does not exist."
+            )
+            raise row.error(f"{describe_json(response)} under '{self.response}'", "a text or null", fix)
+        return PromptRow(self._check_prompt(prompt, row), (response or "").strip() or None, content)
 
-def load_prompts(path: str, *, fields: Fields, eval_share: float) -> PromptSet:
-    """The prompts of a file; the same file in the same state is read once per process."""
-    return _load_once(RowFile.find(path, fields.format), fields, eval_share)
+    def _check_prompt(self, text: str, row: Row) -> str:
+        if not text.strip():
+            fix = f"Remove the row, or set {self.section}.prompt_field to another key."
+            raise row.error("a blank prompt", "a text", fix)
+        return text.strip()
 
 
-def load_two_files(path: str, eval_path: str, fields: Fields) -> PromptSet:
-    """The prompts of one file for training and those of another for evaluation."""
-    held_out = replace(fields.format, setting=f"{fields.section}.eval_path")
-    return _load_two_once(RowFile.find(path, fields.format), RowFile.find(eval_path, held_out), fields)
-
-
-def read_prompts(path: str, fields: Fields) -> list[PromptRow]:
-    """All rows of a file, duplicates included."""
-    return _read(RowFile.find(path, fields.format), fields)
+def load_prompts(path: str, eval_path: str | None, *, parser: PromptParser, eval_share: float) -> PromptSet:
+    """Load the prompts of one file, divided by a hash of each, or of a file for each split."""
+    file = RowFile.find(path, parser.format())
+    eval_file = RowFile.find(eval_path, parser.format("eval_path")) if eval_path is not None else None
+    return _load_once(file, eval_file, parser, eval_share)
 
 
 @lru_cache(maxsize=8)
-def _load_two_once(file: RowFile, eval_file: RowFile, fields: Fields) -> PromptSet:
-    return hold_out(_read(file, fields), _read(eval_file, fields), source=str(file.path))
-
-
-@lru_cache(maxsize=8)
-def _load_once(file: RowFile, fields: Fields, eval_share: float) -> PromptSet:
-    return split_rows(_read(file, fields), eval_share=eval_share, source=str(file.path))
-
-
-def _read(file: RowFile, fields: Fields) -> list[PromptRow]:
-    return as_prompts(read_rows(file), fields, str(file.path), file.format.setting)
-
-
-def as_prompts(rows: Iterable[Row], fields: Fields, source: str, setting: str) -> list[PromptRow]:
-    """Rows of any source; `setting` names it in messages."""
-    prompts = [_as_row(row.content, row.place, fields) for row in rows]
-    if not prompts:
-        raise TaskError(f"{source} holds no prompts; expected at least 2. Check {setting}.")
-    return prompts
-
-
-def _as_row(row: object, place: str, fields: Fields) -> PromptRow:
-    if isinstance(row, str):
-        return PromptRow(_checked_prompt(row, place, fields))
-    if not isinstance(row, dict):
-        raise TaskError(
-            f"{place}: found {_name_of(row)}; expected a text, or an object with a text under '{fields.prompt}' "
-            f"({fields.section}.prompt_field)."
-        )
-    if fields.prompt not in row:
-        raise TaskError(
-            f"{place}: found an object with {_keys_of(row)}; expected a text under '{fields.prompt}'. Set "
-            f"{fields.section}.prompt_field to the key that holds the prompt."
-        )
-    prompt, response = row[fields.prompt], row.get(fields.response)
-    if not isinstance(prompt, str):
-        raise TaskError(
-            f"{place}: found {_name_of(prompt)} under '{fields.prompt}'; expected a text. "
-            f"Set {fields.section}.prompt_field to the key that holds the prompt."
-        )
-    if response is not None and not isinstance(response, str):
-        raise TaskError(
-            f"{place}: found {_name_of(response)} under '{fields.response}'; expected a text, or nothing. Set "
-            f"{fields.section}.response_field to the key that holds the response, or to one that is not there."
-        )
-    return PromptRow(_checked_prompt(prompt, place, fields), (response or "").strip() or None, row)
-
-
-def _checked_prompt(text: str, place: str, fields: Fields) -> str:
-    if not text.strip():
-        raise TaskError(
-            f"{place}: found a blank prompt; expected a text. "
-            f"Take the row out, or set {fields.section}.prompt_field to another key."
-        )
-    return text.strip()
-
-
-def _keys_of(row: dict[str, object]) -> str:
-    return f"the keys {', '.join(map(repr, list(row)[:8]))}" if row else "no keys"
-
-
-def _name_of(value: object) -> str:
-    """In JSON's words, as it stands in the file."""
-    names = {dict: "an object", list: "a list", str: "a text", type(None): "null", bool: "true or false"}
-    return names.get(type(value), f"the number {reprlib.repr(value)}")
+def _load_once(file: RowFile, eval_file: RowFile | None, parser: PromptParser, eval_share: float) -> PromptSet:
+    rows, source = load_rows(file, parser), str(file.path)
+    if eval_file is None:
+        return split_prompts(rows, eval_share=eval_share, source=source)
+    return hold_out_prompts(rows, load_rows(eval_file, parser), source=source)
 
 
 HUB = "hf:"
@@ -201,16 +146,16 @@ _SAVED = ("dataset_dict.json", "dataset_info.json")
 
 
 def is_dataset(path: str) -> bool:
-    """Whether the package reads it; all other paths are files, which need no package."""
+    """Return whether `path` is read by the package `datasets`; all other paths are files and need no package."""
     return path.startswith(HUB) or Path(path).expanduser().is_dir()
 
 
 def read_dataset(path: str, *, subset: str | None, split: str, setting: str) -> Iterator[Row]:
-    """All rows of a split in their order."""
+    """Yield all rows of a split in order."""
     datasets: Any = require_package("datasets", extra="datasets", asked_by=f"{setting}: '{path}'")
     try:
         loaded = _load(datasets, path, subset, split)
-    except Exception as error:  # the package and what it reads raise whatever they like
+    except Exception as error:  # `datasets` and its loaders raise any exception
         raise TaskError(
             f"{setting}: '{path}' cannot be loaded with the split '{split}' and the subset {subset!r}: "
             f"{type(error).__name__}: {error}. Check the name, env.subset, env.train_split and env.eval_split."
@@ -299,7 +244,7 @@ def _other(right: T, choices: tuple[T, ...], rng: random.Random) -> T:
 def letter_prompts(eval_share: float) -> PromptSet:
     """All requests with a reference response each; the same in every process."""
     rows = [PromptRow(task.prompt, _reference(task)) for task in TASKS]
-    return split_rows(rows, eval_share=eval_share, source="the built-in prompts")
+    return split_prompts(rows, eval_share=eval_share, source="the built-in prompts")
 
 
 def _reference(task: LetterTask) -> str:

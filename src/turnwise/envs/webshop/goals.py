@@ -17,7 +17,7 @@ from itertools import product as combinations
 from typing import Literal, TypeVar
 from zlib import crc32
 
-from turnwise.envs.rows import Row, RowFile, RowFormat, read_object, read_rows
+from turnwise.envs.rows import RowFile, RowFormat, keys_held_out, read_object, read_objects
 from turnwise.envs.webshop.shop import LEVEL_MARK, NO_PRICE, Catalogue, Goal, GoalOption, Product, normal_value
 from turnwise.errors import TaskError
 from turnwise.infra.seeds import make_rng
@@ -43,7 +43,10 @@ def make_goals(products: Sequence[Product]) -> Iterator[Goal]:
 def read_instructions(rows: Mapping[str, object], catalogue: Catalogue, place: str) -> Iterator[Goal]:
     """Goals from what people wrote, by asin; those about products that are not there are left out."""
     for product in catalogue.products:
-        for number, row in enumerate(_as_list(rows.get(product.asin, []), place, product.asin), start=1):
+        written = rows.get(product.asin, [])
+        if not isinstance(written, list):
+            raise TaskError(f"{place}, {product.asin}: found {_kind_of(written)}; expected a list of instructions.")
+        for number, row in enumerate(written, start=1):
             where = f"{place}, {product.asin}, instruction {number}"
             fields = _as_mapping(row, where)
             attributes = _texts(fields, "instruction_attributes", where)
@@ -91,10 +94,7 @@ def split_goals(
             f"webshop: {catalogue.source} has no goals: no product has an instruction. Give a file with instructions "
             "(env.attributes or env.goals), or a goal (env.goal)."
         )
-    # A share may give everything of a small catalogue to one split; the one nearest to the border changes sides.
-    lowest, highest = min(places.values()), max(places.values())
-    border = min(max(eval_share, lowest), highest)
-    held_out = {key for key, place in places.items() if place < border or (place == lowest and len(places) > 1)}
+    held_out = keys_held_out(places, eval_share)
     return {
         "train": tuple(goal for goal in catalogue.goals if keys[goal] not in held_out),
         "eval": tuple(goal for goal in catalogue.goals if keys[goal] in held_out),
@@ -126,36 +126,36 @@ def _draw_cap(product: Product) -> float | None:
 def _read_options(fields: Mapping[str, object], place: str) -> tuple[GoalOption, ...]:
     given = fields.get("goal_options", {})
     if isinstance(given, Mapping):
-        values = _texts({"goal_options": list(given.values())}, "goal_options", place)
+        values = _as_texts(list(given.values()), "goal_options", place)
         return tuple(GoalOption(str(name), value) for name, value in zip(given, values, strict=True))
-    return tuple(GoalOption(None, value) for value in _texts(fields, "goal_options", place))
-
-
-def _as_mapping(row: object, place: str) -> Mapping[str, object]:
-    if not isinstance(row, Mapping):
-        raise TaskError(f"{place}: found a {type(row).__name__}; expected an object with the fields of a goal.")
-    return row
-
-
-def _as_list(rows: object, place: str, asin: str) -> list[object]:
-    if not isinstance(rows, list):
-        raise TaskError(f"{place}, {asin}: found a {type(rows).__name__}; expected a list of instructions.")
-    return rows
+    return tuple(GoalOption(None, value) for value in _as_texts(given, "goal_options", place))
 
 
 def _text(fields: Mapping[str, object], key: str, place: str, *, default: str | None = None) -> str:
     value = fields.get(key, default)
     if not isinstance(value, str):
-        found = "nothing" if value is None else f"a {type(value).__name__}"
-        raise TaskError(f"{place}: found {found} under '{key}'; expected a text.")
+        raise TaskError(f"{place}: found {_kind_of(value)} under '{key}'; expected a text.")
     return value
 
 
 def _texts(fields: Mapping[str, object], key: str, place: str) -> tuple[str, ...]:
-    value = fields.get(key, [])
-    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-        raise TaskError(f"{place}: '{key}' is {value!r:.80}; expected a list of texts.")
-    return tuple(value)
+    return _as_texts(fields.get(key, []), key, place)
+
+
+def _as_texts(values: object, key: str, place: str) -> tuple[str, ...]:
+    if not isinstance(values, list | tuple) or not all(isinstance(value, str) for value in values):
+        raise TaskError(f"{place}: '{key}' is {values!r:.80}; expected a list of texts.")
+    return tuple(values)
+
+
+def _as_mapping(value: object, place: str) -> Mapping[str, object]:
+    if not isinstance(value, Mapping):
+        raise TaskError(f"{place}: found {_kind_of(value)}; expected an object.")
+    return value
+
+
+def _kind_of(value: object) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"
 
 
 T = TypeVar("T")
@@ -166,16 +166,19 @@ _MAX_ASIN_LENGTH = 10
 
 PRODUCTS = RowFormat(
     setting="env.products",
+    items="products",
     file="a JSON, JSONL or Parquet file of products (.gz is fine), or null for the built-in ones",
     row="a product, an object with 'asin'",
 )
 ATTRIBUTES = RowFormat(
     setting="env.attributes",
+    items="attributes",
     file="the original's items_ins_v2.json, or null",
     row="one object with the attributes of each asin",
 )
 GOALS = RowFormat(
     setting="env.goals",
+    items="goals",
     file="a list of goals or the original's items_human_ins.json, or null",
     row="a goal, an object with 'asin'",
 )
@@ -188,7 +191,7 @@ def load_catalogue(
     """The same files in the same state are read once per process."""
     extra = _read_table(attributes) if attributes else {}
     sold: dict[str, Product] = {}
-    for row in islice(_rows_or_one(products, read_object(products)), num_products):
+    for row in islice(read_objects(products), num_products):
         product = _read_product(row.content, extra, row.place)
         # The original leaves the same rows out: long asins are no asins, and of equal ones the first counts.
         if len(product.asin) <= _MAX_ASIN_LENGTH and product.asin != "nan":
@@ -205,7 +208,7 @@ def _read_goals(file: RowFile, catalogue: Catalogue) -> Iterable[Goal]:
     whole = read_object(file)
     if whole is not None and "asin" not in whole:
         return read_instructions(whole, catalogue, str(file.path))
-    return (read_goal(row.content, catalogue, row.place) for row in _rows_or_one(file, whole))
+    return (read_goal(row.content, catalogue, row.place) for row in read_objects(file))
 
 
 def _read_table(file: RowFile) -> Mapping[str, object]:
@@ -217,21 +220,16 @@ def _read_table(file: RowFile) -> Mapping[str, object]:
     return whole
 
 
-def _rows_or_one(file: RowFile, whole: dict[str, object] | None) -> Iterable[Row]:
-    """A file that is one object is one row, over however many lines."""
-    return read_rows(file) if whole is None else [Row(f"{file.path}, line 1", whole)]
-
-
 # --- rows -----------------------------------------------------------------------------------------------------------
 
 
 def _read_product(row: object, extra: Mapping[str, object], place: str) -> Product:
-    fields = _mapping(row, place)
+    fields = _as_mapping(row, place)
     asin = _pick(fields, str, place, "asin")
     if not asin:
         raise TaskError(f"{place}: found no 'asin'; expected the product's own short name.")
     # The original keeps attributes and instructions beside the products, under the same names.
-    about = {**fields, **_mapping(extra.get(asin, {}), f"{place}, attributes")}
+    about = {**fields, **_as_mapping(extra.get(asin, {}), f"{place}, attributes")}
     instruction = _pick(about, str, place, "instruction", "instruction_text")
     return Product(
         asin=asin,
@@ -278,12 +276,9 @@ def _options(fields: Mapping[str, object], place: str) -> dict[str, tuple[str, .
 
 
 def _lines(fields: Mapping[str, object], place: str, *keys: str) -> tuple[str, ...]:
-    """A list of texts; one text counts as a list of one."""
+    """Read a list of texts; one text counts as a list of one."""
     given = _pick(fields, object, place, *keys)
-    lines = [given] if isinstance(given, str) else given or []
-    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-        raise TaskError(f"{place}: '{keys[0]}' is {given!r:.80}; expected a list of texts.")
-    return tuple(lines)
+    return _as_texts([given] if isinstance(given, str) else given or [], keys[0], place)
 
 
 def _pick(fields: Mapping[str, object], kind: type[T], place: str, *keys: str) -> T | None:
@@ -296,12 +291,6 @@ def _pick(fields: Mapping[str, object], kind: type[T], place: str, *keys: str) -
             raise TaskError(f"{place}: '{key}' is {value!r:.80}; expected a {kind.__name__}.")
         return value
     return None
-
-
-def _mapping(value: object, place: str) -> Mapping[str, object]:
-    if not isinstance(value, Mapping):
-        raise TaskError(f"{place}: found a {type(value).__name__}; expected an object.")
-    return value
 
 
 NUM_PRODUCTS = 1000
