@@ -69,7 +69,7 @@ def load_model(
 
 def load_config(path: str | Path, *, gguf_file: str | None = None, local_files_only: bool = False) -> PreTrainedConfig:
     """The shape of a model. Like all of these, it raises ModelError with one sentence that says what is wrong."""
-    with _in_words():
+    with in_words():
         _check_files(path, gguf_file)
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             str(path), gguf_file=gguf_file, local_files_only=local_files_only, trust_remote_code=False
@@ -84,14 +84,14 @@ def load_config(path: str | Path, *, gguf_file: str | None = None, local_files_o
 
 
 def load_tokenizer_of(path: str | Path, *, gguf_file: str | None = None) -> PreTrainedTokenizerBase:
-    with _in_words():
+    with in_words():
         _check_files(path, gguf_file)
         return AutoTokenizer.from_pretrained(str(path), gguf_file=gguf_file, trust_remote_code=False)
 
 
 def load_causal_model(path: str | Path, *, dtype: torch.dtype, gguf_file: str | None = None) -> PreTrainedModel:
     _check_before_weights(path, gguf_file)
-    with _in_words():
+    with in_words():
         return AutoModelForCausalLM.from_pretrained(
             str(path), dtype=dtype, gguf_file=gguf_file, trust_remote_code=False
         )
@@ -100,7 +100,7 @@ def load_causal_model(path: str | Path, *, dtype: torch.dtype, gguf_file: str | 
 def load_classifier(path: str | Path) -> tuple[PreTrainedModel, set[str]]:
     """A sequence classifier in float32 on the best device here, and the names of weights that its files lack."""
     _check_before_weights(path)
-    with _in_words():
+    with in_words():
         loaded: Any = AutoModelForSequenceClassification.from_pretrained(
             str(path), dtype=torch.float32, output_loading_info=True, trust_remote_code=False
         )
@@ -110,12 +110,12 @@ def load_classifier(path: str | Path) -> tuple[PreTrainedModel, set[str]]:
 
 def make_causal_model(config: PreTrainedConfig) -> PreTrainedModel:
     """A model of this shape; on the device `meta` it has no weights."""
-    with _in_words():
+    with in_words():
         return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
 @contextmanager
-def _in_words() -> Iterator[None]:
+def in_words() -> Iterator[None]:
     """Whatever is wrong with a file of a model becomes a ModelError of one sentence."""
     try:
         yield
@@ -147,7 +147,7 @@ def _check_before_weights(path: str | Path, gguf_file: str | None = None) -> Non
     """What would be wrong about the weights, before any file of theirs is opened."""
     transformers_logging.disable_progress_bar()
     config = load_config(path, gguf_file=gguf_file)
-    with _in_words():
+    with in_words():
         adapter = gguf_file is None and find_adapter_config_file(str(path))
     if adapter:
         raise ModelError(
@@ -168,7 +168,7 @@ def _check_files(path: str | Path, gguf_file: str | None) -> None:
         return
     for name in _JSON_FILES:
         if (folder / name).is_file():
-            content = _read_mapping(folder / name)
+            content = read_model_file(folder / name)
             _require_inside(name, content.get(_FILE_LISTS.get(name, "")) or [])
 
 
@@ -177,7 +177,7 @@ def _check_index(folder: Path, weights: str) -> None:
     _require_inside("config.json", [weights])
     if not weights.endswith(_INDEX):
         return
-    shards = _read_mapping(folder / weights).get("weight_map")
+    shards = read_model_file(folder / weights).get("weight_map")
     if not isinstance(shards, dict):
         raise ModelError(f"{weights} has no `weight_map`, which says where each weight is.")
     _require_inside(weights, names := sorted(set(map(str, shards.values()))))
@@ -194,7 +194,8 @@ def _require_inside(source: str, names: object) -> None:
             raise ModelError(f"{source} names a file outside the folder: {name}")
 
 
-def _read_mapping(file: Path) -> dict[str, Any]:
+def read_model_file(file: Path) -> dict[str, Any]:
+    """The mapping in a JSON file of a model folder."""
     try:
         content = parse_json(file.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -26,15 +26,15 @@ from turnwise.checks.setup import refuse_what_cannot_run
 from turnwise.config.component import BUFFERS, TRANSPORTS
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, ModelError
 from turnwise.experience.build import build_experiences
 from turnwise.infra.atomic_files import read_text, write_whole
-from turnwise.infra.parsing import parse_json
 from turnwise.infra.threads import end_tasks
 from turnwise.infra.wait_tracking import show_waits
 from turnwise.loop.build import load_words, open_buffer, open_engine
 from turnwise.loop.policies import find_policy, names_a_model, resolve_model
 from turnwise.loop.split_processes import Shared, as_groups
+from turnwise.models.load import read_model_file
 from turnwise.protocols import Buffer, ChatTemplate, Engine, Mailbox
 from turnwise.report.console import phase
 from turnwise.report.manifest import collect_manifest
@@ -115,8 +115,10 @@ def _plain(model: Path) -> dict[str, object]:
     room = _UNKNOWN_TOKENS
     described = model.expanduser() / "config.json"
     if described.is_file():
-        content = parse_json(described.read_text(encoding="utf-8"))
-        room = min(int(content.get("max_position_embeddings") or room), _MAX_PLAIN_TOKENS)
+        longest = read_model_file(described).get("max_position_embeddings", room)
+        if not isinstance(longest, int) or longest < 1:
+            raise ModelError(f"{described}: max_position_embeddings must be a whole number above 0, got {longest!r}.")
+        room = min(longest, _MAX_PLAIN_TOKENS)
     return {
         "recipe": _PLAIN,
         "env": {"type": "bandit"},
