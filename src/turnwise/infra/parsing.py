@@ -8,6 +8,7 @@ before anything is built. Every error is a ValueError.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -38,6 +39,19 @@ def parse_json(text: str | bytes, *, parse_constant: Callable[[str], Any] | None
         text = text.decode(json.detect_encoding(text), "surrogatepass")
     check_json_depth(text)
     return json.loads(text, parse_constant=parse_constant)
+
+
+def parse_finite_json(text: str | bytes) -> Any:
+    """As `parse_json`; a number that is NaN or infinite, or too large for a float, becomes None."""
+    if isinstance(text, bytes):
+        text = text.decode(json.detect_encoding(text), "surrogatepass")
+    check_json_depth(text)
+    return json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
+
+
+def _finite(digits: str) -> float | None:
+    number = float(digits)
+    return number if math.isfinite(number) else None
 
 
 def decode_json_at(text: str, position: int, decoder: json.JSONDecoder = _DECODER) -> tuple[Any, int]:

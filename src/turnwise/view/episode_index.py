@@ -264,7 +264,7 @@ def _describe(file: EpisodeFile) -> Iterator[tuple[Any, ...]]:
             str(task.get("seed")),
             str(record.get("stop_reason")),
             None if record.get("is_success") is None else int(bool(record["is_success"])),
-            sum(turn.get("reward") or 0.0 for turn in turns),
+            sum(float(turn.get("reward") or 0.0) for turn in turns),
             len(turns),
             int(all(turn.get("is_valid", True) for turn in turns)),
             str(record.get("failure") or ""),

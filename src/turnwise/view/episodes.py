@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from turnwise.errors import RunError, did_you_mean
 from turnwise.infra.array_codec import decode_text
-from turnwise.infra.parsing import parse_json
+from turnwise.infra.parsing import parse_finite_json
 from turnwise.report.evaluation import RESULT, TRAJECTORIES, find_evals
 from turnwise.report.run_dir import step_name
 from turnwise.report.token_log_reader import RecordedToken, StepTokens
@@ -182,6 +182,19 @@ def _siblings(learnt: StepTokens, trajectory: str) -> list[dict[str, Any]]:
     return siblings
 
 
+_EPISODE_KINDS = {
+    "id": str,
+    "task": dict,
+    "stop_reason": str,
+    "final_observation": str,
+    "failure": str,
+    "segments": str,
+}
+_NUMBER = (int, float)
+_TURN_KINDS: dict[str, type | tuple[type, ...]] = {
+    "index": int, "segment_index": int, "observation": str, "response_text": str, "actions": list, "reward": _NUMBER,
+    "penalty": _NUMBER, "judged": _NUMBER, "shaping": _NUMBER, "metrics": dict, "info": dict,
+}  # fmt: skip
 _STEP_FILE = re.compile(r"step-(\d{6,})\.jsonl")
 
 
@@ -220,10 +233,24 @@ def list_episode_files(trajectories: Path) -> list[EpisodeFile]:
 def read_episode(line: bytes) -> dict[str, Any] | None:
     """What a line holds, as plain data; None where it is no trajectory."""
     try:
-        record = parse_json(line)
+        record = parse_finite_json(line)
     except ValueError:
         return None
-    return record if isinstance(record, dict) and isinstance(record.get("turns"), list) else None
+    return record if isinstance(record, dict) and _is_episode(record) else None
+
+
+def _is_episode(record: dict[str, Any]) -> bool:
+    """Whether all that is shown of it is of the type that it is written as; earlier versions left some out."""
+    turns = record.get("turns")
+    return (
+        isinstance(turns, list)
+        and _has_kinds(record, _EPISODE_KINDS)
+        and all(isinstance(turn, dict) and _has_kinds(turn, _TURN_KINDS) for turn in turns)
+    )
+
+
+def _has_kinds(values: dict[str, Any], kinds: Mapping[str, type | tuple[type, ...]]) -> bool:
+    return all(values.get(name) is None or isinstance(values[name], kind) for name, kind in kinds.items())
 
 
 def find_episode(trajectories: Path, name: str) -> tuple[EpisodeFile, dict[str, Any]]:

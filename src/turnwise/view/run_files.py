@@ -8,10 +8,11 @@ not installed here can be looked at. It refuses to change anything in a run.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
@@ -23,8 +24,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from turnwise.errors import RunError
-from turnwise.infra.parsing import parse_json, parse_yaml
-from turnwise.report.run_dir import RunDirectory
+from turnwise.infra.parsing import parse_finite_json, parse_yaml
+from turnwise.report.run_dir import RunDirectory, Summary
 from turnwise.report.token_log import LearningRecord
 from turnwise.report.token_log_reader import StepTokens
 
@@ -110,7 +111,7 @@ def _held_places() -> set[str] | None:
 
 def _read_lock(lock: Path) -> dict[str, Any]:
     try:
-        told = parse_json(lock.read_text(encoding="utf-8"))
+        told = parse_finite_json(lock.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return {key: told.get(key) for key in ("pid", "host", "since")} if isinstance(told, dict) else {}
@@ -137,8 +138,10 @@ def _written_s(path: Path) -> float:
 class GrowingRows:
     """One file, which need not be there yet; for any number of threads."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clean: Callable[[dict[str, Any]], dict[str, Any] | None] = lambda row: row) -> None:
+        """`clean` says what is left of a row; None leaves it out."""
         self._path = path
+        self._clean = clean
         self._lock = Lock()
         self._identity: tuple[int, int] | None = None
         self._end = 0
@@ -163,22 +166,27 @@ class GrowingRows:
             self._read_on()
 
     def _read_on(self) -> None:
-        with self._path.open("rb") as file:
-            file.seek(self._end)
-            data = file.read()
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._end)
+                data = file.read()
+        except OSError:
+            return
         whole = data[: data.rfind(b"\n") + 1]
         self._end += len(whole)
-        self._rows += [row for line in whole.split(b"\n") if line and (row := _parse(line)) is not None]
+        self._rows += [row for line in whole.split(b"\n") if line and (row := self._parse(line)) is not None]
+
+    def _parse(self, line: bytes) -> dict[str, Any] | None:
+        try:
+            row = parse_finite_json(line)
+        except ValueError:
+            return None
+        return self._clean(row) if isinstance(row, dict) else None
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = parse_json(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None
-
-
+_SUMMARY_KINDS = {"str": str, "int": int, "float": (int, float), "Mapping": dict, "Sequence": list}
+"""What JSON has for each type of a summary."""
+_MAX_NUMBER = 1e300
 _KEPT_STEPS = 6
 """Updates whose tokens stay in memory, so that one episode after the other opens at once."""
 
@@ -188,8 +196,8 @@ class RunFiles:
 
     def __init__(self, path: Path) -> None:
         self.directory = RunDirectory.open(path)
-        self._metrics = GrowingRows(self.directory.metrics)
-        self._explorer = GrowingRows(self.directory.explorer_metrics)
+        self._metrics = GrowingRows(self.directory.metrics, clean_metrics)
+        self._explorer = GrowingRows(self.directory.explorer_metrics, clean_metrics)
         self._findings = GrowingRows(self.directory.findings)
         self._resumes = GrowingRows(self.directory.resumes)
         self._steps: dict[int, StepTokens] = {}
@@ -208,7 +216,7 @@ class RunFiles:
             found = parse_yaml(self.directory.config.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return _plain(found) if isinstance(found, dict) else {}
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
@@ -236,7 +244,8 @@ class RunFiles:
     @property
     def summary(self) -> dict[str, Any] | None:
         """None before the end."""
-        return read_json(self.directory.summary)
+        found = read_json(self.directory.summary)
+        return None if found is None else clean_summary(found)
 
     @property
     def state(self) -> RunState:
@@ -304,7 +313,7 @@ class RunFiles:
 def read_json(path: Path, *, kind: type[Any] = dict) -> Any:
     """What a file holds, where it is there and is what it should be."""
     try:
-        found = parse_json(path.read_bytes())
+        found = parse_finite_json(path.read_bytes())
     except (OSError, ValueError):
         return None
     return found if isinstance(found, kind) else None
@@ -318,3 +327,33 @@ def setting(settings: Mapping[str, Any], path: str, default: Any = None) -> Any:
             return default
         found = found[key]
     return found
+
+
+def clean_metrics(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The numbers of a row, and what is not known as None; None where it has no step."""
+    kept = {name: value for name, value in row.items() if value is None or _is_number(value)}
+    return kept if isinstance(kept.get("step"), int) else None
+
+
+def clean_summary(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Without values of another type than a `Summary` has; also for what a checkpoint says of the same things."""
+    kinds = {field.name: re.split(r"\W", str(field.type))[0] for field in fields(Summary)}
+    return {
+        name: value
+        for name, value in found.items()
+        if name not in kinds or value is None or isinstance(value, _SUMMARY_KINDS[kinds[name]])
+    }
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and abs(value) < _MAX_NUMBER
+
+
+def _plain(value: Any) -> Any:
+    """With what JSON does not have as text, such as a date of YAML."""
+    if isinstance(value, dict):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    is_json = value is None or isinstance(value, str | bool) or _is_number(value)
+    return value if is_json else str(value)

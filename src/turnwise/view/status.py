@@ -20,7 +20,7 @@ from turnwise.report.run_dir import TIME_SECTIONS
 from turnwise.report.token_log_reader import RecordedToken
 from turnwise.types import Trajectory
 from turnwise.view.episodes import TokenTexts
-from turnwise.view.run_files import RunFiles, find_workers, read_json, setting, silent_s
+from turnwise.view.run_files import RunFiles, clean_summary, find_workers, read_json, setting, silent_s
 
 _SHOWN = (
     "rollout/success",
@@ -83,7 +83,7 @@ def with_last_evaluation(rows: list[dict[str, Any]], summary: Mapping[str, Any] 
 
 
 def _progress(checkpoint: Path | None) -> Mapping[str, Any]:
-    return (read_json(checkpoint / "progress.json") or {}) if checkpoint is not None else {}
+    return clean_summary(read_json(checkpoint / "progress.json") or {}) if checkpoint is not None else {}
 
 
 def _audit(last: Mapping[str, Any]) -> dict[str, Any]:
