@@ -21,6 +21,11 @@ from turnwise.types import Task, Trajectory
 
 RESULT = "eval.json"
 PAGE = "eval.md"
+_PLAY_KINDS: dict[str, type | tuple[type, ...]] = {
+    "is_success": (bool, type(None)), "episode_return": (int, float), "turns": int, "sampled_tokens": int,
+    "read_tokens": int, "stop_reason": str,
+}  # fmt: skip
+_TASK_KINDS: dict[str, type | tuple[type, ...]] = {"tag": str, "seed": int, "split": str}
 TRAJECTORIES = "step-000000.jsonl"
 """As `TrajectoryWriter` names the file of an evaluation, which has no steps."""
 
@@ -175,17 +180,24 @@ def read_eval(path: Path) -> SavedEval:
             worlds=dict(values["worlds"]),
             tasks=tuple(_read_task(row) for row in values["tasks"]),
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise RunError(
             f"{file} is no evaluation: expected what `turnwise eval` writes ({type(error).__name__}: {error})."
         ) from error
 
 
 def _read_task(row: Mapping[str, Any]) -> TaskResult:
-    plays = tuple(Play(**play) for play in row["plays"])
+    plays = tuple(Play(**_checked(play, _PLAY_KINDS)) for play in row["plays"])
     if not plays:
         raise TypeError("a task without plays")
-    return TaskResult(task=Task(**row["task"]), plays=plays, difficulty=row["difficulty"])
+    return TaskResult(task=Task(**_checked(row["task"], _TASK_KINDS)), plays=plays, difficulty=row["difficulty"])
+
+
+def _checked(values: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, ...]]) -> Mapping[str, Any]:
+    for name, value in values.items():
+        if name in kinds and not isinstance(value, kinds[name]):
+            raise TypeError(f"{name} must not be {value!r}")
+    return values
 
 
 def find_evals(folder: Path) -> list[Path]:

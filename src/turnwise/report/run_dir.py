@@ -326,12 +326,12 @@ class RunDirectory:
 
     def read_metrics(self) -> list[dict[str, float]]:
         """One mapping per step; values that were not finite when written are left out."""
-        rows = (row for _, row in _rows(self.metrics)) if self.metrics.exists() else ()
+        rows = _rows_of_numbers(self.metrics) if self.metrics.exists() else ()
         return [{_RENAMED.get(name, name): value for name, value in row.items() if value is not None} for row in rows]
 
     def read_explorer_metrics(self) -> list[dict[str, float]]:
         """One mapping per rollout, where the explorer is a process of its own; otherwise none."""
-        rows = (row for _, row in _rows(self.explorer_metrics)) if self.explorer_metrics.is_file() else ()
+        rows = _rows_of_numbers(self.explorer_metrics) if self.explorer_metrics.is_file() else ()
         return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
     def append_finding(self, finding: Finding) -> None:
@@ -388,6 +388,14 @@ class RunDirectory:
             f"Run directory {self.path} cannot be made: {reason(error)}. "
             "Choose a --run-dir inside a folder that you can write to."
         )
+
+
+def _rows_of_numbers(path: Path) -> Iterator[dict[str, float | None]]:
+    for _, row in _rows(path):
+        for name, value in row.items():
+            if value is not None and not isinstance(value, int | float):
+                raise RunError(f"{path} is damaged: '{name}' of step {row['step']} must be a number, got {value!r}.")
+        yield row
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
