@@ -19,6 +19,7 @@ from pydantic import Field
 from turnwise.config.schema import BufferSettings, BufferUnit
 from turnwise.config.settings import Settings, WholeSettings
 from turnwise.deps import BufferSite
+from turnwise.errors import StoreError
 from turnwise.experience.codec import decode_group, encode_group
 from turnwise.infra.parsing import parse_json
 from turnwise.infra.seeds import fingerprint
@@ -246,7 +247,15 @@ class MemoryBuffer:
 
     def load_state(self, file: Path) -> None:
         """Be as the buffer that wrote the file was."""
-        content = file.read_bytes()
+        try:
+            self._load(file.read_bytes())
+        except (StoreError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StoreError(
+                f"{file} is damaged: expected what a buffer has saved ({type(error).__name__}: {error}). Remove the "
+                "checkpoint that it is in, and the run continues from the one before."
+            ) from error
+
+    def _load(self, content: bytes) -> None:
         start = content.index(b"\n") + 1
         about = parse_json(content[:start])
         # Files of earlier versions hold the ids of all groups, and no count.
