@@ -22,7 +22,7 @@ from turnwise.config.schema import ContextSettings
 from turnwise.context.messages import Dialect, write_message
 from turnwise.errors import ConfigError, ModelError
 from turnwise.models.chat_rendering import render_chat
-from turnwise.models.load import load_tokenizer_of
+from turnwise.models.load import in_words, load_tokenizer_of
 from turnwise.types import IntArray, Message, ToolSchema
 
 
@@ -132,6 +132,16 @@ class Codec:
     """One tokenizer, as this room uses it: nothing is added to a text, and every special token stays visible."""
 
     def __init__(self, tokenizer: HFTokenizer) -> None:
+        try:
+            with in_words():
+                self._learn(tokenizer)
+        except ModelError as error:
+            raise ModelError(
+                f"the tokenizer '{tokenizer.name_or_path}' cannot be used: {error} Check tokenizer.json and "
+                "tokenizer_config.json."
+            ) from error
+
+    def _learn(self, tokenizer: HFTokenizer) -> None:
         self._tokenizer = tokenizer
         self._fast = _private_backend(tokenizer)
         self.eos_id = _optional_int(tokenizer.eos_token_id)
@@ -139,7 +149,7 @@ class Codec:
         self.unk_id = _optional_int(tokenizer.unk_token_id)
         self.spellings: dict[int, str] = {}
         """Every added token that is visible text."""
-        self.special_ids: set[int] = {int(i) for i in tokenizer.all_special_ids}
+        self.special_ids: set[int] = _ids_of(tokenizer)
         for token_id, token in tokenizer.added_tokens_decoder.items():
             if token.content.strip():
                 self.spellings[int(token_id)] = token.content
@@ -200,6 +210,14 @@ class Codec:
                 "template for text that accepts these roles in this order. Leave the system message away if the "
                 "template forbids it, or use another chat template."
             ) from error
+
+
+def _ids_of(tokenizer: HFTokenizer) -> set[int]:
+    """The ids of the special tokens; the type of some is None where a file names a token that is not there."""
+    named = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=False))
+    if missing := [token for token, token_id in named.items() if not isinstance(token_id, int)]:
+        raise ModelError(f"it names the special token {missing[0]!r}, which is not in its vocabulary.")
+    return set(named.values())
 
 
 def _optional_int(value: object) -> int | None:

@@ -171,7 +171,7 @@ def run_of(target: str | Path) -> Path | None:
 def _is_built_in(folder: Path) -> bool:
     """Whether it is a built-in model, whatever it has learnt: recipes are made for it."""
     template = folder / "chat_template.jinja"
-    return template.is_file() and template.read_text(encoding="utf-8") == CHAT_TEMPLATE
+    return template.is_file() and template.read_bytes() == CHAT_TEMPLATE.encode()
 
 
 def _refuse_other_model(overrides: Sequence[str]) -> None:

@@ -110,7 +110,7 @@ def _read(path: str, trouble: str, advice: str) -> PreTrainedConfig:
 
 def _kind_of(config: PreTrainedConfig) -> str:
     """What the folder says it is; older ones say nothing but the family."""
-    return ", ".join(config.architectures or ()) or f"model of the type '{config.model_type}'"
+    return ", ".join(map(str, config.architectures or ())) or f"model of the type '{config.model_type}'"
 
 
 _log = logging.getLogger("turnwise.learn")
