@@ -206,18 +206,17 @@ async def gather_or_end(work: Iterable[Coroutine[object, object, T]]) -> list[T]
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[T]]) -> None:
-    """Cancel what still runs, and wait until it has ended. Failures are dropped."""
-    unfinished = [task for task in tasks if not task.done()]
+    """Cancel what still runs, and wait until it has ended. Failures are dropped, also of tasks that ended before."""
+    every = list(tasks)
+    unfinished = [task for task in every if not task.done()]
     for task in unfinished:
         # A second cancellation would break off what the first one has it clean up.
         if not task.cancelling():
             task.cancel()
-    if not unfinished:
-        return
-    ended, running = await asyncio.wait(unfinished, timeout=_END_S)
-    for task in ended:
+    running = (await asyncio.wait(unfinished, timeout=_END_S))[1] if unfinished else None
+    for task in every:
         # Asked for, so that Python does not print it when the task is collected.
-        _ = task.cancelled() or task.exception()
+        _ = task.done() and (task.cancelled() or task.exception())
     if running:
         log.warning("%d tasks still run %g s after they were cancelled: %s", len(running), _END_S, running)
 

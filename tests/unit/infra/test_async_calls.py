@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
@@ -12,7 +13,7 @@ from collections.abc import Callable, Coroutine
 import pytest
 
 from tests.clock import HANG_S
-from turnwise.infra.threads import run_async
+from turnwise.infra.threads import end_tasks, run_async
 
 
 async def fail() -> None:
@@ -107,3 +108,19 @@ def test_ctrl_c_before_the_caller_waits_is_not_lost(monkeypatch: pytest.MonkeyPa
 
     with pytest.raises(KeyError, match="reached"):
         asyncio.run(inside())
+
+
+def test_a_task_that_failed_before_it_is_ended_is_not_told_by_python() -> None:
+    told: list[object] = []
+
+    async def work() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context))
+        tasks = [asyncio.create_task(fail()), asyncio.create_task(asyncio.Event().wait())]
+        while not tasks[0].done():
+            await asyncio.sleep(0)
+        await end_tasks(tasks)
+        tasks.clear()
+        gc.collect()
+
+    asyncio.run(work())
+    assert not told
