@@ -27,6 +27,7 @@ from turnwise.infra.parsing import parse_json
 
 _TROUBLES = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE}
+    | {errno.EISDIR, errno.ENOTDIR, errno.ELOOP}
 )
 _LEFTOVER = re.compile(r"\..+\.[0-9a-f]{8}\.unfinished")
 
