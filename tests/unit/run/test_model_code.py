@@ -5,7 +5,6 @@ The commands and their words come from the parser, so that a new command that ta
 
 from __future__ import annotations
 
-import argparse
 import ast
 import io
 import json
@@ -15,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +23,7 @@ import pytest
 import yaml
 
 import turnwise
-from turnwise.cli import build_parser, main
+from turnwise.cli import main
 from turnwise.config.load import load_settings
 from turnwise.errors import EngineError, ModelError
 from turnwise.infra.atomic_files import write_checksums
@@ -36,45 +34,9 @@ from turnwise.run.policy_process import PolicyVoice
 from turnwise.view.policy_query import PolicyQuestion
 
 from ...clock import HANG_S
+from ...command_lines import COMMANDS, HARMLESS, READS, arguments, serves, ways_to_read
 from ...small_run import SMALL_MODEL
 
-PARSER = build_parser()
-COMMANDS: dict[str, argparse.ArgumentParser] = next(
-    action.choices  # type: ignore[misc]
-    for action in PARSER._actions
-    if isinstance(action, argparse._SubParsersAction)
-)
-READS = {
-    "RECIPE": ("recipes",),
-    "FILE|ENV": ("recipes",),
-    "TARGET": ("recipes", "folders", "runs"),
-    "SIDE": ("runs",),
-    "RUN": ("runs",),
-    "WHO": ("folders", "runs"),
-}
-"""What leads to a model, by the name of the word on the command line."""
-READING_OPTIONS = {("train", "config"), ("plan", "config"), ("doctor", "config"), ("convert", "file")}
-HARMLESS = {
-    "ENV": "bandit",
-    "NAME": "nothing",
-    "N": "1",
-    "N,N": "1",
-    "X": "1",
-    "K": "1",
-    "C": "noisy",
-    "S": "eval",
-    "H": "127.0.0.1",
-    "ADDRESS": "127.0.0.1",
-    "EPISODE": "1:1",
-    "DIR": "made",
-    "FILE": "made.txt",
-    "PROGRAM": sys.executable,
-    "PLACE": "#/",
-    "SIDE": "nothing",
-    "bash|zsh": "bash",
-    "credit": "credit",
-}
-"""Words that must be given beside it. A new kind of word belongs here or, where it leads to a model, into READS."""
 _SERVES_S, _ENDS_BY_S = 4.0, 120.0
 """A command that serves is interrupted after the first, any other after the second."""
 
@@ -186,30 +148,12 @@ def targets(folders: Hostile, finished: Run) -> dict[str, list[Path]]:
     }
 
 
-def ways_to(command: str) -> Iterator[tuple[list[str], tuple[str, ...], list[str]]]:
-    """For each word that leads to a model: the words before it, its kinds of targets, and the words after it."""
-    actions = [action for action in COMMANDS[command]._actions if action.dest != "help"]
-    for chosen in actions:
-        metavar = str(chosen.metavar)
-        kinds = ("recipes",) if (command, chosen.dest) in READING_OPTIONS else READS.get(metavar, ())
-        before: list[str] = []
-        after: list[str] = []
-        for action in actions:
-            is_needed = action.required and (action.option_strings or action.nargs != "?")
-            if action is chosen or not is_needed:
-                continue
-            known = str(action.metavar)
-            words = [*action.option_strings[:1], HARMLESS.get(known) or "bandit"]
-            (before if actions.index(action) < actions.index(chosen) else after).extend(words)
-        yield [command, *before, *chosen.option_strings[:1]], kinds, after
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_kind_of_word_is_known_here(command: str) -> None:
     """A word that leads to a model must not be left out because nothing here has its name."""
-    for action in COMMANDS[command]._actions:
+    for action in arguments(command):
         metavar = str(action.metavar)
-        if action.nargs != 0 and action.dest != "help":
+        if action.nargs != 0:
             assert metavar in READS or metavar in HARMLESS, (command, metavar)
 
 
@@ -220,16 +164,14 @@ def test_no_command_runs_the_code_of_a_model_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", Answering())
-    serves = any(action.dest == "port" for action in COMMANDS[command]._actions)
-    for before, kinds, after in ways_to(command):
-        for target in (target for kind in kinds for target in targets[kind]):
-            made = [str(tmp_path / f"made-{target.name}") if word == "made" else word for word in after]
-            interrupt = Timer(_SERVES_S if serves else _ENDS_BY_S, os.kill, (os.getpid(), signal.SIGINT))
+    for way in ways_to_read(command):
+        for target in (target for kind in way.kinds for target in targets[kind]):
+            interrupt = Timer(_SERVES_S if serves(command) else _ENDS_BY_S, os.kill, (os.getpid(), signal.SIGINT))
             interrupt.start()
             with suppress(SystemExit):
-                main([*before, str(target), *made])
+                main(way.words(target, made=str(tmp_path / f"made-{target.name}")))
             interrupt.cancel()
-            assert not hostile.marker.exists(), (before, target.name)
+            assert not hostile.marker.exists(), (way.before, target.name)
 
 
 @pytest.mark.slow
@@ -245,17 +187,16 @@ def test_no_command_runs_the_code_of_a_model_that_a_setting_names(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", Answering())
     harmless = HARMLESS | {"RECIPE": "bandit", "FILE|ENV": "bandit", "TARGET": "oracle", "RUN": str(finished.path)}
-    actions = [action for action in COMMANDS[command]._actions if action.required]
+    actions = [action for action in arguments(command) if action.required]
     named = [(action.option_strings[:1], str(action.metavar)) for action in actions]
     needed = [word for option, metavar in named for word in (*option, harmless.get(metavar, metavar))]
-    serves = any(action.dest == "port" for action in COMMANDS[command]._actions)
     for folder in targets["folders"]:
         ways = [[*needed, f"model.path={folder}"]]
         if find_spec("textarena"):
             of_env = ["textarena:TicTacToe-v0" if word == "bandit" else word for word in needed]
             ways.append([*of_env, "opponent=policy", f"opponent_path={folder}"])
         for words in ways:
-            interrupt = Timer(_SERVES_S if serves else _ENDS_BY_S, os.kill, (os.getpid(), signal.SIGINT))
+            interrupt = Timer(_SERVES_S if serves(command) else _ENDS_BY_S, os.kill, (os.getpid(), signal.SIGINT))
             interrupt.start()
             with suppress(SystemExit):
                 main([command, *words])
