@@ -316,16 +316,16 @@ def printable(text: str) -> str:
 def print_outcome(
     console: Console, summary: Summary, *, run_dir: Path, plot_path: Path | None, next_commands: Sequence[str]
 ) -> None:
-    """The closing words of a run: what changed, against what, where it is, and what to do next."""
+    """Print the final panel of a run: results, baselines, run directory and next commands."""
     columns = [_result(summary, arrow="->" if console.options.ascii_only else "→")]
     if summary.baselines:
         columns.append(_baseline_table(summary))
     body = Table.grid(padding=(0, 5))
     body.add_row(*columns)
     if summary.stopped is None:
-        title, colour = Text(f"{summary.recipe} is trained", style="bold"), "green"
+        title, colour = Text(f"Training finished: {summary.recipe}", style="bold"), "green"
     else:
-        title, colour = Text(f"{summary.recipe} was stopped", style="bold"), "yellow"
+        title, colour = Text(f"Training stopped: {summary.recipe}", style="bold"), "yellow"
     console.print(Panel(body, title=title, title_align="left", border_style=colour, padding=(1, 2), expand=False))
     for cause, count in sorted(summary.failures.items(), key=lambda item: -item[1]):
         _print_entry(console, "failed", f"{count} episodes: {cause}", style="yellow")
@@ -343,7 +343,7 @@ def _result(summary: Summary, *, arrow: str) -> RenderableType:
     if summary.success_after is not None and summary.return_after is not None:
         facts.add_row("return", _change(summary.return_before, summary.return_after, arrow, ".2f"))
     elif summary.return_after is not None:
-        facts.add_row("success", f"{UNKNOWN}: nobody says it")
+        facts.add_row("success", f"{UNKNOWN}: not reported by the workflow")
     for tag, outcome in summary.envs.items() if len(summary.envs) > 1 else ():
         share = outcome["success"] if isinstance(outcome["success"], int | float) else None
         facts.add_row(tag, f"success {show_success(share, '.1%')}, return {outcome['return']:.2f}")
@@ -360,7 +360,7 @@ def _result(summary: Summary, *, arrow: str) -> RenderableType:
 
 
 def _headline(summary: Summary, arrow: str) -> Text:
-    """Success, or the return where nobody says what a success is."""
+    """Success, or the return if success is not reported."""
     if summary.success_after is not None:
         name, before, after, form = "success", summary.success_before, summary.success_after, ".1%"
     elif summary.return_after is not None:

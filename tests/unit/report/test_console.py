@@ -222,17 +222,17 @@ def test_the_outcome_holds_the_essentials(make_summary, width: int) -> None:
 
 def test_the_outcome_of_a_stopped_run_says_so(make_summary) -> None:
     found = {"step": 40, "kind": "low_entropy", "message": "entropy is 0.01"}
-    for stopped, expected in ((None, "is trained"), ({**found, "returned_to_step": 20}, "was stopped")):
+    for stopped, expected in ((None, "Training finished"), ({**found, "returned_to_step": 20}, "Training stopped")):
         console = plain_console()
         summary = make_summary(findings=[found], stopped=stopped)
         print_outcome(console, summary, run_dir=Path("r"), plot_path=None, next_commands=[])
         text = text_of(console)
-        assert f"frozenlake {expected}" in text
+        assert f"{expected}: frozenlake" in text
         assert ("low_entropy at step 40" in text) == (stopped is not None)
         assert "1, in findings.jsonl" in text
 
 
-def test_where_nobody_says_what_a_success_is_the_outcome_speaks_of_the_return(make_summary) -> None:
+def test_panel_shows_return_if_success_is_not_reported(make_summary) -> None:
     console = plain_console()
     silent = dict.fromkeys(("success_before", "success_after"))
     told = {"return": 0.5, "episodes": 3, "success": None, "success_interval": None}
@@ -242,7 +242,7 @@ def test_where_nobody_says_what_a_success_is_the_outcome_speaks_of_the_return(ma
     for expected in (
         "return  0.020 → 0.710",
         "on 200 held-out episodes",
-        "success  unknown: nobody says it",
+        "success  unknown: not reported by the workflow",
     ):
         assert expected in text
     assert [line.split()[-2] for line in text.splitlines() if "this run" in line] == ["unknown"]

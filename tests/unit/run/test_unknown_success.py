@@ -121,9 +121,9 @@ def test_the_closing_words_speak_of_the_return(tmp_path: Path, capsys: pytest.Ca
     assert main(["train", "frozenlake", *SILENT, "learn.steps=1", "--run-dir", str(tmp_path / "run")]) == 0
     text = capsys.readouterr().out
     assert "success unknown  return 0.0" in text  # while it runs, and of the episode that is shown
-    panel = text[text.index("frozenlake is trained") :]
+    panel = text[text.index("Training finished: frozenlake") :]
     assert "return  0.0" in panel
-    assert "unknown: nobody says it" in panel
+    assert "unknown: not reported by the workflow" in panel
     assert [line.split()[-2] for line in panel.splitlines() if "this run" in line] == ["unknown"]
 
 
