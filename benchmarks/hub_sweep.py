@@ -2,7 +2,7 @@
 
     python -m benchmarks.hub_sweep                       # all without a line in benchmarks/results/hub_sweep.jsonl
     python -m benchmarks.hub_sweep textarena:Chess-v0    # these, again
-    python -m benchmarks.hub_sweep --page                # write the tables of docs/environments/whole_packages.md
+    python -m benchmarks.hub_sweep --page                # write the tables of docs/results/third_party_envs.md
 
 A world is a process: one that hangs, fails or dies costs its own line, and the next begins. A sweep that was stopped
 goes on where it stood; `--python` checks the worlds under another Python, as `rollout.isolation.python` does.

@@ -1,4 +1,4 @@
-"""What `hub_sweep` has found, as docs/environments/whole_packages.md: counts, and by name whatever does not pass."""
+"""What `hub_sweep` has found, as docs/results/third_party_envs.md: counts, and by name whatever does not pass."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-PAGE = Path(__file__).parent.parent / "docs" / "environments" / "whole_packages.md"
+PAGE = Path(__file__).parent.parent / "docs" / "results" / "third_party_envs.md"
 PACKAGES = {"reasoning_gym": "reasoning-gym", "textarena": "textarena"}
 """The prefix of a world, and the name of its package."""
 REASONS = (

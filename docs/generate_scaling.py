@@ -1,4 +1,4 @@
-"""Writes docs/scaling.md: what Qwen2.5-0.5B, 7B and 32B take on 1, 8 and 64 GPUs, from `turnwise.models.gpus`."""
+"""Writes docs/capacity_planning.md: Qwen2.5-0.5B, 7B and 32B on 1, 8 and 64 GPUs, from `turnwise.models.gpus`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from generated_page import main
 
 from turnwise.models.gpus import CAVEAT, COUNTS, SHAPES, GpuPlan, describe_gpus, plan_gpus
 
-PAGE = Path(__file__).parent / "scaling.md"
+PAGE = Path(__file__).parent / "capacity_planning.md"
 _EPISODES, _ROW_TOKENS = 256, 4096
 _FORECASTS = """
 How fast a run would be with more explorers and learners is simulated by `python -m benchmarks.scaling_sim RUN`

@@ -6,8 +6,8 @@ order in which data flows; each does something of its own in as few lines as it 
     PYTHONPATH=examples turnwise train --config examples/plug_ins.yaml
 
 A class with settings of its own lists them in `Params`; in the YAML they stand beside its name, and `settings` is that
-whole section; its `idle_settings` names those that were changed and do nothing here. What each part must do is said in
-`turnwise/protocols.py`; `docs/plug_ins.md` tells more, and how to run the contract tests over a file like this one.
+whole section; its `idle_settings` names those that were changed and have no effect here. `turnwise/protocols.py` says
+what each part must do; `docs/custom_components.md` has more, and how to run the contract tests over this file.
 """
 
 from __future__ import annotations

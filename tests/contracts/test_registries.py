@@ -24,7 +24,7 @@ PROTOCOLS: dict[str, type] = {
     "learn.loss": PolicyLoss,
     "sync": Mailbox,
 }
-PAGE = EXAMPLES.parent / "docs" / "plug_ins.md"
+PAGE = EXAMPLES.parent / "docs" / "custom_components.md"
 OPENED = ("engine", "buffer", "learn", "sync")
 """Made by `open(settings, site)`; the others from their settings alone."""
 

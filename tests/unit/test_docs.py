@@ -66,7 +66,7 @@ def missing_modules(page: Path, text: str) -> list[str]:
     of_the_reader = set(re.findall(r"^(?:# |`)([\w.]+)`?:?$", text, flags=re.MULTILINE))
     named = set(re.findall(r"(?<![\w/.-])((?:[\w-]+/)*[\w-]+\.py)\b", text)) - of_the_reader
     # A bare name may lie deeper: the page has said in which folder.
-    deep = PACKAGE / page.stem if page.parent.name == "rooms" else PACKAGE
+    deep = PACKAGE / page.stem if page.parent.name == "packages" else PACKAGE
     return sorted(
         name
         for name in named
@@ -131,7 +131,7 @@ def _is_known(name: str) -> bool:
 def test_every_room_has_a_page_and_a_line_in_the_readme() -> None:
     rooms = {folder.name for folder in PACKAGE.iterdir() if (folder / "__init__.py").is_file()}
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert {page.stem for page in (DOCS / "rooms").glob("*.md")} == rooms
+    assert {page.stem for page in (DOCS / "development" / "packages").glob("*.md")} == rooms
     assert {room for room in rooms if f"\n  {room}/ " not in readme} == set()
 
 
@@ -168,7 +168,7 @@ def play(workflow: str, *overrides: str) -> list[Trajectory]:
 
 @pytest.mark.parametrize("window", ["full", "single_turn"])
 def test_the_first_workflow_of_the_page_plays_as_the_built_in_one(beside: Path, window: str) -> None:
-    (beside / "play_environment.py").write_text(example("write_a_workflow.md", holding="class PlayEnvironment"))
+    (beside / "play_environment.py").write_text(example("custom_workflow.md", holding="class PlayEnvironment"))
     given = (f"context.window={window}", "context.max_tokens=512", "rollout.invalid_penalty=-0.1")
     ours, theirs = play("environment", *given), play("play_environment:PlayEnvironment", *given)
     assert {t.is_success for t in ours} == {True, False}
@@ -180,8 +180,8 @@ def test_the_first_workflow_of_the_page_plays_as_the_built_in_one(beside: Path, 
 
 def test_the_workflow_of_two_methods_trains(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_plots(monkeypatch)
-    (beside / "my_agent.py").write_text(example("write_a_workflow.md", holding="class LakeWorkflow"))
-    command = example("write_a_workflow.md", holding="LakeWorkflow", language="bash").split()
+    (beside / "my_agent.py").write_text(example("custom_workflow.md", holding="class LakeWorkflow"))
+    command = example("custom_workflow.md", holding="LakeWorkflow", language="bash").split()
     assert command[:3] == ["turnwise", "train", "agent_class"]
     run = turnwise.train("agent_class", [*SMALL_LAKE, *command[3:]], run_dir=beside / "run")
     assert run.metrics()[-1]["rollout/errors"] == 0
@@ -189,10 +189,10 @@ def test_the_workflow_of_two_methods_trains(beside: Path, monkeypatch: pytest.Mo
 
 
 def test_the_environment_of_the_page_keeps_the_contract_and_its_settings_are_taken(beside: Path) -> None:
-    (beside / "guess_number.py").write_text(example("add_an_environment.md", holding="class GuessNumber"))
+    (beside / "guess_number.py").write_text(example("custom_environment.md", holding="class GuessNumber"))
     report = turnwise.check_env("guess_number:GuessNumber")
     assert report.ok, report.failures
-    given = yaml.safe_load(example("add_an_environment.md", holding="guess_number:GuessNumber", language="yaml"))
+    given = yaml.safe_load(example("custom_environment.md", holding="guess_number:GuessNumber", language="yaml"))
     assert load_settings(given).env.type == "guess_number:GuessNumber"
 
 

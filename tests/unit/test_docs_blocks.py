@@ -45,13 +45,13 @@ import turnwise as tw
 tokenizer = AutoTokenizer.from_pretrained(tw.open_run("runs/mine").policy)
 my_model = lambda prompt_ids: "<answer>Right</answer>"
 """,
-    "learning_record": """
+    "token_log": """
 from turnwise.config.load import load_settings
 from turnwise.loop.build import open_credit
 rule = open_credit(load_settings("frozenlake"))
 """,
-    "plug_ins": "from turnwise.config.settings import Settings",
-    "write_a_workflow": "import turnwise as tw\nfrom examples.train_agent import LakeAgent as MyAgent",
+    "custom_components": "from turnwise.config.settings import Settings",
+    "custom_workflow": "import turnwise as tw\nfrom examples.train_agent import LakeAgent as MyAgent",
 }
 """What the blocks of a page name and the page describes in words."""
 
@@ -117,7 +117,7 @@ SET_UP: dict[str, Callable[[Path, dict[str, Any], contextlib.ExitStack], None]] 
 
 def test_functions_on_pages_do_what_the_pages_say() -> None:
     names: dict[str, Any] = {}
-    exec(example("environments/adapters.md", holding="def make_task"), names)
+    exec(example("environments/third_party.md", holding="def make_task"), names)
     text, check = names["make_task"](23, "train")
     assert (text, check("5"), check("6")) == ("What is 3 + 2?", 1.0, 0.0)
     exec(example("environments/dataset.md", holding="def score"), names)

@@ -264,7 +264,7 @@ _ROLLOUT = (
     same("actor_rollout_ref.rollout.multi_turn.max_assistant_turns", "rollout.max_turns"),
     refused(
         "actor_rollout_ref.rollout.multi_turn.tool_config_path",
-        "name tools in Python: rollout.workflow=tool_calling (docs/write_a_workflow.md)",
+        "name tools in Python: rollout.workflow=tool_calling (docs/custom_workflow.md)",
     ),
     idle("actor_rollout_ref.rollout.multi_turn.format", table.TEMPLATES),
     idle("actor_rollout_ref.rollout.multi_turn.**", table.TEMPLATES),

@@ -158,7 +158,7 @@ def test_a_killed_run_has_the_record_of_one_that_was_not(tmp_path: Path, monkeyp
 
 
 def test_the_example_of_the_docs_prints_a_trajectory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "learning_record.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "token_log.md").read_text()
     code, shown = re.findall(r"```(?:python)?\n(.*?)```", page, re.DOTALL)[:2]
     run = small(tmp_path / "run")
     exec(re.sub(r'"runs/.*?"', repr(str(run.path)), code).replace("step=3", "step=2"), {})
