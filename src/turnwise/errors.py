@@ -1,4 +1,4 @@
-"""Every failure, named by the boundary that failed.
+"""Exception classes, all derived from `TurnwiseError`, and `Finding`.
 
 A user's mistake is a `TurnwiseError` with a message that says what was given, what was expected and what to do; the
 command line prints it without a traceback. Inside a rollout a failure becomes data on the Trajectory; in learning or
@@ -7,10 +7,14 @@ weight sync it stops the run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from http import HTTPStatus
+from typing import Literal, TypeAlias
+
+FindingStage: TypeAlias = Literal["settings", "setup", "model", "episodes", "training", "batch"]
+"""When a finding is made: from settings alone, by making parts of the run, by playing, while training, on a batch."""
 
 
 class TurnwiseError(Exception):
@@ -111,13 +115,26 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One sign of trouble, in plain words."""
+    """One statement about a set-up or a run: the only type for check, plan, doctor, start, health and audit."""
 
-    step: int
     kind: str
-    since: int
-    """The first step of the trouble; what was saved before it is sound."""
-    is_collapse: bool
-    """Serious enough to stop for."""
+    """Stable word to grep for, such as `cut_replies`."""
+    level: Literal["error", "warning", "note"]
+    where: str
+    """Config path, record or metric."""
     message: str
-    """The cause with its numbers, and what to try."""
+    """What was found, with its numbers."""
+    fix: str = ""
+    """What to change."""
+    stage: FindingStage = "settings"
+    step: int = 0
+    """Of the run; 0 before its first step."""
+    since: int = 0
+    """First step of the trouble; checkpoints before it are unaffected. 0: from `step` on."""
+    details: Mapping[str, object] = field(default_factory=dict)
+    """Values behind the message, for programs."""
+
+    @property
+    def text(self) -> str:
+        """The message and what to change."""
+        return f"{self.message} {self.fix}".strip()

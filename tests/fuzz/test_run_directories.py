@@ -96,7 +96,7 @@ def write_run(path: Path) -> RunDirectory:
         path, config_yaml=dump_settings(load_settings("frozenlake")), manifest=collect_manifest("frozenlake", 0)
     )
     run.metrics.write_text('{"step": 1, "reward/mean": 0.5}\n{"step": 2, "reward/mean": null}\n')
-    run.append_finding(Finding(step=1, kind="k", since=1, is_collapse=False, message="m"))
+    run.append_finding(Finding(kind="k", level="warning", where="", message="m", stage="training", step=1, since=1))
     run.write_summary(SUMMARY)
     TrajectoryWriter(run.trajectories).write(1, [PLAYED, PLAYED])
     recorder = LearningRecorder(run.learning_record, "all")

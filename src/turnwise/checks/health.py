@@ -1,29 +1,25 @@
-"""The metrics of each step come in; findings go out, where a run shows signs of collapse.
+"""Health checks on per-step metrics: detect collapse and report findings.
 
-Runs collapse silently and in a known order: the spread of returns inside groups dies, then entropy, then gradients
-spike and replies repeat themselves, and success goes last. Each sign is measured against the run's own start where that
-is possible, must last, and is told once when it begins, once more if it turns into a collapse, and again only after it
-was gone. A sign alone is a warning; it is a collapse where success (or the return, in a world without success) does not
-stand. Nothing here is random and everything follows from the metrics, so a resumed run looks at its recorded metrics
-again and is where it was. Refuses to know models, files and what is done about a finding.
+Runs collapse in a known order: the spread of returns inside groups vanishes, then entropy, then gradients spike and
+replies repeat themselves, and success falls last. Each sign is compared with the run's own start where that is possible
+and must last. It is reported once when it begins, once more if it becomes a collapse, and again only after it was gone.
+A sign alone is a warning; it is a collapse (level `error`) if success, or the return where no success is reported, has
+fallen too. Findings follow from the metrics alone, so a resumed run checks its recorded metrics again and continues.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from statistics import fmean, median
 from typing import Any
 
-from rich.console import Console
-
 from turnwise.config.component import CREDITS
 from turnwise.config.schema import TurnwiseSettings, WatchSettings
 from turnwise.errors import Finding
-from turnwise.report.console import print_notice
 from turnwise.report.run_dir import RunDirectory
 from turnwise.types import Metrics
 
@@ -39,9 +35,9 @@ _WATCHED = (
 
 _HIGH_SUCCESS = 0.8
 _SOME_SUCCESS = 0.01
-"""Below this, and where nobody says what a success is, the return says more."""
-_STANDING_SHARE = 0.8
-"""Of the way to the best outcome: what still stands."""
+"""Below this, and where no success is reported, the return says more."""
+_HELD_FRACTION = 0.8
+"""Of the way to the best outcome: above this, nothing is lost."""
 
 
 class Series:
@@ -97,26 +93,26 @@ class Series:
         return fmean(self._first) if self.is_measured else 0.0
 
 
-class Standing(Enum):
-    WELL = auto()
-    """Nearly everything succeeds."""
-    HOLDING = auto()
-    """What was gained is still there."""
+class Outcome(Enum):
+    SOLVED = auto()
+    """Nearly every episode succeeds."""
+    HELD = auto()
+    """The gain so far is still there."""
     POOR = auto()
-    """A good part of it is gone, or nothing was ever gained."""
+    """A good part of the gain is lost, or there never was one."""
 
 
 class History:
-    """All that rules may ask about a run."""
+    """Metrics of a run so far, as the rules read them."""
 
     def __init__(self, settings: WatchSettings, *, needs_groups: bool) -> None:
         self.settings = settings
         self.step = 0
         self.num_dead_steps = 0
-        """Newest steps in a row without any signal."""
-        self.num_unpaid_steps = 0
+        """Latest consecutive steps in which all groups had zero spread."""
+        self.num_unrewarded_steps = 0
         """Steps so far in which every reward was zero."""
-        self.was_paid = False
+        self.was_rewarded = False
         """Whether any reward was ever something else."""
         self._needs_groups = needs_groups
         self._series = {name: Series(settings.window) for name in _WATCHED}
@@ -128,36 +124,36 @@ class History:
         self.step = step
         is_dead = self._needs_groups and metrics.get(DEAD_GROUPS) == 1
         self.num_dead_steps = self.num_dead_steps + 1 if is_dead else 0
-        self.num_unpaid_steps += metrics.get(REWARDED) == 0
-        self.was_paid = self.was_paid or (metrics.get(REWARDED) or 0) > 0
+        self.num_unrewarded_steps += metrics.get(REWARDED) == 0
+        self.was_rewarded = self.was_rewarded or (metrics.get(REWARDED) or 0) > 0
         for name, series in self._series.items():
             # Without a signal there is next to no gradient, which says nothing about the usual size of one.
             series.add(step, None if is_dead and name == GRAD_NORM else metrics.get(name))
 
     @property
     def outcome(self) -> tuple[str, Series, float]:
-        """What the run is for: its name, its numbers, and what counts as nothing."""
+        """Success or return: its name, its series, and the value that counts as no gain."""
         success, returned = self[SUCCESS], self[RETURN]
         if success.best >= _SOME_SUCCESS or (success.is_measured and returned.level is None):
             return "success", success, 0.0
         return "return", returned, returned.start_level
 
     @property
-    def standing(self) -> Standing:
+    def state(self) -> Outcome:
         _, series, nothing = self.outcome
         if series.level is None:
-            return Standing.HOLDING
+            return Outcome.HELD
         gain = series.best - nothing
         # A return always moves a little; success is counted from zero and needs no such margin.
         has_gained = gain > (series.noise if series is self[RETURN] else 0.0)
-        if not has_gained or series.level < nothing + _STANDING_SHARE * gain:
-            return Standing.POOR
+        if not has_gained or series.level < nothing + _HELD_FRACTION * gain:
+            return Outcome.POOR
         is_high = series is self[SUCCESS] and series.level >= _HIGH_SUCCESS
-        return Standing.WELL if is_high else Standing.HOLDING
+        return Outcome.SOLVED if is_high else Outcome.HELD
 
     @property
     def is_poor(self) -> bool:
-        return self.standing is Standing.POOR
+        return self.state is Outcome.POOR
 
     def describe_outcome(self) -> str:
         name, series, _ = self.outcome
@@ -166,70 +162,102 @@ class History:
         return f"{name} {series.level:.3g}, at its best {series.best:.3g}"
 
 
-_MIN_ENTROPY_SHARE = 0.05
+_MIN_ENTROPY_FRACTION = 0.05
 _FEW_INVALID, _MANY_INVALID = 0.1, 0.5
-_LOST_SHARE = 0.5
-"""Of the way to the best outcome: with less than this the run has lost it."""
+_LOST_FRACTION = 0.5
+"""Of the way to the best outcome: below this, success counts as lost."""
+_LOWER_LR = "Try a lower learn.optim.lr"
 
 
-class CollapseWatch:
-    """Looks at the metrics of every step, in order."""
+class TrainingCollapsedError(Exception):
+    """Training must stop; raised if `watch.stop` is 'collapse'."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.text)
+        self.finding = finding
+
+
+class HealthMonitor:
+    """Checks the metrics of every step of a run, in order."""
 
     def __init__(self, settings: WatchSettings, *, needs_groups: bool) -> None:
-        """`needs_groups` says whether credit compares siblings, so that groups without spread teach nothing."""
-        self._seen = History(settings, needs_groups=needs_groups)
-        kinds = (_GROUP_KINDS if needs_groups else {}) | _KINDS
-        self._courses = {
-            kind: _Course(kind, rule, hold=settings.patience if is_slow else 1, patience=settings.patience)
-            for kind, (rule, is_slow) in kinds.items()
-        }
+        """`needs_groups`: whether the estimator compares rollouts of a group, so that zero spread means no signal."""
+        self._history = History(settings, needs_groups=needs_groups)
+        self._should_stop = settings.stop == "collapse"
+        self._signs = [
+            _Sign(rule, hold=1 if rule.is_immediate else settings.patience, patience=settings.patience)
+            for rule in RULES
+            if needs_groups or not rule.needs_groups
+        ]
 
-    def look(self, step: int, metrics: Metrics) -> list[Finding]:
-        """What begins, comes back or turns into a collapse with this step."""
-        self._seen.add(step, metrics)
-        return [finding for course in self._courses.values() if (finding := course.follow(self._seen)) is not None]
+    @classmethod
+    def of_run(cls, settings: TurnwiseSettings, directory: RunDirectory) -> HealthMonitor:
+        """The monitor of a run, after the steps that the run has recorded."""
+        estimator: Any = CREDITS.get_target(settings.credit.type)
+        monitor = cls(settings.watch, needs_groups=estimator.needs_groups)
+        for row in directory.read_metrics():
+            monitor.check_step(int(row["step"]), row)
+        return monitor
+
+    def check_step(self, step: int, metrics: Metrics) -> list[Finding]:
+        """Return what begins, comes back or becomes a collapse with this step."""
+        self._history.add(step, metrics)
+        return [finding for sign in self._signs if (finding := sign.update(self._history)) is not None]
+
+    def raise_on_collapse(self, found: Sequence[Finding]) -> None:
+        """Raise TrainingCollapsedError if one of the findings is a collapse and `watch.stop` asks for it."""
+        collapses = [finding for finding in found if finding.level == "error"]
+        if self._should_stop and collapses:
+            # Of several, the one that began first: checkpoints before it are good in every respect.
+            raise TrainingCollapsedError(min(collapses, key=lambda finding: finding.since))
 
     def return_points(self) -> set[int]:
-        """The steps that a finding, now or later, can ask to go back to: `since - 1` of whatever may be found."""
-        step, window = self._seen.step, self._seen.settings.window
-        bests = {self._seen[name].best_step for name in (SUCCESS, RETURN)}
-        courses = [course for kind, course in self._courses.items() if kind not in _NEVER_BETTER_BEFORE]
-        begun = {course.since - 1 for course in courses if course.since is not None}
+        """Steps that a finding, now or later, can return to: `since - 1` of anything that may be found."""
+        step, window = self._history.step, self._history.settings.window
+        bests = {self._history[name].best_step for name in (SUCCESS, RETURN)}
+        begun = {sign.since - 1 for sign in self._signs if sign.rule.can_return and sign.since is not None}
         return {*range(step - window, step + 1), *bests, *begun}
-
-
-# --- the course of a trouble ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Trouble:
-    """What a rule sees at a step."""
+    """What a rule finds at a step."""
 
     message: str
+    fix: str
     is_collapse: bool = False
     since: int | None = None
-    """Where the rule itself knows when it began."""
+    """Set if the rule itself knows when it began."""
 
 
-_Rule = Callable[[History], _Trouble | None]
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One kind of trouble."""
+
+    kind: str
+    metric: str
+    find: Callable[[History], _Trouble | None]
+    is_immediate: bool = False
+    """An event, or a smoothed value: reported at once. Others must last for `watch.patience` steps."""
+    needs_groups: bool = False
+    can_return: bool = True
+    """False: there from the start, so no earlier checkpoint is better."""
 
 
-class _Course:
-    """One kind of trouble over the steps: since when it is there and what was said of it."""
+class _Sign:
+    """One kind of trouble over the steps: since when it is there and what was reported of it."""
 
-    def __init__(self, kind: str, rule: _Rule, *, hold: int, patience: int) -> None:
-        self._kind = kind
-        self._rule = rule
+    def __init__(self, rule: Rule, *, hold: int, patience: int) -> None:
+        self.rule = rule
         self._hold = hold
         self._patience = patience
         self.since: int | None = None
         self._num_held = 0
         self._num_clear = 0
-        self._is_told = False
-        self._is_told_as_collapse = False
+        self._reported: _Trouble | None = None
 
-    def follow(self, seen: History) -> Finding | None:
-        trouble = self._rule(seen)
+    def update(self, seen: History) -> Finding | None:
+        trouble = self.rule.find(seen)
         if trouble is None:
             self._clear()
             return None
@@ -237,86 +265,92 @@ class _Course:
         self._num_held += 1
         if self.since is None:
             self.since = seen.step
-        is_news = not self._is_told or (trouble.is_collapse and not self._is_told_as_collapse)
-        if self._num_held < self._hold or not is_news:
+        is_new = self._reported is None or (trouble.is_collapse and not self._reported.is_collapse)
+        if self._num_held < self._hold or not is_new:
             return None
-        self._is_told, self._is_told_as_collapse = True, trouble.is_collapse
-        since = self.since if trouble.since is None else trouble.since
+        self._reported = trouble
         return Finding(
-            step=seen.step,
-            kind=self._kind,
-            since=since,
-            is_collapse=trouble.is_collapse,
+            kind=self.rule.kind,
+            level="error" if trouble.is_collapse else "warning",
+            where=self.rule.metric,
             message=trouble.message,
+            fix=trouble.fix,
+            stage="training",
+            step=seen.step,
+            since=self.since if trouble.since is None else trouble.since,
         )
 
     def _clear(self) -> None:
         self._num_held = 0
         self._num_clear += 1
-        # What was told is over only after a while; what was not told must be unbroken.
-        if not self._is_told or self._num_clear >= self._patience:
-            self.since, self._is_told, self._is_told_as_collapse = None, False, False
+        # What was reported is over only after a while; what was not reported must be unbroken.
+        if self._reported is None or self._num_clear >= self._patience:
+            self.since, self._reported = None, None
 
 
-# --- the rules: what is seen comes in, a trouble or nothing goes out ------------------------------------------------
+# --- rules -----------------------------------------------------------------------------------------------------------
 
 
 def _find_dead_signal(seen: History) -> _Trouble | None:
-    if seen.num_dead_steps == 0 or seen.standing is Standing.WELL:
+    if seen.num_dead_steps == 0 or seen.state is Outcome.SOLVED:
         return None
     # A signal that was never there cannot collapse: the first success may still come.
     was_alive = seen[DEAD_GROUPS].lowest < 1
     return _Trouble(
-        f"all siblings of every group earn the same for {seen.num_dead_steps} steps ({seen.describe_outcome()}), so "
-        "group-relative advantages are zero and nothing is learnt. Try easier or harder tasks (env), a larger "
-        "rollout.group_size, a higher rollout.temperature, or credit with a critic (credit.type).",
+        f"all rollouts of every group have had the same return for {seen.num_dead_steps} steps "
+        f"({seen.describe_outcome()}), so group-relative advantages are zero and nothing is learned.",
+        "Try easier or harder tasks (env), a larger rollout.group_size, a higher rollout.temperature, or an estimator "
+        "with a critic (credit.type).",
         is_collapse=was_alive and seen.is_poor,
     )
 
 
 def _find_no_rewards(seen: History) -> _Trouble | None:
-    if seen.was_paid or seen.num_unpaid_steps == 0:
+    if seen.was_rewarded or seen.num_unrewarded_steps == 0:
         return None
     return _Trouble(
-        f"every reward of the first {seen.num_unpaid_steps} steps was zero: no episode has earned anything, so there "
-        "is nothing to learn from but penalties. Try easier tasks (env), a warm start (warm_start.type=oracle), "
-        "longer episodes (rollout.max_turns), or a judge that fills in (reward.judge.beside_env=fill)."
+        f"every reward of the first {seen.num_unrewarded_steps} steps was zero, so there is nothing to learn from but "
+        "penalties.",
+        "Try easier tasks (env), a warm start (warm_start.type=oracle), longer episodes (rollout.max_turns), or a "
+        "reward scorer as a fallback (reward.judge.beside_env=fill).",
     )
 
 
 def _find_solved(seen: History) -> _Trouble | None:
-    if seen.num_dead_steps == 0 or seen.standing is not Standing.WELL:
+    if seen.num_dead_steps == 0 or seen.state is not Outcome.SOLVED:
         return None
     return _Trouble(
-        f"the tasks are solved ({seen.describe_outcome()}): all siblings of every group earn the same, so there is "
-        "nothing left to learn from them. End the run here, or give it harder tasks (env)."
+        f"the tasks are solved ({seen.describe_outcome()}): all rollouts of every group have the same return, so there "
+        "is nothing left to learn from them.",
+        "End the run here, or use harder tasks (env).",
     )
 
 
 def _find_low_spread(seen: History) -> _Trouble | None:
-    spread, share = seen[SPREAD], seen.settings.min_spread_share
-    if spread.newest is None or not spread.start or spread.newest >= share * spread.start:
+    spread, fraction = seen[SPREAD], seen.settings.min_spread_share
+    if spread.newest is None or not spread.start or spread.newest >= fraction * spread.start:
         return None
-    if seen.standing is Standing.WELL or seen.num_dead_steps >= seen.settings.patience:  # told as a dead signal
+    if seen.state is Outcome.SOLVED or seen.num_dead_steps >= seen.settings.patience:  # reported as a dead signal
         return None
     return _Trouble(
-        f"the spread of returns inside groups is {spread.newest:.3g}, below {share:.0%} of the {spread.start:.3g} it "
-        f"began with ({seen.describe_outcome()}). It falls before success does. Try a lower learn.optim.lr, a higher "
-        "learn.entropy_coef or rollout.temperature, or tasks that are neither always nor never solved (env).",
+        f"the standard deviation of returns within groups is {spread.newest:.3g}, below {fraction:.0%} of its "
+        f"{spread.start:.3g} at the start ({seen.describe_outcome()}). It falls before success does.",
+        f"{_LOWER_LR}, a higher learn.entropy_coef or rollout.temperature, or tasks that are neither always nor never "
+        "solved (env).",
         is_collapse=seen.is_poor,
     )
 
 
 def _find_low_entropy(seen: History) -> _Trouble | None:
     entropy = seen[ENTROPY]
-    if entropy.newest is None or not entropy.start or entropy.newest >= _MIN_ENTROPY_SHARE * entropy.start:
+    if entropy.newest is None or not entropy.start or entropy.newest >= _MIN_ENTROPY_FRACTION * entropy.start:
         return None
-    if seen.standing is Standing.WELL:
+    if seen.state is Outcome.SOLVED:
         return None
     return _Trouble(
-        f"entropy is {entropy.newest:.3g}, below {_MIN_ENTROPY_SHARE:.0%} of the {entropy.start:.3g} it began with, "
-        f"and the tasks are not solved ({seen.describe_outcome()}): the policy has stopped exploring. Try a higher "
-        "learn.entropy_coef, a lower learn.optim.lr, or a higher learn.loss.clip_high.",
+        f"entropy is {entropy.newest:.3g}, below {_MIN_ENTROPY_FRACTION:.0%} of its {entropy.start:.3g} at the start, "
+        f"and the tasks are not solved ({seen.describe_outcome()}): the policy has stopped exploring.",
+        "Try a higher learn.entropy_coef, a lower learn.optim.lr, or a higher learn.loss.clip_high.",
         is_collapse=seen.is_poor,
     )
 
@@ -327,8 +361,8 @@ def _find_gradient_spike(seen: History) -> _Trouble | None:
         return None
     return _Trouble(
         f"the gradient norm is {norm.newest:.3g}, {norm.newest / norm.median_before:.0f} times its running median of "
-        f"{norm.median_before:.3g}. Spikes often come before a collapse that is not undone. Try a lower "
-        "learn.optim.lr or learn.optim.grad_clip, or more learn.optim.warmup_steps."
+        f"{norm.median_before:.3g}. Spikes often precede a collapse.",
+        f"{_LOWER_LR} or learn.optim.grad_clip, or more learn.optim.warmup_steps.",
     )
 
 
@@ -337,53 +371,23 @@ def _find_repetition(seen: History) -> _Trouble | None:
     if repetition is None or repetition <= limit:
         return None
     return _Trouble(
-        f"{repetition:.0%} of the 3-grams inside replies repeat earlier ones, more than watch.max_repetition = "
-        f"{limit:.0%} ({seen.describe_outcome()}): the text is running in circles. Try a lower learn.optim.lr, a "
-        "penalty on the distance to the reference (learn.kl.type=loss), or a shorter context.max_response_tokens.",
+        f"{repetition:.0%} of the 3-grams within replies repeat earlier ones, more than watch.max_repetition = "
+        f"{limit:.0%} ({seen.describe_outcome()}).",
+        f"{_LOWER_LR}, a KL penalty (learn.kl.type=loss), or a smaller context.max_response_tokens.",
         is_collapse=seen.is_poor,
     )
 
 
-def _find_clipping(seen: History) -> _Trouble | None:
-    clipped, limit = seen[CLIPPED].newest, seen.settings.max_clip_fraction
-    if clipped is None or clipped <= limit:
-        return None
-    return _Trouble(
-        f"the loss clips {clipped:.0%} of the tokens, more than watch.max_clip_fraction = {limit:.0%}: most of each "
-        "update is thrown away. Try a lower learn.optim.lr, or fewer learn.epochs or learn.minibatches."
-    )
+def _limit(kind: str, metric: str, limit_of: Callable[[WatchSettings], float], message: str, fix: str) -> Rule:
+    """A rule that compares the newest value with a limit; `message` formats both."""
 
+    def find(seen: History) -> _Trouble | None:
+        value, limit = seen[metric].newest, limit_of(seen.settings)
+        if value is None or value <= limit:
+            return None
+        return _Trouble(message.format(value=value, limit=limit), fix)
 
-def _find_large_kl(seen: History) -> _Trouble | None:
-    kl, limit = seen[KL].newest, seen.settings.max_kl
-    if kl is None or kl <= limit:
-        return None
-    return _Trouble(
-        f"one update moves the policy by {kl:.3g} nats per token, more than watch.max_kl = {limit:g}: what was sampled "
-        "says little about the policy that is trained. Try a lower learn.optim.lr, or fewer learn.epochs or "
-        "learn.minibatches."
-    )
-
-
-def _find_behavior_gap(seen: History) -> _Trouble | None:
-    gap, limit = seen[BEHAVIOR_GAP].newest, seen.settings.max_behavior_gap
-    if gap is None or gap <= limit:
-        return None
-    return _Trouble(
-        f"engine and learner differ by {gap:.3g} nats per token about what was sampled, more than "
-        f"watch.max_behavior_gap = {limit:g}: what is learnt from is not what the learner would have said. Try "
-        "model.dtype=float32, learn.correction.type=truncated, or fresher weights (sync.max_staleness, sync.interval)."
-    )
-
-
-def _find_large_reference_kl(seen: History) -> _Trouble | None:
-    kl, limit = seen[REFERENCE_KL].newest, seen.settings.max_reference_kl
-    if kl is None or kl <= limit:
-        return None
-    return _Trouble(
-        f"the policy is {kl:.3g} nats per token away from its reference, more than watch.max_reference_kl = {limit:g}. "
-        "Try a higher learn.kl.coef or a lower learn.optim.lr."
-    )
+    return Rule(kind, metric, find)
 
 
 def _find_success_lost(seen: History) -> _Trouble | None:
@@ -391,12 +395,12 @@ def _find_success_lost(seen: History) -> _Trouble | None:
     if series.level is None:
         return None
     drop = series.best - series.level
-    is_below = series.level < nothing + _LOST_SHARE * (series.best - nothing)
+    is_below = series.level < nothing + _LOST_FRACTION * (series.best - nothing)
     if not is_below or drop <= series.noise:
         return None
     when = f"at step {series.best_step}" if series.best_step else "at the start"
     return _Trouble(
-        f"the smoothed {name} has fallen to {series.level:.3g} from {series.best:.3g} {when}. "
+        f"the smoothed {name} has fallen to {series.level:.3g} from {series.best:.3g} {when}.",
         "Go back to a checkpoint before it, with a lower learn.optim.lr or learn.kl.type=loss.",
         is_collapse=True,
         since=series.best_step + 1,
@@ -409,68 +413,53 @@ def _find_invalid_answers(seen: History) -> _Trouble | None:
         return None
     return _Trouble(
         f"{invalid.level:.0%} of the answers of the last {window} steps are invalid; it was {invalid.lowest:.0%}: the "
-        "policy has lost the answer format. Try a lower learn.optim.lr, a stronger rollout.invalid_penalty, or "
-        "learn.kl.type=loss.",
+        "policy has lost the answer format.",
+        f"{_LOWER_LR}, a stronger rollout.invalid_penalty, or learn.kl.type=loss.",
         is_collapse=True,
         since=max(1, seen.step - window + 1),
     )
 
 
-_NEVER_BETTER_BEFORE = ("no_rewards",)
-"""What is there from the start gives no reason to go back."""
-_SLOW, _AT_ONCE = True, False
-"""A sign of single steps must last for `patience` of them; one that is smoothed already, or is an event, need not."""
-_GROUP_KINDS: dict[str, tuple[_Rule, bool]] = {
-    "solved": (_find_solved, _SLOW),
-    "dead_signal": (_find_dead_signal, _SLOW),
-}
-_KINDS: dict[str, tuple[_Rule, bool]] = {
-    "no_rewards": (_find_no_rewards, _SLOW),
-    "low_spread": (_find_low_spread, _SLOW),
-    "low_entropy": (_find_low_entropy, _SLOW),
-    "gradient_spike": (_find_gradient_spike, _AT_ONCE),
-    "repetition": (_find_repetition, _SLOW),
-    "clipping": (_find_clipping, _SLOW),
-    "large_kl": (_find_large_kl, _SLOW),
-    "behavior_gap": (_find_behavior_gap, _SLOW),
-    "large_reference_kl": (_find_large_reference_kl, _SLOW),
-    "success_lost": (_find_success_lost, _AT_ONCE),
-    "invalid_answers": (_find_invalid_answers, _AT_ONCE),
-}
-
-
-class CollapsedError(Exception):
-    """Training must not go on; raised where `watch.stop` is 'collapse'."""
-
-    def __init__(self, finding: Finding) -> None:
-        super().__init__(finding.message)
-        self.finding = finding
-
-
-class Watcher:
-    """Looks at every step of one run. A resumed run's recorded steps are looked at again first."""
-
-    def __init__(self, settings: TurnwiseSettings, directory: RunDirectory, console: Console) -> None:
-        credit: Any = settings.credit
-        rule: Any = CREDITS.get_target(credit.type)
-        self.watch = CollapseWatch(settings.watch, needs_groups=rule.needs_groups)
-        self._should_stop = settings.watch.stop == "collapse"
-        self._directory = directory
-        self._console = console
-        for row in directory.read_metrics():
-            self.watch.look(int(row["step"]), row)
-
-    def look(self, step: int, metrics: Metrics) -> list[Finding]:
-        """Tell what is found: on the console and in the run directory."""
-        found = self.watch.look(step, metrics)
-        for finding in found:
-            self._directory.append_finding(finding)
-            print_notice(self._console, f"step {step}, {finding.kind}: {finding.message}")
-        return found
-
-    def check(self, found: list[Finding]) -> None:
-        """Raise where one of them is a collapse and the run is to stop for it."""
-        collapses = [finding for finding in found if finding.is_collapse]
-        if self._should_stop and collapses:
-            # Of several, the one that began first: what was saved before it is sound in every respect.
-            raise CollapsedError(min(collapses, key=lambda finding: finding.since))
+RULES = (
+    Rule("solved", DEAD_GROUPS, _find_solved, needs_groups=True),
+    Rule("dead_signal", DEAD_GROUPS, _find_dead_signal, needs_groups=True),
+    Rule("no_rewards", REWARDED, _find_no_rewards, can_return=False),
+    Rule("low_spread", SPREAD, _find_low_spread),
+    Rule("low_entropy", ENTROPY, _find_low_entropy),
+    Rule("gradient_spike", GRAD_NORM, _find_gradient_spike, is_immediate=True),
+    Rule("repetition", REPETITION, _find_repetition),
+    _limit(
+        "clipping",
+        CLIPPED,
+        lambda watch: watch.max_clip_fraction,
+        "the loss clips {value:.0%} of the tokens, more than watch.max_clip_fraction = {limit:.0%}, so most of each "
+        "update is lost.",
+        f"{_LOWER_LR}, or fewer learn.epochs or learn.minibatches.",
+    ),
+    _limit(
+        "large_kl",
+        KL,
+        lambda watch: watch.max_kl,
+        "one update moves the policy by {value:.3g} nats per token, more than watch.max_kl = {limit:g}: the samples "
+        "say little about the policy that is trained.",
+        f"{_LOWER_LR}, or fewer learn.epochs or learn.minibatches.",
+    ),
+    _limit(
+        "behavior_gap",
+        BEHAVIOR_GAP,
+        lambda watch: watch.max_behavior_gap,
+        "log-probs of engine and learner differ by {value:.3g} nats per token, more than watch.max_behavior_gap = "
+        "{limit:g}: training is off-policy.",
+        "Try model.dtype=float32, learn.correction.type=truncated, or fresher weights (sync.max_staleness, "
+        "sync.interval).",
+    ),
+    _limit(
+        "large_reference_kl",
+        REFERENCE_KL,
+        lambda watch: watch.max_reference_kl,
+        "the KL to the reference model is {value:.3g} nats per token, more than watch.max_reference_kl = {limit:g}.",
+        "Try a higher learn.kl.coef or a lower learn.optim.lr.",
+    ),
+    Rule("success_lost", SUCCESS, _find_success_lost, is_immediate=True),
+    Rule("invalid_answers", INVALID, _find_invalid_answers, is_immediate=True),
+)

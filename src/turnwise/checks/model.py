@@ -161,7 +161,7 @@ def quoted(text: str) -> str:
 def tell_misfits(found: Sequence[Misfit], *, step: int, directory: RunDirectory, console: Console) -> None:
     """On the console, and among the findings of the run."""
     for misfit in found:
-        finding = Finding(step=step, kind=misfit.kind, since=step, is_collapse=False, message=misfit.message)
+        finding = Finding(kind=misfit.kind, level="warning", where="", message=misfit.message, step=step)
         directory.append_finding(finding)
         print_notice(console, f"{misfit.kind}: {misfit.message}")
 

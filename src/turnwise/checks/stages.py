@@ -7,8 +7,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from rich.console import Console
+
+from turnwise import errors
 from turnwise.errors import TurnwiseError
 from turnwise.infra.untrusted import tell_error
+from turnwise.report.console import print_notice
+from turnwise.report.run_dir import RunDirectory
 
 
 class Status(StrEnum):
@@ -70,3 +75,11 @@ def guarded(check: str, look: Callable[[], Sequence[Finding]]) -> list[Finding]:
         return [problem(check, str(error))]
     except Exception as error:  # noqa: BLE001 - the boundary: packages and a user's code may raise whatever they like
         return [problem(check, f"cannot be looked at: {tell_error(error)}")]
+
+
+def report_findings(found: Sequence[errors.Finding], directory: RunDirectory, console: Console) -> None:
+    """Print findings of a run and add them to its `findings.jsonl`."""
+    for finding in found:
+        directory.append_finding(finding)
+        step = f"step {finding.step}, " if finding.stage == "training" else ""
+        print_notice(console, f"{step}{finding.kind}: {finding.text}")

@@ -14,7 +14,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from datetime import datetime
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from turnwise.errors import Finding, RunError
 from turnwise.infra.atomic_files import (
@@ -335,14 +335,21 @@ class RunDirectory:
         return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
     def append_finding(self, finding: Finding) -> None:
-        append_line(self.findings, json.dumps(asdict(finding), allow_nan=False))
+        row = {
+            "step": finding.step,
+            "kind": finding.kind,
+            "since": finding.since or finding.step,
+            "is_collapse": finding.level == "error",
+            "message": finding.text,
+        }
+        append_line(self.findings, json.dumps(row, allow_nan=False))
 
     def read_findings(self) -> list[Finding]:
-        """What the watch has told so far, in order; the file is made with the first finding."""
+        """Findings of the set-up and the health checks so far, in order; the file is made with the first one."""
         if not self.findings.exists():
             return []
         try:
-            return [Finding(**row) for _, row in _rows(self.findings)]
+            return [_read_finding(**row) for _, row in _rows(self.findings)]
         except TypeError as error:
             raise RunError(f"{self.findings} is damaged: {error}.") from error
 
@@ -408,6 +415,11 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             # A run that was killed leaves its last line torn; anywhere else the file was damaged.
             if number < len(lines):
                 raise RunError(f"{path}, line {number} is damaged: {error}.") from error
+
+
+def _read_finding(*, step: int, kind: str, since: int, is_collapse: bool, message: str) -> Finding:
+    level: Literal["error", "warning"] = "error" if is_collapse else "warning"
+    return Finding(kind=kind, level=level, where="", message=message, stage="training", step=step, since=since)
 
 
 def _parse_row(line: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
 
-from turnwise.checks.health import CollapseWatch
+from turnwise.checks.health import HealthMonitor
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import AuditError, Finding, RunError
 from turnwise.infra.atomic_files import encode_object, find_damage, read_object, whole_folder, write_checksums
@@ -114,12 +114,12 @@ class Checkpointer:
     def has_saved(self, step: int) -> bool:
         return self._directory.latest_checkpoint() == self._directory.step_checkpoint(step)
 
-    def prune(self, watch: CollapseWatch) -> None:
+    def prune(self, monitor: HealthMonitor) -> None:
         """Remove what no finding can ask for any more; checkpoints that the user asked for stay."""
         if not self._is_own_pace:
             return
         saved, planned = self._directory.checkpoint_steps(), self._planned_steps()
-        needed = {_newest(planned, point) for point in watch.return_points()}
+        needed = {_newest(planned, point) for point in monitor.return_points()}
         for step in saved[:-1]:
             if step not in needed:
                 self._directory.remove_checkpoint(step)

@@ -20,7 +20,8 @@ from pathlib import Path
 from rich.console import Console
 
 from turnwise.checks.episodes import FirstLook
-from turnwise.checks.health import CollapsedError, Watcher
+from turnwise.checks.health import HealthMonitor, TrainingCollapsedError
+from turnwise.checks.stages import report_findings
 from turnwise.config.load import load_settings
 from turnwise.config.recipes import list_recipes
 from turnwise.config.schema import TurnwiseSettings
@@ -117,7 +118,7 @@ def short_path(path: Path) -> Path:
 
 
 def told(finding: Finding) -> dict[str, str | int]:
-    return {"step": finding.step, "kind": finding.kind, "message": finding.message}
+    return {"step": finding.step, "kind": finding.kind, "message": finding.text}
 
 
 def told_by_env(result: Evaluation) -> dict[str, dict[str, float | list[float] | None]]:
@@ -313,7 +314,7 @@ class Training:
 
     async def _train(self, start: Start, loop: Callable[..., Awaitable[None]], before: Evaluation | None) -> None:
         settings, first = self._settings, self._progress.step
-        watcher = Watcher(settings, self._directory, self._console)
+        monitor = HealthMonitor.of_run(settings, self._directory)
         look = FirstLook(settings, start.parts.template, self._directory, self._console)
         checkpointer = Checkpointer(settings, self._directory, start.parts)
         with RunRecorder(
@@ -336,13 +337,14 @@ class Training:
                     with recorder.display.phase("evaluating") as advance:
                         metrics |= evaluation_metrics(self._heard(await start.evaluator.evaluate(advance)))
                 look.after_update(step.step, metrics)
-                found = watcher.look(step.step, metrics)
+                found = monitor.check_step(step.step, metrics)
+                report_findings(found, self._directory, self._console)
                 metrics["watch/findings"] = float(len(found))
                 recorder.write(step, metrics, self._callbacks.on_step(step.step, metrics))
-                watcher.check(found)
+                monitor.raise_on_collapse(found)
                 if checkpointer.is_due(step.step):
                     self._save(checkpointer)
-                    checkpointer.prune(watcher.watch)
+                    checkpointer.prune(monitor)
 
             parts = replace(start.parts, on_batch=self._callbacks.on_batch)
             if isinstance(parts, TrainParts):
@@ -356,7 +358,7 @@ class Training:
             except asyncio.CancelledError:
                 self._save_interrupted(checkpointer, start)
                 raise
-            except CollapsedError as collapsed:
+            except TrainingCollapsedError as collapsed:
                 self._go_back(checkpointer, collapsed.finding)
         if not checkpointer.has_saved(self._progress.step):
             self._save(checkpointer)

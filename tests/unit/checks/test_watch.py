@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from turnwise.checks.health import CollapseWatch
+from turnwise.checks.health import HealthMonitor
 from turnwise.config.schema import WatchSettings
 from turnwise.errors import Finding
 
@@ -43,12 +43,12 @@ def row_of(changes: dict[str, float], num_steps: int) -> Rows:
 
 
 def look(steps: Iterable[dict[str, float]], settings: WatchSettings = SETTINGS, *, needs_groups: bool = True):
-    watch = CollapseWatch(settings, needs_groups=needs_groups)
-    return [finding for step, row in enumerate(steps, start=1) for finding in watch.look(step, row)]
+    watch = HealthMonitor(settings, needs_groups=needs_groups)
+    return [finding for step, row in enumerate(steps, start=1) for finding in watch.check_step(step, row)]
 
 
 def told(findings: list[Finding]) -> list[tuple[str, int, bool]]:
-    return [(finding.kind, finding.step, finding.is_collapse) for finding in findings]
+    return [(finding.kind, finding.step, finding.level == "error") for finding in findings]
 
 
 START = rows(WINDOW)
@@ -93,8 +93,8 @@ def test_a_sign_is_a_collapse_where_the_outcome_does_not_stand(kind: str) -> Non
     fallen = rows(WINDOW, rollout__success=0.29, **{name: bad})  # below 80 % of 0.4, not below half
     lasting = rows(PATIENCE, **{name: bad})
     first, second = [f for f in look(START + lasting + fallen) if f.kind == kind]
-    assert (first.step, first.is_collapse) == (WINDOW + PATIENCE, False)
-    assert second.is_collapse
+    assert (first.step, first.level == "error") == (WINDOW + PATIENCE, False)
+    assert second.level == "error"
     assert first.since == second.since == WINDOW + 1  # one trouble, told again because it got worse
     standing = rows(WINDOW, rollout__success=0.33, **{name: bad})
     assert told(look(START + lasting + standing)) == [(kind, WINDOW + PATIENCE, False)]
@@ -104,7 +104,7 @@ def test_a_sign_is_a_collapse_where_the_outcome_does_not_stand(kind: str) -> Non
 def test_large_updates_are_warnings_whatever_the_outcome(kind: str) -> None:
     name, bad, _ = SIGNS[kind]
     findings = look(START + rows(2 * WINDOW, rollout__success=0.29, **{name: bad}))
-    assert [(f.kind, f.is_collapse) for f in findings] == [(kind, False)]
+    assert [(f.kind, f.level == "error") for f in findings] == [(kind, False)]
 
 
 @pytest.mark.parametrize("kind", ["low_spread", "low_entropy"])
@@ -123,7 +123,7 @@ def test_a_signal_that_dies_with_the_outcome_is_a_collapse() -> None:
     assert {f.kind for f in findings} == {"dead_signal", "success_lost"}
     (dead, *worse) = [f for f in findings if f.kind == "dead_signal"]
     assert (dead.step, dead.since) == (WINDOW + PATIENCE, WINDOW + 1)
-    assert [dead, *worse][-1].is_collapse
+    assert [dead, *worse][-1].level == "error"
     assert "advantages are zero" in dead.message
 
 
@@ -195,7 +195,7 @@ def test_lost_success_is_a_collapse_since_its_best() -> None:
     means = {end: np.mean(values[end - WINDOW : end]) for end in range(WINDOW, len(values) + 1)}
     best = max(means, key=lambda end: means[end])
     first = min(end for end, mean in means.items() if end > best and mean < means[best] / 2)
-    assert (lost.kind, lost.step, lost.since, lost.is_collapse) == ("success_lost", first, best + 1, True)
+    assert (lost.kind, lost.step, lost.since, lost.level == "error") == ("success_lost", first, best + 1, True)
     assert look(outcomes("rollout/success", rise + [0.42] * 20)) == []  # still more than half
 
 
@@ -222,7 +222,7 @@ def test_where_nobody_says_what_a_success_is_the_return_counts() -> None:
 
     rise, fall = list(np.linspace(0, 5, 20)), [0.5] * 12
     (lost,) = look(unsaid(rise + fall))
-    assert (lost.kind, lost.is_collapse) == ("success_lost", True)
+    assert (lost.kind, lost.level == "error") == ("success_lost", True)
     assert "the smoothed return has fallen" in lost.message
     dead = [row | DEAD for row in unsaid([0.0] * 9)]
     assert "no smoothed return yet" in look(dead)[0].message
@@ -245,7 +245,7 @@ def test_in_a_world_without_success_the_return_counts_from_where_it_began(offset
 def test_answers_that_lose_their_format_are_a_collapse() -> None:
     low, high = [0.02] * 9, [0.9] * 9
     (lost,) = look(outcomes("rollout/invalid_actions", low + high))
-    assert (lost.kind, lost.is_collapse) == ("invalid_answers", True)
+    assert (lost.kind, lost.level == "error") == ("invalid_answers", True)
     assert lost.step == len(low) + 3  # two of four steps at 0.9 are 46 %, three are 68 %
     assert lost.since == lost.step - WINDOW + 1
     assert look(outcomes("rollout/invalid_actions", [0.9] * 9 + [0.2] * 9 + [0.9] * 9)) == []  # never was good
@@ -304,10 +304,10 @@ def test_looking_again_at_what_was_recorded_goes_on_as_if_never_interrupted() ->
     whole = look(run, SETTINGS)
     assert whole
     for cut in (1, 30, 31, 61, 64, 70, 100):
-        watch = CollapseWatch(SETTINGS, needs_groups=True)
+        watch = HealthMonitor(SETTINGS, needs_groups=True)
         for step, row in enumerate(recorded[:cut], start=1):
-            watch.look(step, row)
-        rest = [f for step, row in enumerate(run[cut:], start=cut + 1) for f in watch.look(step, row)]
+            watch.check_step(step, row)
+        rest = [f for step, row in enumerate(run[cut:], start=cut + 1) for f in watch.check_step(step, row)]
         assert rest == [f for f in whole if f.step > cut]
 
 
@@ -329,10 +329,10 @@ def random_run(seed: int) -> Rows:
 @pytest.mark.parametrize("seed", range(20))
 def test_every_return_that_is_asked_for_was_among_the_points_of_all_steps_between(seed: int) -> None:
     """So that whatever is needed in the end was kept on the way."""
-    watch = CollapseWatch(SETTINGS, needs_groups=True)
+    watch = HealthMonitor(SETTINGS, needs_groups=True)
     points: dict[int, set[int]] = {}
     for step, row in enumerate(random_run(seed), start=1):
-        for finding in watch.look(step, row):
+        for finding in watch.check_step(step, row):
             target = finding.since - 1
             assert target < finding.step
             assert all(target in points[between] for between in range(max(target, 1), step))
@@ -374,10 +374,10 @@ def test_window_and_patience_decide_when() -> None:
 
 
 def test_rewards_that_are_all_zero_from_the_start_are_told_once() -> None:
-    watch = CollapseWatch(WatchSettings(patience=3), needs_groups=False)
-    found = [watch.look(step, {"rollout/rewarded": 0.0}) for step in range(1, 7)]
+    watch = HealthMonitor(WatchSettings(patience=3), needs_groups=False)
+    found = [watch.check_step(step, {"rollout/rewarded": 0.0}) for step in range(1, 7)]
     assert [[finding.kind for finding in step] for step in found] == [[], [], ["no_rewards"], [], [], []]
     assert "first 3 steps was zero" in found[2][0].message
-    assert not found[2][0].is_collapse
-    paid_once = CollapseWatch(WatchSettings(patience=3), needs_groups=False)
-    assert not any(paid_once.look(step, {"rollout/rewarded": float(step == 1)}) for step in range(1, 9))
+    assert found[2][0].level != "error"
+    paid_once = HealthMonitor(WatchSettings(patience=3), needs_groups=False)
+    assert not any(paid_once.check_step(step, {"rollout/rewarded": float(step == 1)}) for step in range(1, 9))

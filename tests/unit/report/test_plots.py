@@ -86,7 +86,8 @@ def test_training_health_grows_with_what_was_recorded(tmp_path: Path) -> None:
 
 def test_findings_are_drawn(tmp_path: Path) -> None:
     found = [
-        Finding(step=step, kind="low_entropy", since=1, is_collapse=False, message="") for step in (2, 3, 4, 5, 6, 7)
+        Finding(kind="low_entropy", level="warning", where="", message="", stage="training", step=step, since=1)
+        for step in (2, 3, 4, 5, 6, 7)
     ]
     images = []
     for findings in ([], found[:1], found):

@@ -113,7 +113,9 @@ def test_reopen_forgets_later_steps_and_the_torn_line(run: RunDirectory) -> None
 
 
 def finding(step: int) -> Finding:
-    return Finding(step=step, kind="low_entropy", since=1, is_collapse=False, message="entropy is 0.01")
+    return Finding(
+        kind="low_entropy", level="warning", where="", message="entropy is 0.01", stage="training", step=step, since=1
+    )
 
 
 def test_findings_are_read_as_they_were_told_and_reopen_forgets_later_ones(run: RunDirectory) -> None:
