@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from http import HTTPStatus
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 FindingStage: TypeAlias = Literal["settings", "setup", "model", "episodes", "training", "batch"]
 """When a finding is made: from settings alone, by making parts of the run, by playing, while training, on a batch."""
@@ -131,7 +131,7 @@ class Finding:
     """Of the run; 0 before its first step."""
     since: int = 0
     """First step of the trouble; checkpoints before it are unaffected. 0: from `step` on."""
-    details: Mapping[str, object] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
     """Values behind the message, for programs."""
 
     @property

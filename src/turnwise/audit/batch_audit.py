@@ -11,15 +11,14 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
 from turnwise.audit.recompute import check_credit, check_penalties, check_rows, check_update
 from turnwise.audit.records import (
-    Breach,
     Rescorer,
+    batch_finding,
     check_digests,
     check_finite,
     check_gap,
@@ -33,7 +32,7 @@ from turnwise.audit.records import (
     measure_gaps,
 )
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.errors import AuditError
+from turnwise.errors import AuditError, Finding
 from turnwise.infra.atomic_files import append_line
 from turnwise.protocols import Learner
 from turnwise.types import Annotations, Batch, Experience, FloatArray, Metrics, Sample, StepReport
@@ -77,7 +76,7 @@ class BatchAudit:
         """Those that may be learnt from: all, or with `on_breach: quarantine` those of the sound groups."""
         started_s = time.perf_counter()
         breaches = self._check(experiences) if experiences else []
-        bad = {breach.group for breach in breaches}
+        bad = {breach.details["group"] for breach in breaches}
         admitted = [e for e in experiences if e.id.trajectory.group not in bad]
         self._numbers = {
             "breaches": float(len(breaches)),
@@ -90,9 +89,9 @@ class BatchAudit:
         self.seconds += time.perf_counter() - started_s
         return admitted
 
-    def _check(self, experiences: Sequence[Experience]) -> list[Breach]:
+    def _check(self, experiences: Sequence[Experience]) -> list[Finding]:
         """What needs the least comes first: where the form is broken, nobody is asked about the content."""
-        checks: list[Callable[[], list[Breach]]] = [
+        checks: list[Callable[[], list[Finding]]] = [
             lambda: check_members(experiences, group_size=self._settings.rollout.group_size),
             lambda: check_finite(experiences),
             lambda: check_digests(experiences),
@@ -107,7 +106,7 @@ class BatchAudit:
                 return breaches
         return []
 
-    def _rescore(self, experiences: Sequence[Experience]) -> list[Breach]:
+    def _rescore(self, experiences: Sequence[Experience]) -> list[Finding]:
         self._numbers.pop("gap", None)
         max_tokens, version = self._settings.audit.rescored_tokens, self._learner.policy_version
         rows = choose_rows(self._comparable(experiences), seed=version, max_tokens=max_tokens)
@@ -119,7 +118,7 @@ class BatchAudit:
         version, temperature = self._learner.policy_version, self._settings.rollout.temperature
         return [e for e in experiences if is_comparable(e, policy_version=version, temperature=temperature)]
 
-    def _compare(self, rows: Sequence[Experience], scored: Sequence[FloatArray]) -> list[Breach]:
+    def _compare(self, rows: Sequence[Experience], scored: Sequence[FloatArray]) -> list[Finding]:
         settings, breaches = self._settings, []
         for gap in measure_gaps(rows, scored):
             max_gap = largest_gap(settings.audit.max_gap, settings.model.dtype, gap.engine)
@@ -142,7 +141,7 @@ class BatchAudit:
             raise _stop(breaches, "Nothing was learnt from it.")
         self.seconds += time.perf_counter() - started_s
 
-    def _check_reference(self, samples: Sequence[Sample]) -> list[Breach]:
+    def _check_reference(self, samples: Sequence[Sample]) -> list[Finding]:
         """The reference is frozen: what it says about a row of the first batch, it says for ever."""
         if self._rescorer is None or self._settings.learn.kl.type == "none":
             return []
@@ -157,9 +156,9 @@ class BatchAudit:
             return []
         said = f"log-probs that are {gap:.3g} nats per token away"
         return [
-            Breach(
-                check="reference",
-                where=f"the reference, about {row.id}",
+            batch_finding(
+                "reference",
+                f"the reference, about {row.id}",
                 expected="what it said at first: it is frozen",
                 found=said,
                 wrote="the learner",
@@ -186,25 +185,25 @@ class BatchAudit:
 
     # --- what is done about it -----------------------------------------------------------------------------------
 
-    def _report(self, breaches: Sequence[Breach]) -> None:
+    def _report(self, breaches: Sequence[Finding]) -> None:
         self._tell(breaches)
-        if self._settings.audit.on_breach == "stop" or any(breach.group is None for breach in breaches):
+        if self._settings.audit.on_breach == "stop" or any(breach.details["group"] is None for breach in breaches):
             raise _stop(breaches, "Nothing was learnt from it. audit.on_breach=quarantine leaves such groups out.")
-        groups = sorted({str(breach.group) for breach in breaches})
+        groups = sorted({str(breach.details["group"]) for breach in breaches})
         log.warning("audit: %d groups are left out of the batch\n%s", len(groups), describe_all(breaches))
 
-    def _refuse(self, breaches: Sequence[Breach]) -> None:
+    def _refuse(self, breaches: Sequence[Finding]) -> None:
         if breaches:
             self._tell(breaches)
             raise _stop(breaches, "The update was made; nothing of it is published or saved.")
 
-    def _tell(self, breaches: Sequence[Breach]) -> None:
+    def _tell(self, breaches: Sequence[Finding]) -> None:
         if self._path is not None:
             for breach in breaches:
-                told = {"policy_version": self._learner.policy_version, **asdict(breach)}
+                told = {"policy_version": self._learner.policy_version, **breach.details}
                 append_line(self._path, json.dumps(told))
 
 
-def _stop(breaches: Sequence[Breach], hint: str) -> AuditError:
+def _stop(breaches: Sequence[Finding], hint: str) -> AuditError:
     message = f"the batch is not what was sampled ({len(breaches)} breaches):\n{describe_all(breaches)}\n{hint}"
-    return AuditError(message, check=breaches[0].check)
+    return AuditError(message, check=breaches[0].kind)

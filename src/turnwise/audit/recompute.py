@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turnwise.audit.records import Breach, of_experience
+from turnwise.audit.records import batch_finding, of_experience
 from turnwise.config import schema_learn as learning
 from turnwise.credit.reference import TOLD_AS_RETURNS, Play, batch_spread, expect, play_back
+from turnwise.errors import Finding
 from turnwise.types import Annotations, Batch, Experience, Sample, StepReport, UpdateTrace
 
 _TOLERANCE = 1e-4
@@ -27,7 +28,7 @@ _ROUNDING = float(np.finfo(np.float32).eps)
 """Of a number in float32, relative to it."""
 
 
-def check_credit(samples: Sequence[Sample], annotations: Annotations, credit: Any, *, seed: int) -> list[Breach]:
+def check_credit(samples: Sequence[Sample], annotations: Annotations, credit: Any, *, seed: int) -> list[Finding]:
     """One group, another in each update, against what its rule should have said; `credit` is the section."""
     breaches = _check_numbers(samples)
     if breaches or not samples:
@@ -55,7 +56,7 @@ def _spread_of_batch(samples: Sequence[Sample], annotations: Annotations, credit
     return batch_spread(list(play_back(samples, annotations, range(len(samples))).values()))
 
 
-def _check_numbers(samples: Sequence[Sample]) -> list[Breach]:
+def _check_numbers(samples: Sequence[Sample]) -> list[Finding]:
     for sample in samples:
         if not (np.isfinite(sample.advantages).all() and np.isfinite(sample.returns).all()):
             return [of_experience("credit", sample.experience, "finite advantages and returns", "others")]
@@ -70,7 +71,7 @@ def _check_numbers(samples: Sequence[Sample]) -> list[Breach]:
 
 def _compare(
     samples: Sequence[Sample], plays: Sequence[Play], expected: Sequence[Sequence[float]], field: str
-) -> list[Breach]:
+) -> list[Finding]:
     for play, numbers in zip(plays, expected, strict=True):
         found = np.array([getattr(samples[row], field)[token] for row, token in play.places], dtype=np.float64)
         wrong = np.abs(found - np.array(numbers)) > _TOLERANCE * max(1.0, max(map(abs, numbers)))
@@ -81,10 +82,10 @@ def _compare(
     return []
 
 
-def _other(sample: Sample, token: int, field: str, expected: float, found: float) -> Breach:
-    return Breach(
-        check="credit",
-        where=str(sample.experience.id),
+def _other(sample: Sample, token: int, field: str, expected: float, found: float) -> Finding:
+    return batch_finding(
+        "credit",
+        str(sample.experience.id),
         turn=int(sample.experience.segment.turn_ids[token]),
         token=token,
         expected=f"{field} of {expected:.6g}",
@@ -93,7 +94,7 @@ def _other(sample: Sample, token: int, field: str, expected: float, found: float
     )
 
 
-def _check_whitening(samples: Sequence[Sample], rule: str, *, is_wanted: bool) -> list[Breach]:
+def _check_whitening(samples: Sequence[Sample], rule: str, *, is_wanted: bool) -> list[Finding]:
     """Over all tokens: what comes before the whitening is in the returns."""
     bases = {"gae": _values, "bi_level_gae": _values, "turn_gae": _values_of_turns}
     base = bases[rule] if rule in bases else lambda sample: np.zeros(int(sample.experience.segment.loss_mask.sum()))
@@ -125,7 +126,7 @@ def _find(samples: Sequence[Sample], number: int) -> tuple[Sample, int]:
 
 def _check_whitened_scores(
     samples: Sequence[Sample], annotations: Annotations, credit: Any, chosen: str
-) -> list[Breach]:
+) -> list[Finding]:
     """Nothing in a sample says what came before the whitening, so all groups are computed, and one is compared."""
     groups: dict[str, list[Play]] = {}
     for play in play_back(samples, annotations, range(len(samples))).values():
@@ -155,7 +156,7 @@ def _values_of_turns(sample: Sample) -> NDArray[np.float64]:
     return np.repeat(_values(sample)[firsts], np.diff(firsts, append=len(turns)))
 
 
-def check_rows(experiences: Sequence[Experience], samples: Sequence[Sample], batch: Any) -> list[Breach]:
+def check_rows(experiences: Sequence[Experience], samples: Sequence[Sample], batch: Any) -> list[Finding]:
     """Nothing sampled was lost, doubled or changed between the buffer and the batch; packing changed nothing."""
     before = _sum_tokens([e.segment for e in experiences])
     after = _sum_tokens([batch])
@@ -180,8 +181,8 @@ def _sum_tokens(owners: Sequence[Any]) -> tuple[int, int]:
     return len(ids), int((mixed ^ (mixed >> np.uint64(29))).sum(dtype=np.uint64))
 
 
-def _of_batch(check: str, expected: str, found: str) -> Breach:
-    return Breach(check=check, where="the batch", expected=expected, found=found, wrote="a stage before the update")
+def _of_batch(check: str, expected: str, found: str) -> Finding:
+    return batch_finding(check, "the batch", expected=expected, found=found, wrote="a stage before the update")
 
 
 Floats = NDArray[np.float64]
@@ -195,7 +196,7 @@ _LOSS_ROUNDING = 2e-7
 """What float32 leaves of a distance per token: small ones are differences of numbers near 1."""
 
 
-def check_update(batch: Batch, report: StepReport, settings: learning.LearnSettings, *, dtype: str) -> list[Breach]:
+def check_update(batch: Batch, report: StepReport, settings: learning.LearnSettings, *, dtype: str) -> list[Finding]:
     """Every sampled token was counted, and each with the loss that the settings say."""
     told = report.metrics.get("learn/action_tokens")
     if told is not None and told != batch.loss_mask.sum():
@@ -222,7 +223,7 @@ def check_update(batch: Batch, report: StepReport, settings: learning.LearnSetti
     return [_of_token(batch, int(rows[worst]), told, f"{found[worst]:.6g}")]
 
 
-def check_penalties(samples: Sequence[Sample], annotations: Annotations, kl: Any) -> list[Breach]:
+def check_penalties(samples: Sequence[Sample], annotations: Annotations, kl: Any) -> list[Finding]:
     """What leaving the reference costs in the reward, where its price is fixed; `kl` is the section."""
     charged, said = annotations.token_penalties, annotations.reference_logprobs
     if not isinstance(kl, learning.KlReward) or kl.target is not None or charged is None or said is None:
@@ -236,9 +237,9 @@ def check_penalties(samples: Sequence[Sample], annotations: Annotations, kl: Any
             token = int(wrong.argmax())
             told = f"a penalty of {expected[token]:.6g} for leaving the reference"
             return [
-                Breach(
-                    check="loss",
-                    where=str(sample.experience.id),
+                batch_finding(
+                    "loss",
+                    str(sample.experience.id),
                     turn=int(segment.turn_ids[token]),
                     token=token,
                     expected=told,
@@ -251,7 +252,7 @@ def check_penalties(samples: Sequence[Sample], annotations: Annotations, kl: Any
 
 def _check_distances(
     batch: Batch, trace: UpdateTrace, settings: learning.LearnSettings, tokens: NDArray[np.int64], dtype: str
-) -> list[Breach]:
+) -> list[Finding]:
     """By themselves: in the sum of all losses a small price hides whatever is wrong with what it is a price of."""
     if not isinstance(settings.kl, learning.KlLoss) or trace.first_distances is None:
         return []
@@ -399,11 +400,11 @@ def _weights(batch: Batch, tokens: NDArray[np.int64], aggregation: str) -> Float
     return share * np.ones(len(tokens)) / len(lengths)
 
 
-def _of_token(batch: Batch, place: int, expected: str, found: str) -> Breach:
+def _of_token(batch: Batch, place: int, expected: str, found: str) -> Finding:
     row = int(np.searchsorted(batch.row_starts, place, side="right")) - 1
-    return Breach(
-        check="loss",
-        where=f"row {row} of the update",
+    return batch_finding(
+        "loss",
+        f"row {row} of the update",
         turn=int(batch.turn_ids[place]),
         token=place - int(batch.row_starts[row]),
         expected=expected,
@@ -412,5 +413,5 @@ def _of_token(batch: Batch, place: int, expected: str, found: str) -> Breach:
     )
 
 
-def _of_update(expected: str, found: str) -> Breach:
-    return Breach(check="loss", where="the update", expected=expected, found=found, wrote="the learner")
+def _of_update(expected: str, found: str) -> Finding:
+    return batch_finding("loss", "the update", expected=expected, found=found, wrote="the learner")

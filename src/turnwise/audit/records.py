@@ -1,6 +1,7 @@
-"""One thing that is not as it should be, and the words for it.
+"""Checks of sampled records: digests, group members, staleness, log-prob differences.
 
-It refuses to know how a breach is found, and what is done about it.
+Each check takes experiences and returns findings; `BatchAudit` calls them before an update, `run_audit` on a finished
+run.
 """
 
 from __future__ import annotations
@@ -12,50 +13,62 @@ from zlib import crc32
 
 import numpy as np
 
+from turnwise.errors import Finding
 from turnwise.provenance import Provenance, as_bytes, digest_name, finish_digest, join_provenance, seal_turn
 from turnwise.types import Experience, ExperienceId, FloatArray, TrajectoryId
 
-_MAX_TOLD = 5
-"""Breaches that a message spells out; the rest is counted."""
+_MAX_SHOWN = 5
+"""Findings that a message lists; the others are counted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Breach:
-    """What was expected, what was found, where, and who wrote it.
+def batch_finding(
+    check: str,
+    where: str,
+    *,
+    expected: str,
+    found: str,
+    turn: int | None = None,
+    token: int | None = None,
+    wrote: str = "",
+    group: str | None = None,
+) -> Finding:
+    """Return what a check of a batch or of written records found.
 
-    Example: `Breach(check="digest", where="3/frozen_lake/train/7/0#0", turn=2, token=41, group="3/frozen_lake/train/7",
-    expected="digest 9ae0daaf", found="digest 31c6eaf2", wrote="engine local, request 91, version 2")`.
+    Args:
+        check: Name of the check; the finding's kind.
+        where: The experience, or the record.
+        turn: Index of the turn.
+        token: Index of the token in the experience; if a whole turn is meant, its first.
+        wrote: Who wrote what was found.
+        group: The group that can be left out; None if nothing can be used without it.
     """
-
-    check: str
-    """Which check found it."""
-    where: str
-    """The experience, or what else is meant."""
-    expected: str
-    found: str
-    turn: int | None = None
-    token: int | None = None
-    """Its place in the experience, from 0; where a turn as a whole is meant, its first."""
-    wrote: str = ""
-    """Who wrote what was found."""
-    group: str | None = None
-    """The group that can be left out; None where nothing is sound without it."""
-
-    def describe(self) -> str:
-        place = [self.where]
-        place += [f"turn {self.turn}"] if self.turn is not None else []
-        place += [f"token {self.token}"] if self.token is not None else []
-        by = f"; written by {self.wrote}" if self.wrote else ""
-        return f"{self.check}: {', '.join(place)}: expected {self.expected}, found {self.found}{by}"
+    place = "".join(f", {name} {number}" for name, number in (("turn", turn), ("token", token)) if number is not None)
+    return Finding(
+        kind=check,
+        level="error",
+        where=f"{where}{place}",
+        message=f"expected {expected}, found {found}" + (f"; written by {wrote}" if wrote else ""),
+        stage="batch",
+        details={
+            "check": check,
+            "where": where,
+            "expected": expected,
+            "found": found,
+            "turn": turn,
+            "token": token,
+            "wrote": wrote,
+            "group": group,
+        },
+    )
 
 
-def of_experience(check: str, experience: Experience, expected: str, found: str, turn: int | None = None) -> Breach:
+def of_experience(check: str, experience: Experience, expected: str, found: str, turn: int | None = None) -> Finding:
     """One whose group can be left out; `turn` counts the turns of the experience."""
     number = None if turn is None else int(experience.turn_indices[turn])
     sampled = experience.segment.turn_ids == number if number is not None else None
-    return Breach(
-        check=check,
-        where=str(experience.id),
+    return batch_finding(
+        check,
+        str(experience.id),
         expected=expected,
         found=found,
         turn=number,
@@ -73,10 +86,15 @@ def who_wrote(experience: Experience, turn: int) -> str:
     return f"engine {known.engines[turn]}, request {known.requests[turn]}, version {known.policy_versions[turn]}"
 
 
-def describe_all(breaches: Sequence[Breach]) -> str:
+def describe(finding: Finding) -> str:
+    """One line of a report."""
+    return f"{finding.kind}: {finding.where}: {finding.message}"
+
+
+def describe_all(findings: Sequence[Finding]) -> str:
     """One line for each of the first, and how many there are."""
-    lines = [f"  {breach.describe()}" for breach in breaches[:_MAX_TOLD]]
-    rest = len(breaches) - len(lines)
+    lines = [f"  {describe(finding)}" for finding in findings[:_MAX_SHOWN]]
+    rest = len(findings) - len(lines)
     return "\n".join([*lines, f"  and {rest} more"] if rest > 0 else lines)
 
 
@@ -84,7 +102,7 @@ _BYTES = 4
 """Of a token id, and of a log-prob."""
 
 
-def check_digests(experiences: Sequence[Experience]) -> list[Breach]:
+def check_digests(experiences: Sequence[Experience]) -> list[Finding]:
     """Tokens, mask and log-probs are those that an engine returned for this prompt, turn by turn."""
     sealed = [e for e in experiences if e.provenance is not None]
     known = join_provenance([e.provenance for e in sealed])
@@ -143,7 +161,7 @@ def _runs(turn_ids: np.ndarray, row_starts: np.ndarray) -> Iterator[tuple[int, i
     return zip(owners.tolist(), starts.tolist(), ends.tolist(), strict=True)
 
 
-def check_seals(experiences: Sequence[Experience]) -> list[Breach]:
+def check_seals(experiences: Sequence[Experience]) -> list[Finding]:
     """Turns are where they were, and earned what they earned, when their workflow handed them over."""
     num_turns: dict[TrajectoryId, int] = {}
     for experience in experiences:
@@ -151,7 +169,7 @@ def check_seals(experiences: Sequence[Experience]) -> list[Breach]:
             name = experience.id.trajectory
             num_turns[name] = max(num_turns.get(name, 0), int(experience.turn_indices[-1]) + 1)
     names = {name: digest_name(name) for name in num_turns}
-    breaches: list[Breach] = []
+    breaches: list[Finding] = []
     for experience in experiences:
         if (known := experience.provenance) is not None and len(experience.turn_indices):
             name = experience.id.trajectory
@@ -183,7 +201,7 @@ def _seal_again(experience: Experience, known: Provenance, name: int, num_turns:
 # --- words -----------------------------------------------------------------------------------------------------------
 
 
-def _check_versions(experience: Experience) -> Breach | None:
+def _check_versions(experience: Experience) -> Finding | None:
     known = experience.provenance
     assert known is not None
     if not len(known.digests) == len(experience.turn_indices) == _num_runs(experience):
@@ -201,7 +219,7 @@ def _num_runs(experience: Experience) -> int:
     return int(np.count_nonzero(is_start & (turn_ids >= 0)))
 
 
-def _other_tokens(experience: Experience, turn: int, expected: int, found: int) -> Breach:
+def _other_tokens(experience: Experience, turn: int, expected: int, found: int) -> Finding:
     here = experience.segment.turn_ids == experience.turn_indices[turn]
     ids = experience.segment.token_ids[here][:8].tolist()
     logprobs = [round(number, 4) for number in experience.segment.behavior_logprobs[here][:8].tolist()]
@@ -214,7 +232,7 @@ def _other_tokens(experience: Experience, turn: int, expected: int, found: int) 
     )
 
 
-def _other_turn(experience: Experience, turn: int) -> Breach:
+def _other_turn(experience: Experience, turn: int) -> Finding:
     rewards = f"raw reward {experience.raw_rewards[turn]:g}, learnt reward {experience.turn_rewards[turn]:g}"
     return of_experience(
         "seal",
@@ -225,7 +243,7 @@ def _other_turn(experience: Experience, turn: int) -> Breach:
     )
 
 
-def _unasked(experience: Experience, turn: int) -> Breach:
+def _unasked(experience: Experience, turn: int) -> Finding:
     known = experience.provenance
     assert known is not None
     found = f"the answer to request {known.requests[turn]} at temperature {known.temperatures[turn]:g}"
@@ -244,7 +262,7 @@ _MAX_LOGPROB = 1e-3
 """A probability is at most 1; sums in half precision may end a little above."""
 
 
-def check_finite(experiences: Sequence[Experience]) -> list[Breach]:
+def check_finite(experiences: Sequence[Experience]) -> list[Finding]:
     """Every reward and every log-prob is a number in float32, and no log-prob is above 0."""
     logprobs = np.concatenate([e.segment.behavior_logprobs for e in experiences])
     rewards = np.concatenate([array for e in experiences for array in (e.raw_rewards, e.turn_rewards)])
@@ -262,7 +280,7 @@ def check_finite(experiences: Sequence[Experience]) -> list[Breach]:
     return breaches
 
 
-def _bad_logprob(experience: Experience, token: int) -> Breach:
+def _bad_logprob(experience: Experience, token: int) -> Finding:
     index = int(experience.segment.turn_ids[token])
     found = f"{experience.segment.behavior_logprobs[token]} on token id {experience.segment.token_ids[token]}"
     if index < 0:
@@ -271,9 +289,9 @@ def _bad_logprob(experience: Experience, token: int) -> Breach:
     return of_experience("finite", experience, "a finite log-prob of at most 0", found, turn)
 
 
-def check_members(experiences: Sequence[Experience], *, group_size: int) -> list[Breach]:
+def check_members(experiences: Sequence[Experience], *, group_size: int) -> list[Finding]:
     """Each record once, groups in one piece and in order, trajectories from their first turn to their last."""
-    breaches: list[Breach] = []
+    breaches: list[Finding] = []
     seen: set[ExperienceId] = set()
     finished: set[str] = set()
     of_trajectory: dict[TrajectoryId, list[Experience]] = {}
@@ -302,7 +320,7 @@ def _is_before(experience: Experience, other: Experience) -> bool:
     return experience.id.trajectory.group == other.id.trajectory.group and experience.id < other.id
 
 
-def _check_turns(rows: Sequence[Experience]) -> Breach | None:
+def _check_turns(rows: Sequence[Experience]) -> Finding | None:
     """Turns without a gap from 0 on, and one last row, at the end."""
     rows = sorted(rows, key=lambda row: row.id.segment_index)
     turns = [turn for row in rows for turn in row.turn_indices.tolist()]
@@ -315,7 +333,7 @@ def _check_turns(rows: Sequence[Experience]) -> Breach | None:
 
 def check_staleness(
     experiences: Sequence[Experience], *, policy_version: int, max_staleness: int | None
-) -> list[Breach]:
+) -> list[Finding]:
     """No row is from weights that are not there yet, or older than the loop can have left them."""
     oldest = -1 if max_staleness is None else policy_version - max_staleness
     return [
@@ -424,7 +442,7 @@ def measure_gaps(experiences: Sequence[Experience], scored: Sequence[FloatArray]
         )
 
 
-def check_gap(gap: Gap, *, max_gap: float) -> list[Breach]:
+def check_gap(gap: Gap, *, max_gap: float) -> list[Finding]:
     # Not `>`: what is no number must not pass.
     if gap.mean <= max_gap:
         return []
@@ -437,9 +455,9 @@ def check_gap(gap: Gap, *, max_gap: float) -> list[Breach]:
         f"{max_gap:g})"
     )
     return [
-        Breach(
-            check="gap",
-            where=str(experience.id),
+        batch_finding(
+            "gap",
+            str(experience.id),
             turn=index,
             token=token,
             expected=f"the log-prob {gap.expected:.5g} that the learner gives it at version {gap.policy_version}",

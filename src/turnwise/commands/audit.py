@@ -7,12 +7,12 @@ In: a run directory, or nothing. Out: what was found, as a table or as JSON, and
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from turnwise.audit.records import describe
 from turnwise.errors import ConfigError
 from turnwise.run.run_audit import Outcome, audit_run, seed_faults
 
@@ -24,12 +24,12 @@ def run_audit(run: str | None, console: Console, *, seeds_faults: bool, as_json:
         return _seed(console, as_json=as_json)
     counts, breaches = audit_run(Path(run))
     if as_json:
-        found = [asdict(breach) for breach in breaches]
+        found = [breach.details for breach in breaches]
         console.print_json(json.dumps({"run": run, "checked": counts, "breaches": found}))
     else:
         console.print(", ".join(f"{count} {name}" for name, count in counts.items()) + " checked", highlight=False)
         for breach in breaches:
-            console.print(breach.describe(), markup=False, highlight=False, soft_wrap=True)
+            console.print(describe(breach), markup=False, highlight=False, soft_wrap=True)
         console.print(f"{len(breaches)} breaches", highlight=False)
     return 1 if breaches else 0
 

@@ -24,10 +24,10 @@ from turnwise.audit import faults as learning
 from turnwise.audit import faults as records
 from turnwise.audit.faults import Fault
 from turnwise.audit.recompute import check_credit
-from turnwise.audit.records import Breach, check_digests, check_finite, check_members, check_seals
+from turnwise.audit.records import batch_finding, check_digests, check_finite, check_members, check_seals
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.errors import AuditError, LearnError, SyncError, TurnwiseError
+from turnwise.errors import AuditError, Finding, LearnError, SyncError, TurnwiseError
 from turnwise.experience.build import build_experiences
 from turnwise.experience.store import inspect_store
 from turnwise.infra.atomic_files import find_damage
@@ -57,19 +57,19 @@ _KINDS = (
 )
 
 
-def audit_run(path: Path) -> tuple[dict[str, int], list[Breach]]:
+def audit_run(path: Path) -> tuple[dict[str, int], list[Finding]]:
     """How much of each kind was looked at, and what is wrong with it."""
     directory = RunDirectory.open(path)
     settings = load_settings(str(directory.config))
     counts: dict[str, int] = dict.fromkeys(_KINDS, 0)
-    breaches: list[Breach] = []
+    breaches: list[Finding] = []
     for kind, found in _look(directory, settings):
         counts[kind] += 1
         breaches += found
     return counts, breaches
 
 
-def _look(directory: RunDirectory, settings: TurnwiseSettings) -> Iterator[tuple[str, list[Breach]]]:
+def _look(directory: RunDirectory, settings: TurnwiseSettings) -> Iterator[tuple[str, list[Finding]]]:
     yield "metrics", _check_metrics(directory)
     if directory.experience.exists():
         yield from _check_store(directory.experience, settings)
@@ -88,7 +88,7 @@ def _look(directory: RunDirectory, settings: TurnwiseSettings) -> Iterator[tuple
         yield "published weights", [] if told is None else [_damaged(str(directory.path / "weights"), told)]
 
 
-def _check_metrics(directory: RunDirectory) -> list[Breach]:
+def _check_metrics(directory: RunDirectory) -> list[Finding]:
     try:
         steps = sorted(int(row["step"]) for row in directory.read_metrics())
     except TurnwiseError as error:
@@ -98,21 +98,21 @@ def _check_metrics(directory: RunDirectory) -> list[Breach]:
     return [_damaged(str(directory.metrics), f"no row of steps {', '.join(missing)}")] if missing else []
 
 
-def _check_store(file: Path, settings: TurnwiseSettings) -> Iterator[tuple[str, list[Breach]]]:
+def _check_store(file: Path, settings: TurnwiseSettings) -> Iterator[tuple[str, list[Finding]]]:
     for stored in inspect_store(file):
         where = str(file) if stored.group_id is None else f"group {stored.group_id} of {file}"
         found = [_damaged(where, told) for told in stored.faults]
         yield "groups", found or _check_group(stored.experiences, settings)
 
 
-def _check_group(group: Sequence[Experience], settings: TurnwiseSettings) -> list[Breach]:
+def _check_group(group: Sequence[Experience], settings: TurnwiseSettings) -> list[Finding]:
     if not group:
         return []
     members = check_members(group, group_size=settings.rollout.group_size)
     return [*members, *check_finite(group), *check_digests(group), *check_seals(group)]
 
 
-def _check_record(directory: RunDirectory, settings: TurnwiseSettings) -> Iterator[tuple[str, list[Breach]]]:
+def _check_record(directory: RunDirectory, settings: TurnwiseSettings) -> Iterator[tuple[str, list[Finding]]]:
     record = LearningRecord(directory.learning_record)
     # A process that was killed leaves a part of a block; one that has ended has not.
     gaps = record.find_gaps(with_end=directory.summary.exists())
@@ -123,7 +123,7 @@ def _check_record(directory: RunDirectory, settings: TurnwiseSettings) -> Iterat
         yield "recorded steps", _check_step(record, step, settings)
 
 
-def _check_step(record: LearningRecord, step: int, settings: TurnwiseSettings) -> list[Breach]:
+def _check_step(record: LearningRecord, step: int, settings: TurnwiseSettings) -> list[Finding]:
     try:
         tokens = record.read(step)
     except TurnwiseError as error:
@@ -133,7 +133,7 @@ def _check_step(record: LearningRecord, step: int, settings: TurnwiseSettings) -
     return check_credit(tokens.samples(), tokens.annotations(), settings.credit, seed=step)
 
 
-def _check_trajectories(file: Path) -> Iterator[tuple[str, list[Breach]]]:
+def _check_trajectories(file: Path) -> Iterator[tuple[str, list[Finding]]]:
     try:
         played = read_sound_trajectories(file)
     except TurnwiseError as error:
@@ -144,7 +144,7 @@ def _check_trajectories(file: Path) -> Iterator[tuple[str, list[Breach]]]:
         yield "trajectories", [*check_digests(rows), *check_seals(rows)] if rows else []
 
 
-def _check_eval(folder: Path) -> list[Breach]:
+def _check_eval(folder: Path) -> list[Finding]:
     """How the tasks came out, against the plays beside it: `eval.json` has no checksum, and its plays have."""
     try:
         saved = read_eval(folder)
@@ -163,7 +163,7 @@ def _check_eval(folder: Path) -> list[Breach]:
     )
 
 
-def _check_checkpoint(folder: Path) -> list[Breach]:
+def _check_checkpoint(folder: Path) -> list[Finding]:
     if (told := find_damage(folder)) is not None:
         return [_damaged(str(folder), told)]
     try:
@@ -177,8 +177,8 @@ def _check_checkpoint(folder: Path) -> list[Breach]:
     return []
 
 
-def _damaged(where: str, found: str) -> Breach:
-    return Breach(check="file", where=where, expected="what was written", found=found)
+def _damaged(where: str, found: str) -> Finding:
+    return batch_finding("file", where, expected="what was written", found=found)
 
 
 log = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ from turnwise.audit.records import (
     check_members,
     check_seals,
     check_staleness,
+    describe,
     measure_gaps,
 )
 from turnwise.experience.build import build_experiences
@@ -34,7 +35,7 @@ def all_breaches(rows: Rows) -> list[str]:
         *check_seals(rows),
         *check_staleness(rows, policy_version=0, max_staleness=0),
     ]
-    return [breach.check for breach in found]
+    return [breach.kind for breach in found]
 
 
 def with_segment(row: Experience, **changes: np.ndarray) -> Experience:
@@ -141,7 +142,7 @@ def test_a_change_is_found(change: Callable[[Rows], Rows], check: str) -> None:
 
 def test_swapped_members_are_found_in_any_order() -> None:
     rows = swap_members(played_group())
-    assert {breach.check for breach in check_seals(rows[::-1])} == {"seal"}
+    assert {breach.kind for breach in check_seals(rows[::-1])} == {"seal"}
 
 
 def test_a_dropped_last_turn_is_found() -> None:
@@ -152,7 +153,7 @@ def test_a_dropped_last_turn_is_found() -> None:
     shorter = Segment(**{name: getattr(segment, name)[:end] for name in names})
     cut = replace(whole, segments=(shorter,), turns=whole.turns[:2])
     rows = build_experiences([Group(task=TASK, trajectories=(cut,))])
-    assert {breach.check for breach in check_seals(rows)} == {"seal"}
+    assert {breach.kind for breach in check_seals(rows)} == {"seal"}
 
 
 def test_a_reward_that_its_stage_changes_is_sealed_anew() -> None:
@@ -169,7 +170,7 @@ def test_a_reward_beyond_float32_is_found_as_such() -> None:
     paid = seal_turns(replace(played, turns=tuple(replace(turn, reward=1e300) for turn in played.turns)))
     with np.errstate(over="ignore"):
         rows = build_experiences([Group(task=TASK, trajectories=(paid,))])
-    assert {breach.check for breach in check_finite(rows)} == {"finite"}
+    assert {breach.kind for breach in check_finite(rows)} == {"finite"}
 
 
 def test_provenance_survives_the_store() -> None:
@@ -198,7 +199,7 @@ def test_a_block_from_before_there_were_digests_is_read() -> None:
 def test_stale_rows_and_rows_of_the_future_are_found() -> None:
     rows = played_group()
     assert check_staleness(rows, policy_version=3, max_staleness=3) == []
-    assert [b.check for b in check_staleness(rows, policy_version=3, max_staleness=2)] == ["staleness"] * 2
+    assert [b.kind for b in check_staleness(rows, policy_version=3, max_staleness=2)] == ["staleness"] * 2
     assert check_staleness(rows, policy_version=3, max_staleness=None) == []
     assert check_staleness([replace(rows[0], policy_version=4)], policy_version=3, max_staleness=None) != []
 
@@ -209,8 +210,8 @@ def test_the_worst_token_is_named() -> None:
     scored[1][7] -= 0.5
     (gap,) = measure_gaps(rows, scored)
     (breach,) = check_gap(gap, max_gap=1e-4)
-    assert (breach.where, breach.turn, breach.token) == (str(rows[1].id), 1, 7)
-    assert "engine toy, request 101, version 0" in breach.describe()
+    assert (breach.details["where"], breach.details["turn"], breach.details["token"]) == (str(rows[1].id), 1, 7)
+    assert "engine toy, request 101, version 0" in describe(breach)
 
 
 def test_a_recorded_nan_is_no_small_gap() -> None:

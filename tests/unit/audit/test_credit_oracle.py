@@ -79,16 +79,16 @@ def test_another_sign_is_found_with_its_token(rule: str) -> None:
     samples, section, annotations = credit_of(rule)
     wrong = [replace(s, advantages=-s.advantages, returns=-s.returns) for s in samples]
     (breach,) = check_credit(wrong, annotations, section, seed=0)
-    assert breach.check == "credit"
-    assert breach.token is not None
-    assert samples[0].experience.segment.loss_mask[breach.token]
+    assert breach.kind == "credit"
+    assert breach.details["token"] is not None
+    assert samples[0].experience.segment.loss_mask[breach.details["token"]]
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_advantages_of_another_scale_are_found(rule: str) -> None:
     samples, section, annotations = credit_of(rule)
     wrong = [replace(s, advantages=s.advantages * np.float32(1.01)) for s in samples]
-    assert [breach.check for breach in check_credit(wrong, annotations, section, seed=0)] == ["credit"]
+    assert [breach.kind for breach in check_credit(wrong, annotations, section, seed=0)] == ["credit"]
 
 
 def alternating(rng: np.random.Generator) -> tuple[list[Experience], Annotations]:
@@ -137,7 +137,9 @@ def test_turns_that_alternate_between_rows_are_no_breach_and_hide_none(rule: str
     samples[row] = replace(samples[row], advantages=advantages)
     found = [breach for n in range(2) for breach in check_credit(samples, annotations, section, seed=n)]
     turn = int(rows[row].segment.turn_ids[token])
-    assert {(breach.where, breach.turn, breach.token) for breach in found} == {(str(rows[row].id), turn, token)}
+    assert {(breach.details["where"], breach.details["turn"], breach.details["token"]) for breach in found} == {
+        (str(rows[row].id), turn, token)
+    }
 
 
 @pytest.mark.parametrize("parts", [[(0, 2), (1, 3)], [(0, 3), (1, 2)]])
@@ -182,13 +184,13 @@ def test_whitening_of_plays_that_earned_nearly_the_same_is_still_looked_at(rule:
     rows, annotations = nearly_alike(10.0, 1e-3)
     samples, section = apply(rule, rows, annotations, **WHITENED[rule])
     wrong = [replace(s, advantages=s.advantages * np.float32(1.01)) for s in samples]
-    assert [breach.check for breach in check_credit(wrong, annotations, section, seed=0)] == ["credit"]
+    assert [breach.kind for breach in check_credit(wrong, annotations, section, seed=0)] == ["credit"]
 
 
 def test_a_lost_token_is_found_in_the_batch() -> None:
     samples, *_ = credit_of("grpo")
     rows = [sample.experience for sample in samples]
     assert check_rows(rows, samples, pack(samples)) == []
-    assert [breach.check for breach in check_rows(rows, samples, pack(samples[:1]))] == ["rows"]
+    assert [breach.kind for breach in check_rows(rows, samples, pack(samples[:1]))] == ["rows"]
     swapped = replace(pack(samples), advantages=pack(samples).advantages + 1)
-    assert [breach.check for breach in check_rows(rows, samples, swapped)] == ["rows"]
+    assert [breach.kind for breach in check_rows(rows, samples, swapped)] == ["rows"]

@@ -89,7 +89,7 @@ def test_another_price_is_found_where_it_is_all_there_is_of_the_loss(away: float
     batch = pack(samples_of(away, advantage=0.0))
     report = update(batch, rounded_k3(batch), priced_at(0.11))
     (breach,) = check_update(batch, report, priced_at(0.1), dtype="float32")
-    assert "summand" in breach.expected
+    assert "summand" in breach.message
 
 
 @pytest.mark.parametrize("away", [0.02, FAR, 1.0])
@@ -98,8 +98,8 @@ def test_swapped_arguments_are_found_though_the_price_is_small(away: float) -> N
     batch = pack(samples_of(away))
     swapped = k3(batch.reference_logprobs - batch.behavior_logprobs)
     (breach,) = check_update(batch, update(batch, swapped, settings), settings, dtype="float32")
-    assert breach.check == "loss"
-    assert "from the reference (k3)" in breach.expected
+    assert breach.kind == "loss"
+    assert "from the reference (k3)" in breach.message
 
 
 @pytest.mark.parametrize(("sign", "is_sound"), [(1, True), (-1, False)])
@@ -111,6 +111,6 @@ def test_penalties_in_the_reward_are_those_of_the_price(sign: int, is_sound: boo
         token_penalties=tuple(-np.float32(kl.coef) * k3(difference) for difference in differences),
     )
     breaches = check_penalties(samples, annotations, kl)
-    assert [breach.check for breach in breaches] == ([] if is_sound else ["loss"])
+    assert [breach.kind for breach in breaches] == ([] if is_sound else ["loss"])
     # Nobody outside the learner knows what an adaptive price is now.
     assert check_penalties(samples, annotations, kl.model_copy(update={"target": 0.1})) == []

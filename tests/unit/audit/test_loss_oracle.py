@@ -108,8 +108,8 @@ def test_a_sound_loss_passes_and_a_wrong_token_is_named(loss: str) -> None:
         assert check_update(batch, report, settings, dtype="float32") == []
         token = int(np.flatnonzero(batch.loss_mask)[seed % batch.loss_mask.sum()])
         (breach,) = check_update(batch, change(report, token, 0.01), settings, dtype="float32")
-        assert breach.check == "loss"
-        assert breach.turn == batch.turn_ids[token]
+        assert breach.kind == "loss"
+        assert breach.details["turn"] == batch.turn_ids[token]
 
 
 @pytest.mark.parametrize("named", LOSS_SETTINGS)

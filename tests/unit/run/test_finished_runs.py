@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.small_run import SMALL_LAKE, without_plots
+from turnwise.audit.records import describe
 from turnwise.run.api import Run, train
 from turnwise.run.run_audit import audit_run
 
@@ -75,8 +76,8 @@ def test_nothing_is_written(run: Run) -> None:
 def test_one_flipped_bit_is_found_and_its_file_is_named(run: Run, name: str) -> None:
     with changed(run.path / name, flip_in_the_middle):
         _, breaches = audit_run(run.path)
-    assert [breach.check for breach in breaches] == ["file"]
-    told = breaches[0].describe()
+    assert [breach.kind for breach in breaches] == ["file"]
+    told = describe(breaches[0])
     assert Path(name).name in told or "learning record" in told or name.split("/")[1] in told
 
 
@@ -85,7 +86,7 @@ def test_an_evaluation_is_held_against_its_plays(run: Run) -> None:
         run.path / "evals" / "step-000002" / "eval.json", lambda data: data.replace(b'"turns": 3', b'"turns": 2')
     ):
         _, breaches = audit_run(run.path)
-    assert ["the plays beside it say otherwise" in breach.found for breach in breaches] == [True]
+    assert ["the plays beside it say otherwise" in breach.message for breach in breaches] == [True]
 
 
 def test_every_file_of_a_checkpoint_has_a_checksum(run: Run) -> None:
@@ -97,7 +98,7 @@ def test_every_file_of_a_checkpoint_has_a_checksum(run: Run) -> None:
 def test_a_damaged_header_does_not_make_a_step_vanish(run: Run) -> None:
     with changed(run.path / "learning_record.bin", lambda data: flip(data, 2)):
         _, breaches = audit_run(run.path)
-    assert "bytes 0 to" in breaches[0].found
+    assert "bytes 0 to" in breaches[0].message
 
 
 def test_a_flipped_bit_in_a_stored_group_is_found(run: Run) -> None:
@@ -107,7 +108,7 @@ def test_a_flipped_bit_in_a_stored_group_is_found(run: Run) -> None:
     with changed(file, lambda data: flip(data, data.index(block[100:160]) + 30)):
         _, breaches = audit_run(run.path)
     assert len(breaches) == 1
-    assert "checksum" in breaches[0].found
+    assert "checksum" in breaches[0].message
     assert "group" in breaches[0].where
 
 
@@ -125,7 +126,7 @@ def test_rows_of_the_store_that_contradict_each_other_are_found(run: Run, change
         with closing(sqlite3.connect(run.path / "experience.db")) as db, db:
             db.execute(change)
         _, breaches = audit_run(run.path)
-    assert [told in breach.found for breach in breaches] == [True]
+    assert [told in breach.message for breach in breaches] == [True]
 
 
 def test_a_changed_reward_whose_line_was_written_anew_is_found_by_its_seal(run: Run) -> None:
@@ -138,17 +139,17 @@ def test_a_changed_reward_whose_line_was_written_anew_is_found_by_its_seal(run: 
 
     with changed(run.path / "trajectories" / "step-000001.jsonl", pay_more):
         _, breaches = audit_run(run.path)
-    assert [breach.check for breach in breaches] == ["seal"]
+    assert [breach.kind for breach in breaches] == ["seal"]
 
 
 def test_a_missing_row_of_the_metrics_is_found(run: Run) -> None:
     with changed(run.path / "metrics.jsonl", lambda data: b"".join(data.splitlines(keepends=True)[::2])):
         _, breaches = audit_run(run.path)
-    assert "no row of steps 1 to 1" in breaches[0].found
+    assert "no row of steps 1 to 1" in breaches[0].message
 
 
 def test_a_step_of_any_size_in_the_metrics_is_told_at_once(run: Run) -> None:
     """Counting up to it would take for ever."""
     with changed(run.path / "metrics.jsonl", lambda data: data.replace(b'"step": 2,', b'"step": %d,' % 10**30)):
         _, breaches = audit_run(run.path)
-    assert f"no row of steps 2 to {10**30 - 1}" in breaches[0].found
+    assert f"no row of steps 2 to {10**30 - 1}" in breaches[0].message
