@@ -4,9 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 # One process per core. Tests are handed out one by one, except for groups that share what is costly to make.
 PARALLEL := -n auto --maxprocesses=8 --dist loadgroup
+# Tests that need no other service, and the first of several kinds.
+HERE := not (nightly or vllm or envs_of_others or ui or ray)
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test coverage test-fast test-vllm envs-of-others test-envs test-ray test-agents test-ui chaos fuzz soak docs check budgets format bench bench-peers bench-against results clean
+.PHONY: help install train test coverage test-fast test-nightly test-vllm envs-of-others test-envs test-ray test-agents test-ui chaos fuzz soak docs check budgets format bench bench-peers bench-against results clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-10s %s\n", $$1, $$2}'
@@ -29,13 +31,16 @@ train: install ## train the default recipe and show the curve
 	$(BIN)/turnwise train frozenlake
 
 test: install ## run all tests that need no extra service
-	$(BIN)/pytest $(PARALLEL) --durations=8 --times .cache/test_times.json
+	$(BIN)/pytest $(PARALLEL) -m '$(HERE)' --durations=8 --times .cache/test_times.json
 
 coverage: install ## the same, and which lines no test runs; takes longer
-	$(BIN)/pytest $(PARALLEL) --cov=src/turnwise --cov-report=term-missing:skip-covered
+	$(BIN)/pytest $(PARALLEL) -m '$(HERE)' --cov=src/turnwise --cov-report=term-missing:skip-covered
 
 test-fast: install ## run the tests that take no time: for all day long
-	$(BIN)/pytest $(PARALLEL) -m 'not slow' --hypothesis-profile=fast
+	$(BIN)/pytest $(PARALLEL) -m 'not slow and $(HERE)' --hypothesis-profile=fast
+
+test-nightly: install ## run more seeds and kinds of what `make test` tries once
+	$(BIN)/pytest $(PARALLEL) -m nightly --durations=8
 
 chaos: install ## kill runs 200 times, fill disks, stop clocks and see that nothing is lost; takes hours
 	$(BIN)/python -m tests.chaos.kills --kills 200 --out docs/results/chaos.md

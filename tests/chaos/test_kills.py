@@ -11,8 +11,12 @@ from .pages import read_rows, write_page
 from .runs import Tally
 
 
+def nightly(*kinds: str) -> list[object]:
+    return [pytest.param(kind, marks=pytest.mark.nightly) for kind in kinds]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["serial", "two processes", "served"])
+@pytest.mark.parametrize("kind", ["two processes", *nightly("serial", "served")])
 def test_nothing_is_lost_by_kills_at_random_moments(tmp_path: Path, kind: str) -> None:
     (tally,) = play_chaos(tmp_path, num_kills=2, seed=3, kinds=(kind,)).values()
     assert (tally.kills, tally.lost) == (2, [])
@@ -24,12 +28,14 @@ def test_nothing_is_lost_by_kills_at_random_moments(tmp_path: Path, kind: str) -
     "kind",
     [
         "full disk",
-        "file-size limit",
-        "read-only folder",
-        "slow disk",
-        "clock jumps",
-        "stopped process",
-        "environment out of memory",
+        *nightly(
+            "file-size limit",
+            "read-only folder",
+            "slow disk",
+            "clock jumps",
+            "stopped process",
+            "environment out of memory",
+        ),
     ],
 )
 def test_nothing_is_lost_by_other_troubles(tmp_path: Path, kind: str) -> None:

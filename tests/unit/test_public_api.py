@@ -151,8 +151,8 @@ RECIPES = (
     "webshop_step_wise agent_class smollm2_bandit smollm2_countdown multi_turn_ppo_env_reward_config"
 )
 TARGETS = (
-    "train install test check test-fast test-vllm test-ray test-ui docs bench bench-peers bench-against test-agents "
-    "test-envs envs-of-others chaos fuzz soak"
+    "train install test check test-fast test-nightly test-vllm test-ray test-ui docs bench bench-peers bench-against "
+    "test-agents test-envs envs-of-others chaos fuzz soak"
 )
 
 
