@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from turnwise.errors import RewardError
-from turnwise.rollout_io import EnvDescription
 from turnwise.types import (
     Annotations,
     Batch,
@@ -65,22 +64,6 @@ class Env(Protocol):
     def render(self) -> str: ...
 
     def close(self) -> None: ...
-
-
-class Opponent(Protocol):
-    """The other player of a game for two. Equal seeds and texts give equal moves."""
-
-    def begin(self, about: EnvDescription, seed: int) -> None:
-        """A new episode of the game that is described; all chances taken in it come from the seed."""
-        ...
-
-    def reseed(self, seed: int) -> None:
-        """From here on, chances come from this seed; what was said stays."""
-        ...
-
-    def choose_move(self, text: str, offered: Sequence[str]) -> str:
-        """What to do after being told `text`; `offered` are the moves that it names, where it names any."""
-        ...
 
 
 class CallParser(Protocol):
@@ -390,7 +373,6 @@ __all__ = [
     "Judge",
     "Learner",
     "Mailbox",
-    "Opponent",
     "PolicyLoss",
     "PolicyMark",
     "Sink",

@@ -237,15 +237,6 @@ def gives_no_rewards(env_type: str) -> bool:
     return bool(getattr(ENVS.get_target(env_type), "is_judged", False))
 
 
-OPPONENTS = Registry(
-    "opponent",
-    {
-        "random": "turnwise.envs.two_player:RandomMoves",
-        "scripted": "turnwise.envs.two_player:ScriptedMoves",
-        "policy": "turnwise.loop.policies:FrozenPolicy",
-        "league": "turnwise.loop.policies:League",
-    },
-)
 CALL_PARSERS = Registry(
     "parser of tool calls",
     {

@@ -7,17 +7,12 @@ the other player moves at random: that is what evaluation measures against.
 
 from __future__ import annotations
 
-import random
 from abc import abstractmethod
-from collections.abc import Sequence
-from itertools import cycle
 from typing import Any
 
-from turnwise.envs.adapters.textarena_env import TextArenaParams
 from turnwise.envs.base import BaseEnv
 from turnwise.errors import EnvError
 from turnwise.infra.seeds import draw_seed, make_rng
-from turnwise.rollout_io import EnvDescription
 
 GAME_METHODS = ("deal", "whose_turn", "tell", "move", "payoffs")
 """What an environment has that two policies can play; `TwoPlayerEnv` says what each does."""
@@ -81,43 +76,3 @@ class TwoPlayerEnv(BaseEnv):
                 raise EnvError(f"{self.label()} names no admissible_actions, so the random player has none to draw.")
             self.move(self._luck.choice(actions))
         raise EnvError(f"{self.label()}: the other player moved {_MAX_MOVES} times in one turn.")
-
-
-class RandomMoves:
-    """Draws from its moves, or from what the game last offered."""
-
-    def __init__(self, params: TextArenaParams, label: str) -> None:
-        self._label = label
-        self._moves = params.opponent_moves
-        self._offered: Sequence[str] = ()
-        self._luck = random.Random(0)
-
-    def begin(self, about: EnvDescription, seed: int) -> None:
-        self._offered = ()
-        self.reseed(seed)
-
-    def reseed(self, seed: int) -> None:
-        self._luck = make_rng("opponent", seed)
-
-    def choose_move(self, text: str, offered: Sequence[str]) -> str:
-        self._offered = self._moves or offered or self._offered
-        if not self._offered:
-            raise EnvError(f"{self._label} offers no moves in brackets; set env.opponent_moves.")
-        return self._luck.choice(self._offered)
-
-
-class ScriptedMoves:
-    """Plays its moves in order, again and again."""
-
-    def __init__(self, params: TextArenaParams, label: str) -> None:
-        self._moves = params.opponent_moves
-        self._next = cycle(self._moves)
-
-    def begin(self, about: EnvDescription, seed: int) -> None:
-        self._next = cycle(self._moves)
-
-    def reseed(self, seed: int) -> None:
-        """A script leaves nothing to chance."""
-
-    def choose_move(self, text: str, offered: Sequence[str]) -> str:
-        return next(self._next)

@@ -187,6 +187,15 @@ class TestTextArena:
             make_env("textarena:ThreePlayerTicTacToe-v0").deal(0, "train", 0)  # type: ignore[attr-defined]
         with pytest.raises(ConfigError, match="'scripted' needs its opponent_moves"):
             make_env("textarena:TicTacToe-v0", opponent="scripted")
+        for params in ({"opponent": "policy", "opponent_path": "runs/a"}, {"opponent": "league"}):
+            with pytest.raises(ConfigError, match=r"Use `rollout.workflow: league`"):
+                make_env("textarena:TicTacToe-v0", **params)
+
+    @pytest.mark.parametrize("params", [{}, {"opponent": "scripted", "opponent_moves": ["[4]", "[2]", "[5]"]}])
+    def test_equal_seeds_give_equal_opponent_moves(self, params: dict[str, object]) -> None:
+        games = [make_env("textarena:TicTacToe-v0", **params) for _ in range(2)]
+        played = [[reset_env(game, 3, dynamics_seed=7), *(step_env(game, m) for m in ("[0]", "[1]"))] for game in games]
+        assert played[0] == played[1]
 
 
 def test_a_complaint_in_the_place_of_a_reward_is_an_invalid_move_worth_nothing() -> None:

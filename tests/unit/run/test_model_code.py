@@ -134,7 +134,8 @@ def hostile(folders: Hostile) -> Hostile:
 def targets(folders: Hostile, finished: Run) -> dict[str, list[Path]]:
     hostile = folders
     config, tokenizer = hostile.config(), hostile.tokenizer()
-    game = {"type": "textarena:TicTacToe-v0", "opponent": "policy", "opponent_path": str(config)}
+    game = {"type": "textarena:TicTacToe-v0"}
+    league = {"workflow": "league", "group_size": 2, "workflow_args": {"opponents": [str(config)]}}
     return {
         "folders": [config, tokenizer],
         "recipes": [
@@ -142,7 +143,7 @@ def targets(folders: Hostile, finished: Run) -> dict[str, list[Path]]:
             hostile.recipe("tokenizer", model={"path": str(tokenizer)}),
             hostile.recipe("reward", reward={"judge": {"type": "model", "path": str(config)}}),
             hostile.recipe("reward_tokenizer", reward={"judge": {"type": "model", "path": str(tokenizer)}}),
-            *([hostile.recipe("opponent", env=game)] if find_spec("textarena") else []),
+            *([hostile.recipe("opponent", env=game, rollout=league)] if find_spec("textarena") else []),
         ],
         "runs": [hostile.run(finished, config), hostile.run(finished, tokenizer)],
     }
@@ -191,17 +192,12 @@ def test_no_command_runs_the_code_of_a_model_that_a_setting_names(
     named = [(action.option_strings[:1], str(action.metavar)) for action in actions]
     needed = [word for option, metavar in named for word in (*option, harmless.get(metavar, metavar))]
     for folder in targets["folders"]:
-        ways = [[*needed, f"model.path={folder}"]]
-        if find_spec("textarena"):
-            of_env = ["textarena:TicTacToe-v0" if word == "bandit" else word for word in needed]
-            ways.append([*of_env, "opponent=policy", f"opponent_path={folder}"])
-        for words in ways:
-            interrupt = Timer(_SERVES_S if serves(command) else _ENDS_BY_S, os.kill, (os.getpid(), signal.SIGINT))
-            interrupt.start()
-            with suppress(SystemExit):
-                main([command, *words])
-            interrupt.cancel()
-            assert not hostile.marker.exists(), (command, words)
+        interrupt = Timer(_SERVES_S if serves(command) else _ENDS_BY_S, os.kill, (os.getpid(), signal.SIGINT))
+        interrupt.start()
+        with suppress(SystemExit):
+            main([command, *needed, f"model.path={folder}"])
+        interrupt.cancel()
+        assert not hostile.marker.exists(), (command, folder)
 
 
 @pytest.mark.slow

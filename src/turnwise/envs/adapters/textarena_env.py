@@ -1,21 +1,21 @@
 """Games of the package textarena: `textarena:ID`, such as `textarena:GuessTheNumber-v0`.
 
-In comes the id of a game; out comes an environment class. The policy is player 0; each of the others is an `Opponent`,
-a simple one or a frozen policy; or both players of a game for two are policies, who move it as `envs/two_player.py`
-says. Rewards come at the end, as the game gives them.
+With `reset` and `step` the policy is player 0, and every other player is random or scripted. The methods of
+`TwoPlayerEnv` let two policies play (`rollout.workflow: self_play` or `league`). Rewards come at the end of a game.
 """
 
 from __future__ import annotations
 
+import random
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
+from itertools import cycle
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field, model_validator
 
-from turnwise.config.component import OPPONENTS
 from turnwise.config.settings import Settings, require_package
 from turnwise.envs.adapters.external import (
     MAX_REPLY_LENGTH,
@@ -27,44 +27,39 @@ from turnwise.envs.adapters.external import (
     seed_for,
     worth_of,
 )
-from turnwise.envs.safe_calls import describe_env
 from turnwise.errors import ConfigError, EnvError, TaskError, did_you_mean
-from turnwise.infra.seeds import derive_seed
-from turnwise.protocols import Opponent
-
-MODEL_OPPONENTS = ("policy", "league")
-"""Those that are language models."""
+from turnwise.infra.seeds import derive_seed, make_rng
 
 
 class TextArenaParams(Settings):
-    """The settings of a game of textarena."""
+    """Settings of a textarena game."""
 
     options: dict[str, Option] = Field(default={})
     """Passed to `textarena.make`: `{max_number: 10}`."""
-    opponent: Literal["random", "scripted", "policy", "league"] = "random"
-    """The other player of a game for two: random moves, its moves in order, again and again, a frozen policy, or a
-    league: one of several frozen policies, drawn by the task's seed."""
+    opponent: Literal["random", "scripted"] = "random"
+    """Other players: random moves, or `opponent_moves` in order, repeated. For games against policies set
+    `rollout.workflow: league`."""
     opponent_moves: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """The other player's moves, such as `[col 3]`; empty: what the game last offered in brackets, at random only."""
-    opponent_path: str | None = None
-    """The frozen policy: the directory of a finished run, or a model folder or hub name. The league: the directory of
-    a finished run, whose checkpoints are its members, or a folder of model folders."""
     success_above: float = 0.0
     """An episode that ends with more reward than this counts as a success."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_no_policy(cls, given: object) -> object:
+        if isinstance(given, dict) and (given.get("opponent") in ("policy", "league") or given.get("opponent_path")):
+            path = given.get("opponent_path") or "PATH"
+            raise ValueError(
+                f"opponent {given.get('opponent')!r} with opponent_path is no longer supported. Use "
+                f"`rollout.workflow: league` with `rollout.workflow_args: {{opponents: [{path}]}}`, which takes "
+                "finished runs, checkpoints and model folders."
+            )
+        return given
+
     @model_validator(mode="after")
-    def _opponent_has_what_it_needs(self) -> TextArenaParams:
+    def _check_moves(self) -> TextArenaParams:
         if self.opponent == "scripted" and not self.opponent_moves:
             raise ValueError("opponent 'scripted' needs its opponent_moves; none are given.")
-        is_model = self.opponent in MODEL_OPPONENTS
-        if is_model and not self.opponent_path:
-            raise ValueError(
-                f"opponent '{self.opponent}' needs its opponent_path: the directory of a finished run, or a model."
-            )
-        if is_model and self.opponent_moves:
-            raise ValueError(f"opponent_moves would have no effect on the opponent '{self.opponent}'; leave them out.")
-        if not is_model and self.opponent_path:
-            raise ValueError(f"opponent_path would have no effect on the opponent '{self.opponent}'; leave it out.")
         return self
 
 
@@ -89,8 +84,6 @@ def remember_dictionaries() -> None:
     dictionary.__init__ = init
 
 
-MakeOpponent: TypeAlias = Callable[[TextArenaParams, str], Opponent]
-
 _POLICY = 0
 _PLAYERS = (0, 1)
 _MOVE = re.compile(r"\[[^\[\]\n]{1,40}\]")
@@ -101,6 +94,48 @@ _MAX_DEALS = 100
 """A deal that the others have ended before the policy's first move is replaced by another."""
 _NEXT_DEAL = 1 << 24
 """From the seed of a deal to that of its replacement: even, so that train and eval stay apart."""
+
+
+class RandomOpponent:
+    """Draws from its moves, or from what the game last offered."""
+
+    def __init__(self, moves: Sequence[str], label: str) -> None:
+        self._label = label
+        self._moves = moves
+        self._offered: Sequence[str] = ()
+        self._rng = random.Random(0)
+
+    def begin(self, seed: int) -> None:
+        """Start an episode."""
+        self._offered = ()
+        self.reseed(seed)
+
+    def reseed(self, seed: int) -> None:
+        """Draw the next moves from this seed; the state of the episode is kept."""
+        self._rng = make_rng("opponent", seed)
+
+    def choose_move(self, offered: Sequence[str]) -> str:
+        """Return a move; `offered` are the moves that the game's text names, if any."""
+        self._offered = self._moves or offered or self._offered
+        if not self._offered:
+            raise EnvError(f"{self._label} offers no moves in brackets; set env.opponent_moves.")
+        return self._rng.choice(self._offered)
+
+
+class ScriptedOpponent:
+    """Plays its moves in order, repeatedly. Uses no random numbers."""
+
+    def __init__(self, moves: Sequence[str]) -> None:
+        self._moves = moves
+        self._next = cycle(moves)
+
+    def begin(self, seed: int) -> None:
+        self._next = cycle(self._moves)
+
+    def reseed(self, seed: int) -> None: ...
+
+    def choose_move(self, offered: Sequence[str]) -> str:
+        return next(self._next)
 
 
 class TextArenaGame(ForeignWorld):
@@ -125,10 +160,8 @@ class TextArenaGame(ForeignWorld):
         self._turn: int | None = None
         self._told: dict[int, str] = {}
         """What each player was last told, where both are policies."""
-        make_opponent = cast("MakeOpponent", OPPONENTS.get_target(self.params.opponent))
-        self._make_opponent = lambda: make_opponent(self.params, self.label())
-        self._opponents = {1: self._make_opponent()}
-        """By player; most games have one. It is made here, so that settings that cannot work are told at once."""
+        self._opponents: dict[int, RandomOpponent | ScriptedOpponent] = {}
+        """By player."""
 
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
         layout, luck = self._lay_out(seed, split, dynamics_seed)
@@ -227,9 +260,13 @@ class TextArenaGame(ForeignWorld):
             if player not in self._opponents:
                 self._opponents[player] = self._make_opponent()
         for player, opponent in self._opponents.items():
-            opponent.begin(describe_env(self), _seed_of(player, layout))
+            opponent.begin(_seed_of(player, layout))
         is_over, self._text = self._hand_over(is_over=False)
         return is_over
+
+    def _make_opponent(self) -> RandomOpponent | ScriptedOpponent:
+        moves = self.params.opponent_moves
+        return ScriptedOpponent(moves) if self.params.opponent == "scripted" else RandomOpponent(moves, self.label())
 
     @property
     def instructions(self) -> str:
@@ -249,8 +286,6 @@ class TextArenaGame(ForeignWorld):
             _let_types_be_left_out(self._game.state)
             if isinstance(getattr(self._game.state, "elimination_order", None), list):
                 self._game.state.elimination_order = _Eliminated(self._game.state)
-            if num_players == 1 and (other := self.params.opponent) in MODEL_OPPONENTS:
-                raise TaskError(f"{self.label()} is a game for one; env.opponent '{other}' would have no effect.")
             return
         raise TaskError(f"{self.label()}: expected a game for 1 to {_MAX_PLAYERS} players; the game says: {reason}")
 
@@ -262,7 +297,7 @@ class TextArenaGame(ForeignWorld):
             player, messages = self._game.get_observation()
             if player == _POLICY:
                 return False, _tell(messages)
-            move = self._opponents[player].choose_move(_tell(messages, player), _offers(messages))
+            move = self._opponents[player].choose_move(_offers(messages))
             is_over = self._move(move[:MAX_REPLY_LENGTH])
         raise EnvError(f"{self.label()}: the others moved {_MAX_OPPONENT_MOVES} times in one turn.")
 
