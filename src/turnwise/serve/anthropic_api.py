@@ -1,12 +1,9 @@
-"""The words of Anthropic's messages API: a body becomes a call, responses become a body or a stream.
-
-It refuses to know HTTP and episodes.
-"""
+"""Anthropic messages API: parses requests, formats replies and streams."""
 
 from __future__ import annotations
 
-import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import Field, PositiveInt
@@ -15,48 +12,45 @@ from turnwise.context.recorder import Response
 from turnwise.errors import ServeError
 from turnwise.infra.parsing import parse_json
 from turnwise.serve.chat_requests import (
+    FORMAT_ALTERNATIVE,
     Body,
     ModelCall,
+    Parameters,
+    ReplyWriter,
     check_choice,
+    is_cut,
     read_messages,
     read_object,
     read_stop,
     read_tools,
-    read_values,
-    refuse,
-    refuse_unknown,
+    wrong,
 )
 from turnwise.serve.episode import event
-from turnwise.types import FinishReason, IntArray
-
-_WITHOUT_MEANING = frozenset(("betas", "metadata", "service_tier", "container", "cache_control"))
-_READ_BY_HAND = frozenset(("messages", "system", "tools", "tool_choice", "stop_sequences"))
 
 
 class _MessagesBody(Body):
-    model: str = ""
     max_tokens: PositiveInt
     temperature: float | None = Field(default=None, ge=0, le=1)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    stream: bool | None = None
+
+
+_PARAMETERS = Parameters(
+    body=_MessagesBody,
+    structured=("messages", "system", "tools", "tool_choice", "stop_sequences"),
+    ignored=("betas", "metadata", "service_tier", "container", "cache_control"),
+    neutral={
+        "thinking": ({"type": "disabled"},),
+        "output_format": (),
+        "output_config": (),
+        "top_k": (),
+        "mcp_servers": (),
+    },
+    alternatives={"output_format": FORMAT_ALTERNATIVE, "output_config": FORMAT_ALTERNATIVE},
+)
 
 
 def read_messages_call(body: bytes) -> ModelCall:
     content = read_object(body)
-    for name, value in content.items():
-        is_known = name in _MessagesBody.model_fields or name in _WITHOUT_MEANING or name in _READ_BY_HAND
-        if value is None or is_known or (name == "thinking" and value == {"type": "disabled"}):
-            continue
-        if name in ("output_format", "output_config"):
-            raise refuse(
-                name,
-                "The engine samples freely and cannot hold a reply to a format. Ask for it in the messages, or offer "
-                "it as a tool with tool_choice.",
-            )
-        if name in ("thinking", "top_k", "mcp_servers"):
-            raise refuse(name, "Leave it out.")
-        raise refuse_unknown(name)
-    given = read_values(_MessagesBody, content)
+    given = _PARAMETERS.parse(content)
     tools = read_tools(_as_functions(content.get("tools")))
     choice = content.get("tool_choice") or {"type": "auto"}
     messages = _read_conversation(content.get("messages"))
@@ -64,7 +58,7 @@ def read_messages_call(body: bytes) -> ModelCall:
         messages.insert(0, {"role": "system", "content": _text_of(content["system"], "system")})
     return ModelCall(
         messages=read_messages(messages),
-        agent=given.model,
+        agent=given.model or "",
         tools=tools,
         tool_choice=check_choice(_read_choice(choice), tools),
         takes_many_calls=not (isinstance(choice, Mapping) and choice.get("disable_parallel_tool_use")),
@@ -84,10 +78,7 @@ def _read_choice(given: object) -> str:
             return "required"
         case {"type": "tool", "name": str(name)}:
             return name
-    raise ServeError(
-        f"tool_choice: {reprlib.repr(given)} given; expected {{'type': 'auto'}}, 'any', 'none', or 'tool' with a name.",
-        param="tool_choice",
-    )
+    raise wrong("tool_choice", given, "{'type': 'auto'}, 'any', 'none', or 'tool' with a name")
 
 
 def _as_functions(given: object) -> object:
@@ -113,7 +104,7 @@ def _read_conversation(given: object) -> list[dict[str, Any]]:
     for place, message in enumerate(given):
         where = f"messages.{place}"
         if not isinstance(message, Mapping) or message.get("role") not in ("user", "assistant"):
-            raise ServeError(f"{where}: {reprlib.repr(message)} given; expected user or assistant.", param=where)
+            raise wrong(where, message, "user or assistant")
         content = message.get("content")
         if isinstance(content, list):
             messages += _read_blocks(content, message["role"], where)
@@ -138,9 +129,7 @@ def _read_blocks(blocks: Sequence[Any], role: str, where: str) -> list[dict[str,
                 pass
             case _:
                 kind = block.get("type") if isinstance(block, Mapping) else block
-                raise ServeError(
-                    f"{where}: {reprlib.repr(kind)} given; expected text, tool_use or tool_result.", param=where
-                )
+                raise wrong(where, kind, "text, tool_use or tool_result")
     said = {"role": role, "content": "".join(texts), **({"tool_calls": calls} if calls else {})}
     return [*results, said] if texts or calls or not results else results
 
@@ -149,24 +138,20 @@ def _text_of(content: object, where: str) -> str:
     blocks = content if isinstance(content, list) else [{"type": "text", "text": content}]
     texts = [block.get("text") if isinstance(block, Mapping) else None for block in blocks]
     if not all(isinstance(text, str) for text in texts):
-        raise ServeError(f"{where}: {reprlib.repr(content)} given; expected text.", param=where)
+        raise wrong(where, content, "text")
     return "".join(text for text in texts if text)
 
 
-class MessagesWriter:
-    """The answer to one call, in the API's words."""
+@dataclass(slots=True, kw_only=True)
+class MessagesWriter(ReplyWriter):
+    """Formats the reply to one request."""
 
-    def __init__(self, *, id: str, model: str, call: ModelCall, decode: Callable[[IntArray], str]) -> None:
-        self._id = id
-        self._model = model
-        self._call = call
-        self._decode = decode
-        self._num_blocks = 0
-        self._is_open = False
+    num_blocks: int = 0
+    is_open: bool = False
 
     def whole(self, responses: Sequence[Response]) -> dict[str, Any]:
         (response,) = responses
-        said = self._call.continuation(response.message.text)
+        said = self.call.continuation(response.message.text)
         content: list[dict[str, Any]] = [{"type": "text", "text": said}] if said else []
         content += [
             {"type": "tool_use", "id": call.id, "name": call.name, "input": parse_json(call.arguments)}
@@ -181,7 +166,7 @@ class MessagesWriter:
         return _event("message_start", message=begun)
 
     def delta(self, number: int, text: str) -> bytes:
-        begun = b"" if self._is_open else self._begin_block({"type": "text", "text": ""})
+        begun = b"" if self.is_open else self._begin_block({"type": "text", "text": ""})
         return begun + self._grow({"type": "text_delta", "text": text})
 
     def end(self, responses: Sequence[Response]) -> bytes:
@@ -199,32 +184,32 @@ class MessagesWriter:
         return _event("error", error={"type": error.kind, "message": str(error)})
 
     def _begin_block(self, block: Mapping[str, Any]) -> bytes:
-        self._is_open = True
-        return _event("content_block_start", index=self._num_blocks, content_block=block)
+        self.is_open = True
+        return _event("content_block_start", index=self.num_blocks, content_block=block)
 
     def _grow(self, delta: Mapping[str, Any]) -> bytes:
-        return _event("content_block_delta", index=self._num_blocks, delta=delta)
+        return _event("content_block_delta", index=self.num_blocks, delta=delta)
 
     def _end_block(self) -> bytes:
-        if not self._is_open:
+        if not self.is_open:
             return b""
-        self._is_open = False
-        self._num_blocks += 1
-        return _event("content_block_stop", index=self._num_blocks - 1)
+        self.is_open = False
+        self.num_blocks += 1
+        return _event("content_block_stop", index=self.num_blocks - 1)
 
     def _about(self, num_prompt: int, num_sampled: int) -> dict[str, Any]:
         usage = {"input_tokens": num_prompt, "output_tokens": num_sampled}
-        return {"id": f"msg_{self._id}", "type": "message", "role": "assistant", "model": self._model, "usage": usage}
+        return {"id": f"msg_{self.id}", "type": "message", "role": "assistant", "model": self.model, "usage": usage}
 
     def _end(self, response: Response) -> dict[str, Any]:
-        text = self._decode(response.tokens) if self._call.stop else ""
-        stopped_by = next((word for word in self._call.stop if word in text), None)
+        text = self.decode(response.tokens) if self.call.stop else ""
+        stopped_by = next((word for word in self.call.stop if word in text), None)
         if response.message.tool_calls:
             reason = "tool_use"
         elif stopped_by is not None:
             reason = "stop_sequence"
         else:
-            reason = "max_tokens" if response.completion.finish_reason is FinishReason.LENGTH else "end_turn"
+            reason = "max_tokens" if is_cut(response) else "end_turn"
         return {"stop_reason": reason, "stop_sequence": stopped_by}
 
 

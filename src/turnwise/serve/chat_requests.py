@@ -1,7 +1,6 @@
-"""What a client asks for, whichever API it speaks: one noun for all of them, and how the parts they share are read.
+"""Chat requests of all three APIs: `ModelCall`, the parameters that the APIs share, and the base of their replies.
 
-In: the JSON of a request. Out: a ModelCall, or a ServeError that names what was wrong. It refuses to know HTTP,
-episodes and the words of one API.
+A request becomes a `ModelCall` or raises a `ServeError` that names the parameter.
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from turnwise.context.messages import read_message
 from turnwise.context.recorder import Response
 from turnwise.errors import ServeError, TurnwiseError
 from turnwise.infra.parsing import parse_json
 from turnwise.infra.untrusted import whole_json
-from turnwise.types import IMPOSSIBLE_LOGPROB, IntArray, Message, ToolSchema
+from turnwise.types import IMPOSSIBLE_LOGPROB, FinishReason, IntArray, Message, ToolSchema
 
 _MAX_TOOLS = 128
 _MAX_STOPS = 16
@@ -83,9 +82,50 @@ def _count_equal(text: str, other: str) -> int:
 
 
 class Body(BaseModel):
-    """The plain values of a request; what has a structure is read by hand, so that mistakes are told in our words."""
+    """Scalar parameters of a request. Structured ones have parsers of their own with better error messages."""
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    model: str | None = None
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    stream: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters(Generic[_T]):
+    """Parameters of one API and how each is treated; all others are unknown."""
+
+    body: type[_T]
+    """Scalar parameters."""
+    structured: tuple[str, ...]
+    """Parsed by functions of the API."""
+    ignored: tuple[str, ...]
+    """Metadata and hints without effect on the reply."""
+    neutral: Mapping[str, tuple[object, ...]]
+    """Accepted only with values that request nothing."""
+    alternatives: Mapping[str, str]
+    """What to use instead of a parameter that is not supported."""
+
+    def parse(self, content: Mapping[str, Any]) -> _T:
+        known = {*self.body.model_fields, *self.structured, *self.ignored}
+        for name, value in content.items():
+            if value is None or name in known:
+                continue
+            if name not in self.neutral:
+                raise unknown_parameter(name)
+            # `True == 1` in Python: a boolean is not a number here.
+            if not any(
+                value == each and isinstance(value, bool) <= isinstance(each, bool) for each in self.neutral[name]
+            ):
+                raise unsupported(name, self.alternatives.get(name, "Leave it out."))
+        return read_values(self.body, content)
+
+
+FORMAT_ALTERNATIVE = (
+    "The engine samples freely and cannot hold a reply to a format. Ask for it in the messages, or offer it as a tool "
+    "with tool_choice."
+)
 
 
 def read_object(body: bytes) -> dict[str, Any]:
@@ -115,9 +155,7 @@ def read_values(body: type[_T], content: Mapping[str, Any]) -> _T:
 def read_messages(given: object, where: str = "messages") -> tuple[Message, ...]:
     """Messages in the words of chat completions."""
     if not isinstance(given, list) or not given:
-        raise ServeError(
-            f"{where}: {reprlib.repr(given)} given; expected a list of messages, at least one.", param=where
-        )
+        raise wrong(where, given, "a list of messages, at least one")
     messages = tuple(_read_message(message, f"{where}.{place}") for place, message in enumerate(given))
     last = messages[-1]
     if last.role == "assistant" and (last.tool_calls or len(messages) == 1):
@@ -132,13 +170,10 @@ def read_messages(given: object, where: str = "messages") -> tuple[Message, ...]
 
 def _read_message(given: object, where: str) -> Message:
     if not isinstance(given, Mapping):
-        raise ServeError(f"{where}: {reprlib.repr(given)} given; expected {{'role': …, 'content': …}}.", param=where)
+        raise wrong(where, given, "{'role': …, 'content': …}")
     role = given.get("role")
     if role not in ("system", "developer", "user", "assistant", "tool"):
-        raise ServeError(
-            f"{where}.role: {reprlib.repr(role)} given; expected system, developer, user, assistant or tool.",
-            param=f"{where}.role",
-        )
+        raise wrong(f"{where}.role", role, "system, developer, user, assistant or tool")
     mapping = {**given, "role": "system" if role == "developer" else role}
     try:
         message = read_message(mapping)
@@ -154,20 +189,14 @@ def read_tools(given: object, where: str = "tools") -> tuple[ToolSchema, ...]:
     if given is None:
         return ()
     if not isinstance(given, list) or len(given) > _MAX_TOOLS:
-        raise ServeError(
-            f"{where}: {reprlib.repr(given)} given; expected a list of at most {_MAX_TOOLS} tools.", param=where
-        )
+        raise wrong(where, given, f"a list of at most {_MAX_TOOLS} tools")
     return tuple(_read_tool(tool, f"{where}.{place}") for place, tool in enumerate(given))
 
 
 def _read_tool(given: object, where: str) -> ToolSchema:
     if not isinstance(given, Mapping) or given.get("type", "function") != "function":
         kind = given.get("type") if isinstance(given, Mapping) else given
-        raise ServeError(
-            f"{where}: {reprlib.repr(kind)} given; expected {{'type': 'function', …}}: tools that run elsewhere are "
-            "not offered here.",
-            param=where,
-        )
+        raise wrong(where, kind, "{'type': 'function', …}: tools that run elsewhere are not offered here")
     try:
         return ToolSchema.from_mapping(given)
     except ValueError as error:
@@ -178,9 +207,7 @@ def read_stop(given: object, where: str = "stop") -> tuple[str, ...]:
     """One text, or a list of them; empty ones ask for nothing."""
     words = [given] if isinstance(given, str) else given if given is not None else []
     if not isinstance(words, Sequence) or len(words) > _MAX_STOPS or not all(isinstance(word, str) for word in words):
-        raise ServeError(
-            f"{where}: {reprlib.repr(given)} given; expected a text or a list of at most {_MAX_STOPS}.", param=where
-        )
+        raise wrong(where, given, f"a text or a list of at most {_MAX_STOPS}")
     return tuple(word for word in words if word)
 
 
@@ -194,11 +221,15 @@ def check_choice(choice: str, tools: Sequence[ToolSchema], where: str = "tool_ch
     return choice
 
 
-def refuse(name: str, instead: str) -> ServeError:
+def wrong(where: str, given: object, expected: str) -> ServeError:
+    return ServeError(f"{where}: {reprlib.repr(given)} given; expected {expected}.", param=where)
+
+
+def unsupported(name: str, instead: str) -> ServeError:
     return ServeError(f"'{name}' is not supported. {instead}", param=name, code="unsupported_parameter")
 
 
-def refuse_unknown(name: str) -> ServeError:
+def unknown_parameter(name: str) -> ServeError:
     return ServeError(f"'{name}' is not known here. Leave it out.", param=name, code="unknown_parameter")
 
 
@@ -206,8 +237,23 @@ def _refuse_constant(name: str) -> object:
     raise ValueError(f"{name} is not a number")
 
 
+@dataclass(slots=True, kw_only=True)
+class ReplyWriter:
+    """Base of the writers: formats the reply to one request as one object or as server-sent events."""
+
+    id: str
+    model: str
+    call: ModelCall
+    decode: Callable[[IntArray], str]
+
+
+def is_cut(response: Response) -> bool:
+    """Return whether a reply ended at its token limit."""
+    return response.completion.finish_reason is FinishReason.LENGTH
+
+
 def token_logprobs(response: Response, decode: Callable[[IntArray], str]) -> list[dict[str, Any]]:
-    """With the likeliest tokens at each place where they were asked for."""
+    """Format the log-probs of the sampled tokens, with the most likely alternatives if requested."""
     likeliest = response.completion.alternatives
 
     def write(token: int, logprob: float) -> dict[str, Any]:

@@ -1,15 +1,12 @@
-"""The words of OpenAI's chat completions API: a body becomes a call, responses become a body or a stream.
+"""OpenAI chat completions API: parses requests, formats replies and streams.
 
-What would change the result and is not supported is refused by name, never left out silently. It refuses to know HTTP
-and episodes.
+Parameters that would change the reply and are not supported raise an error; none is ignored silently.
 """
 
 from __future__ import annotations
 
-import reprlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import Field, PositiveInt
@@ -17,38 +14,39 @@ from pydantic import Field, PositiveInt
 from turnwise.context.recorder import Response
 from turnwise.errors import ServeError
 from turnwise.serve.chat_requests import (
+    FORMAT_ALTERNATIVE,
     Body,
     ModelCall,
+    Parameters,
+    ReplyWriter,
     check_choice,
     read_messages,
     read_object,
     read_stop,
     read_tools,
-    read_values,
-    refuse,
-    refuse_unknown,
     token_logprobs,
+    wrong,
 )
 from turnwise.serve.episode import event
-from turnwise.types import MAX_ALTERNATIVES, IntArray
+from turnwise.types import MAX_ALTERNATIVES
 
-_NEUTRAL: dict[str, tuple[object, ...]] = {
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
-}
-"""Parameters that only pass with values that ask for nothing."""
-_INSTEAD = {
-    "functions": "Give them as tools.",
-    "response_format": "The engine samples freely and cannot hold a reply to a format. Ask for it in the messages, or "
-    "offer it as a tool with tool_choice.",
-}
-_WITHOUT_MEANING = frozenset(
-    (
+_MAX_CHOICES = 128
+
+
+class _ChatBody(Body):
+    n: int | None = Field(default=None, ge=1, le=_MAX_CHOICES)
+    seed: int | None = None
+    max_tokens: PositiveInt | None = None
+    max_completion_tokens: PositiveInt | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_ALTERNATIVES)
+    parallel_tool_calls: bool | None = None
+
+
+_PARAMETERS = Parameters(
+    body=_ChatBody,
+    structured=("messages", "tools", "tool_choice", "stop", "stream_options"),
+    ignored=(
         "metadata",
         "prompt_cache_key",
         "prompt_cache_retention",
@@ -58,32 +56,23 @@ _WITHOUT_MEANING = frozenset(
         "store",
         "user",
         "verbosity",
-    )
+    ),
+    neutral={
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "response_format": ({"type": "text"},),
+        "modalities": (["text"],),
+        "presence_penalty": (0,),
+        "frequency_penalty": (0,),
+        "logit_bias": ({},),
+    },
+    alternatives={"functions": "Give them as tools.", "response_format": FORMAT_ALTERNATIVE},
 )
-"""Bookkeeping, and hints that also the original may leave aside: taken and not used."""
-_READ_BY_HAND = frozenset(("messages", "tools", "tool_choice", "stop", "stream_options"))
-_MAX_CHOICES = 128
-
-
-class _ChatBody(Body):
-    model: str = ""
-    n: int | None = Field(default=None, ge=1, le=_MAX_CHOICES)
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    seed: int | None = None
-    max_tokens: PositiveInt | None = None
-    max_completion_tokens: PositiveInt | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_ALTERNATIVES)
-    stream: bool | None = None
-    parallel_tool_calls: bool | None = None
 
 
 def read_chat(body: bytes) -> ModelCall:
     content = read_object(body)
-    for name, value in content.items():
-        _check_parameter(name, value)
-    given = read_values(_ChatBody, content)
+    given = _PARAMETERS.parse(content)
     if given.top_logprobs and not given.logprobs:
         raise ServeError(
             f"top_logprobs: {given.top_logprobs} given without logprobs; expected 'logprobs': true.",
@@ -93,7 +82,7 @@ def read_chat(body: bytes) -> ModelCall:
     options = content.get("stream_options")
     return ModelCall(
         messages=read_messages(content.get("messages")),
-        agent=given.model,
+        agent=given.model or "",
         tools=tools,
         tool_choice=check_choice(_read_choice(content.get("tool_choice")), tools),
         takes_many_calls=given.parallel_tool_calls is not False,
@@ -118,31 +107,11 @@ def _read_choice(given: object) -> str:
             return given
         case {"type": "function", "function": {"name": str(name)}}:
             return name
-    raise ServeError(
-        f"tool_choice: {reprlib.repr(given)} given; expected 'auto', 'none', 'required', or {{'type': 'function', "
-        "'function': {'name': …}}.",
-        param="tool_choice",
-    )
+    raise wrong("tool_choice", given, "'auto', 'none', 'required', or {'type': 'function', 'function': {'name': …}}")
 
 
-def _check_parameter(name: str, value: object) -> None:
-    if value is None or name in _ChatBody.model_fields or name in _WITHOUT_MEANING or name in _READ_BY_HAND:
-        return
-    if name not in _NEUTRAL:
-        raise refuse_unknown(name)
-    # `True == 1` in Python: a truth value is not a number here.
-    if isinstance(value, bool) or value not in _NEUTRAL[name]:
-        raise refuse(name, _INSTEAD.get(name, "Leave it out."))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatWriter:
-    """The answer to a call, in the API's words."""
-
-    id: str
-    model: str
-    call: ModelCall
-    decode: Callable[[IntArray], str]
+class ChatWriter(ReplyWriter):
+    """Formats the reply to a request."""
 
     def whole(self, responses: Sequence[Response]) -> dict[str, Any]:
         choices = [

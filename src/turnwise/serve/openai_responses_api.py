@@ -1,14 +1,13 @@
-"""The words of OpenAI's Responses API: a body becomes a call, responses become a body or a stream.
+"""OpenAI Responses API: parses requests, formats replies and streams.
 
-Conversations are sent whole: nothing is kept between calls but the record, so `previous_response_id` is refused. It
-refuses to know HTTP and episodes.
+Requests contain the complete conversation: nothing is stored between calls, so `previous_response_id` raises an error.
 """
 
 from __future__ import annotations
 
-import reprlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import Field, PositiveInt
@@ -19,33 +18,33 @@ from turnwise.infra.parsing import parse_json
 from turnwise.serve.chat_requests import (
     Body,
     ModelCall,
+    Parameters,
+    ReplyWriter,
     check_choice,
+    is_cut,
     read_messages,
     read_object,
     read_tools,
-    read_values,
-    refuse,
-    refuse_unknown,
     token_logprobs,
+    wrong,
 )
 from turnwise.serve.episode import event
-from turnwise.types import MAX_ALTERNATIVES, FinishReason, IntArray, ToolSchema
+from turnwise.types import MAX_ALTERNATIVES, ToolSchema
 
-_NEUTRAL: dict[str, tuple[object, ...]] = {
-    "background": (False,),
-    "text": ({"format": {"type": "text"}}, {"format": {"type": "text"}, "verbosity": "medium"}, {}),
-    "truncation": ("disabled",),
-    "previous_response_id": (),
-    "conversation": (),
-    "prompt": (),
-}
-_INSTEAD = {
-    "text": "The engine samples freely and cannot hold a reply to a format. Ask for it in the input.",
-    "previous_response_id": "Nothing is kept between calls: send the whole conversation as input.",
-    "conversation": "Nothing is kept between calls: send the whole conversation as input.",
-}
-_WITHOUT_MEANING = frozenset(
-    (
+_STATELESS = "Nothing is kept between calls: send the whole conversation as input."
+
+
+class _ResponsesBody(Body):
+    instructions: str | None = None
+    max_output_tokens: PositiveInt | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_ALTERNATIVES)
+    parallel_tool_calls: bool | None = None
+
+
+_PARAMETERS = Parameters(
+    body=_ResponsesBody,
+    structured=("include", "input", "tools", "tool_choice"),
+    ignored=(
         "max_tool_calls",
         "metadata",
         "prompt_cache_key",
@@ -56,33 +55,26 @@ _WITHOUT_MEANING = frozenset(
         "store",
         "stream_options",
         "user",
-    )
+    ),
+    neutral={
+        "background": (False,),
+        "text": ({"format": {"type": "text"}}, {"format": {"type": "text"}, "verbosity": "medium"}, {}),
+        "truncation": ("disabled",),
+        "previous_response_id": (),
+        "conversation": (),
+        "prompt": (),
+    },
+    alternatives={
+        "text": "The engine samples freely and cannot hold a reply to a format. Ask for it in the input.",
+        "previous_response_id": _STATELESS,
+        "conversation": _STATELESS,
+    },
 )
-_READ_BY_HAND = frozenset(("include", "input", "tools", "tool_choice"))
-
-
-class _ResponsesBody(Body):
-    model: str | None = None
-    instructions: str | None = None
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    max_output_tokens: PositiveInt | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_ALTERNATIVES)
-    parallel_tool_calls: bool | None = None
-    stream: bool | None = None
 
 
 def read_response_call(body: bytes) -> ModelCall:
     content = read_object(body)
-    for name, value in content.items():
-        is_known = name in _ResponsesBody.model_fields or name in _WITHOUT_MEANING or name in _READ_BY_HAND
-        if value is None or is_known:
-            continue
-        if name not in _NEUTRAL:
-            raise refuse_unknown(name)
-        if value not in _NEUTRAL[name]:
-            raise refuse(name, _INSTEAD.get(name, "Leave it out."))
-    given = read_values(_ResponsesBody, content)
+    given = _PARAMETERS.parse(content)
     tools = read_tools(content.get("tools"))
     messages = _read_input(content.get("input"))
     if given.instructions:
@@ -114,11 +106,7 @@ def _read_choice(given: object) -> str:
             return given
         case {"type": "function", "name": str(name)}:
             return name
-    raise ServeError(
-        f"tool_choice: {reprlib.repr(given)} given; expected 'auto', 'none', 'required', or {{'type': 'function', "
-        "'name': …}.",
-        param="tool_choice",
-    )
+    raise wrong("tool_choice", given, "'auto', 'none', 'required', or {'type': 'function', 'name': …}")
 
 
 def _read_input(given: object) -> list[dict[str, Any]]:
@@ -126,7 +114,7 @@ def _read_input(given: object) -> list[dict[str, Any]]:
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not isinstance(given, list):
-        raise ServeError(f"input: {reprlib.repr(given)} given; expected a text or a list of items.", param="input")
+        raise wrong("input", given, "a text or a list of items")
     messages: list[dict[str, Any]] = []
     for place, item in enumerate(given):
         kind = item.get("type", "message") if isinstance(item, Mapping) else None
@@ -144,11 +132,7 @@ def _read_input(given: object) -> list[dict[str, Any]]:
             case "reasoning":
                 pass
             case _:
-                raise ServeError(
-                    f"input.{place}: {reprlib.repr(kind)} given; expected a message, a function_call or a "
-                    "function_call_output.",
-                    param=f"input.{place}",
-                )
+                raise wrong(f"input.{place}", kind, "a message, a function_call or a function_call_output")
     return messages
 
 
@@ -163,17 +147,13 @@ def _read_content(content: object) -> object:
     ]
 
 
-class ResponsesWriter:
-    """The answer to one call, in the API's words."""
+@dataclass(slots=True, kw_only=True)
+class ResponsesWriter(ReplyWriter):
+    """Formats the reply to one request."""
 
-    def __init__(self, *, id: str, model: str, call: ModelCall, decode: Callable[[IntArray], str]) -> None:
-        self._id = id
-        self._model = model
-        self._call = call
-        self._decode = decode
-        self._num_events = 0
-        self._text: str | None = None
-        """What the message has said so far in a stream; None before it began."""
+    num_events: int = 0
+    text: str | None = None
+    """Text of the message in a stream; None before its first event."""
 
     def whole(self, responses: Sequence[Response]) -> dict[str, Any]:
         (response,) = responses
@@ -187,13 +167,13 @@ class ResponsesWriter:
 
     def delta(self, number: int, text: str) -> bytes:
         events = b""
-        if self._text is None:
-            self._text = ""
+        if self.text is None:
+            self.text = ""
             item = {**self._message(""), "status": "in_progress", "content": []}
             part = {"type": "output_text", "text": "", "annotations": []}
             events = self._event("response.output_item.added", output_index=0, item=item)
             events += self._event("response.content_part.added", **self._place(), part=part)
-        self._text += text
+        self.text += text
         return events + self._event("response.output_text.delta", **self._place(), delta=text, logprobs=[])
 
     def end(self, responses: Sequence[Response]) -> bytes:
@@ -201,7 +181,7 @@ class ResponsesWriter:
         events = []
         for index, item in enumerate(self._output(response)):
             if item["type"] == "message":
-                if self._text is None:
+                if self.text is None:
                     events.append(self.delta(0, ""))
                 (part,) = item["content"]
                 done = {"text": part["text"], "logprobs": part["logprobs"]}
@@ -216,7 +196,7 @@ class ResponsesWriter:
                 done = {"arguments": arguments, "name": item["name"]}
                 events.append(self._event("response.function_call_arguments.done", **where, **done))
             events.append(self._event("response.output_item.done", output_index=index, item=item))
-        kind = "response.incomplete" if _is_cut(response) else "response.completed"
+        kind = "response.incomplete" if is_cut(response) else "response.completed"
         events.append(self._event(kind, response=self.whole(responses)))
         return b"".join(events)
 
@@ -224,23 +204,23 @@ class ResponsesWriter:
         return self._event("error", code=error.code or error.kind, message=str(error), param=error.param)
 
     def _event(self, kind: str, **content: Any) -> bytes:
-        self._num_events += 1
-        return event({"type": kind, "sequence_number": self._num_events - 1, **content}, kind)
+        self.num_events += 1
+        return event({"type": kind, "sequence_number": self.num_events - 1, **content}, kind)
 
     def _place(self) -> dict[str, Any]:
-        return {"item_id": f"msg_{self._id}", "output_index": 0, "content_index": 0}
+        return {"item_id": f"msg_{self.id}", "output_index": 0, "content_index": 0}
 
     # --- the parts -----------------------------------------------------------------------------------------------
 
     def _output(self, response: Response) -> list[dict[str, Any]]:
-        said, calls = self._call.continuation(response.message.text), response.message.tool_calls
+        said, calls = self.call.continuation(response.message.text), response.message.tool_calls
         # A stream that has begun a message goes on with it.
-        logprobs = token_logprobs(response, self._decode) if self._call.wants_logprobs else []
-        messages = [self._message(said, logprobs)] if said or not calls or self._text is not None else []
+        logprobs = token_logprobs(response, self.decode) if self.call.wants_logprobs else []
+        messages = [self._message(said, logprobs)] if said or not calls or self.text is not None else []
         return messages + [
             {
                 "type": "function_call",
-                "id": f"fc_{self._id}_{place}",
+                "id": f"fc_{self.id}_{place}",
                 "call_id": call.id,
                 "name": call.name,
                 "arguments": call.arguments,
@@ -252,27 +232,27 @@ class ResponsesWriter:
     def _message(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
         content = [{"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}]
         return {
-            "type": "message", "id": f"msg_{self._id}", "role": "assistant", "status": "completed", "content": content
+            "type": "message", "id": f"msg_{self.id}", "role": "assistant", "status": "completed", "content": content
         }  # fmt: skip
 
     def _about(self, output: list[dict[str, Any]], response: Response | None) -> dict[str, Any]:
-        is_cut = response is not None and _is_cut(response)
+        ends_early = response is not None and is_cut(response)
         return {
-            "id": f"resp_{self._id}",
+            "id": f"resp_{self.id}",
             "object": "response",
             "created_at": int(time.time()),
-            "status": "in_progress" if response is None else "incomplete" if is_cut else "completed",
+            "status": "in_progress" if response is None else "incomplete" if ends_early else "completed",
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "incomplete_details": {"reason": "max_output_tokens"} if ends_early else None,
             "instructions": None,
             "metadata": {},
-            "model": self._model,
+            "model": self.model,
             "output": output,
-            "parallel_tool_calls": self._call.takes_many_calls,
-            "temperature": self._call.temperature,
-            "tool_choice": self._call.tool_choice if self._call.tool_choice in _CHOICES else "auto",
-            "tools": [_tool(tool) for tool in self._call.tools],
-            "top_p": self._call.top_p,
+            "parallel_tool_calls": self.call.takes_many_calls,
+            "temperature": self.call.temperature,
+            "tool_choice": self.call.tool_choice if self.call.tool_choice in _CHOICES else "auto",
+            "tools": [_tool(tool) for tool in self.call.tools],
+            "top_p": self.call.top_p,
             "usage": None if response is None else _usage(response),
         }
 
@@ -284,10 +264,6 @@ def _tool(tool: ToolSchema) -> dict[str, Any]:
     parameters = parse_json(tool.parameters)
     return {"type": "function", "name": tool.name, "description": tool.description, "parameters": parameters,
             "strict": False}  # fmt: skip
-
-
-def _is_cut(response: Response) -> bool:
-    return response.completion.finish_reason is FinishReason.LENGTH
 
 
 def _usage(response: Response) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from turnwise.config.schema import ContextSettings
 from turnwise.context.recorder import Response, make_trajectory
@@ -283,10 +283,18 @@ def _by_step(reward: float | Mapping[int, float], calls: Sequence[Response]) -> 
 
 _HOST = re.compile(r"[A-Za-z0-9.:\[\]-]+")
 _PATH = re.compile(r"(?:/episodes/(?P<episode>[^/]+))?(?P<rest>/.*)")
-_READERS: dict[str, Callable[[bytes], ModelCall]] = {
-    "/v1/chat/completions": read_chat,
-    "/v1/responses": read_response_call,
-    "/v1/messages": read_messages_call,
+
+
+class _Api(NamedTuple):
+    read: Callable[[bytes], ModelCall]
+    writer: type[ChatWriter | ResponsesWriter | MessagesWriter]
+    id_prefix: str = ""
+
+
+_APIS = {
+    "/v1/chat/completions": _Api(read_chat, ChatWriter, "chatcmpl-"),
+    "/v1/responses": _Api(read_response_call, ResponsesWriter),
+    "/v1/messages": _Api(read_messages_call, MessagesWriter),
 }
 
 
@@ -346,10 +354,10 @@ class ChatEndpoint:
         self._check_token(request)
         found = _PATH.fullmatch(request.path)
         episode, rest = (found["episode"], found["rest"]) if found else (None, "")
+        if api := _APIS.get(rest):
+            _expect(request, "POST")
+            return await self._ask(self._host.find(episode), api, request)
         match rest:
-            case "/v1/chat/completions" | "/v1/responses" | "/v1/messages":
-                _expect(request, "POST")
-                return await self._ask(self._host.find(episode), rest, request)
             case "/v1/models":
                 _expect(request, "GET")
                 model = {"id": self._model_name, "object": "model", "created": 0, "owned_by": "turnwise"}
@@ -378,14 +386,15 @@ class ChatEndpoint:
                 code="invalid_api_key",
             )
 
-    async def _ask(self, episode: Episode, path: str, request: HttpRequest) -> HttpReply:
-        """One call of the model, in the words of the API that the path belongs to."""
+    async def _ask(self, episode: Episode, api: _Api, request: HttpRequest) -> HttpReply:
+        """Answer one request to the model."""
         body = await request.read_body()
         try:
-            call = _READERS[path](body)
+            call = api.read(body)
             # Before anything is waited for: calls that come together must not be given the same id.
             step = episode.begin_step(call.agent)
-            writer = self._open_writer(path, call, episode, step)
+            name = f"{api.id_prefix}{episode.name_step(step)}"
+            writer = api.writer(id=name, model=self._model_name, call=call, decode=episode.model.decode)
             if call.is_streamed:
                 stream = Stream(episode, call, step, writer)
                 await stream.begin()
@@ -394,17 +403,6 @@ class ChatEndpoint:
         except RecursionError as error:
             raise ServeError("the request is nested too deeply; expected a few hundred levels at most.") from error
         return json_reply(writer.whole(responses), on_lost=lambda: episode.forget(responses))
-
-    def _open_writer(
-        self, path: str, call: ModelCall, episode: Episode, step: int
-    ) -> ChatWriter | ResponsesWriter | MessagesWriter:
-        model, decode, name = self._model_name, episode.model.decode, episode.name_step(step)
-        match path:
-            case "/v1/responses":
-                return ResponsesWriter(id=name, model=model, call=call, decode=decode)
-            case "/v1/messages":
-                return MessagesWriter(id=name, model=model, call=call, decode=decode)
-        return ChatWriter(id=f"chatcmpl-{name}", model=model, call=call, decode=decode)
 
 
 def _expect(request: HttpRequest, method: str) -> None:

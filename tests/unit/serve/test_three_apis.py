@@ -14,7 +14,7 @@ import pytest
 from turnwise.errors import RewardError
 from turnwise.serve import episode as episode_module
 from turnwise.serve.http import HttpRequest
-from turnwise.serve.recorder import ChatEndpoint
+from turnwise.serve.recorder import _APIS, ChatEndpoint
 from turnwise.types import GenerateRequest
 
 from ...clock import HANG_S
@@ -235,7 +235,7 @@ def test_streams_that_begin_together_have_ids_of_their_own_by_which_they_are_rew
 
         async def stream() -> tuple[str, str]:
             asked = HttpRequest(method="POST", path="", headers={}, read_body=AsyncMock(return_value=body))
-            reply = await endpoint._ask(host.episode, "/v1/chat/completions", asked)
+            reply = await endpoint._ask(host.episode, _APIS["/v1/chat/completions"], asked)
             assert reply.pieces is not None
             lines = [line for piece in [p async for p in reply.pieces] for line in piece.decode().splitlines()]
             events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
