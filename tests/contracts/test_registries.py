@@ -47,7 +47,7 @@ def test_the_table_of_methods_says_what_the_protocol_promises(path: str) -> None
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.path)
 def test_every_name_has_what_its_kind_must_have(choice: Choice) -> None:
     for name in names_of(choice.path):
-        assert list(_class_problems(choice.path, choice, name, choice.registry.get_target(name))) == []
+        assert list(_class_problems(choice, name, choice.registry.get_target(name))) == []
 
 
 def test_the_page_about_plug_ins_names_every_key_and_all_that_a_class_must_have() -> None:

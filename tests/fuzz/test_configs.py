@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.checks.settings import find_contradictions, find_no_effect
+from turnwise.checks.settings import find_contradictions, find_unused_settings
 from turnwise.config.load import load_recipe, load_settings
 from turnwise.config.recipes import SHIPPED
 from turnwise.config.trust import only_looking
@@ -47,7 +47,7 @@ def look(recipe: Any, overrides: Any = ()) -> None:
     with only_looking(), suppress(TurnwiseError):
         settings = load_recipe(recipe, overrides).settings
         find_contradictions(settings)
-        find_no_effect(settings)
+        find_unused_settings(settings)
 
 
 @given(st.data())

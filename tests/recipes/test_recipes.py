@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.checks.settings import check_settings, find_no_effect
+from turnwise.checks.settings import check_settings, find_unused_settings
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.config.recipes import SHIPPED
 from turnwise.run.api import train
@@ -37,7 +37,7 @@ def test_a_recipe_loads_and_agrees_with_itself(file: Path, tmp_path: Path) -> No
     settings = load_settings(str(file))
     check_settings(settings)
     assert settings.recipe == file.stem
-    assert find_no_effect(settings) == []
+    assert find_unused_settings(settings) == []
     (tmp_path / "config.yaml").write_text(dump_settings(settings))
     assert load_settings(str(tmp_path / "config.yaml")).model_dump() == settings.model_dump()
 

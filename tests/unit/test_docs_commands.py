@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.checks.setup import refuse_what_cannot_run
+from turnwise.checks.setup import validate_run
 from turnwise.cli import build_parser, parse_overrides
 from turnwise.commands import train as commands
 from turnwise.config.component import ENVS
@@ -169,7 +169,7 @@ def run_ours(words: Sequence[str], run: Path) -> None:
 def train_small(options: argparse.Namespace, words: str, patch: pytest.MonkeyPatch) -> None:
     def resolve(loaded: Loaded, **_: object) -> None:
         if not any(word in words for word in NOT_HERE):
-            refuse_what_cannot_run(loaded.settings)
+            validate_run(loaded.settings)
         settle_length(loaded.settings)
         raise Resolved
 

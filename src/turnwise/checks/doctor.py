@@ -1,219 +1,218 @@
-"""The order of an examination: what each look needs, and what is left out where an earlier one failed.
+"""`turnwise doctor`: every check of a recipe, the environments and the model in one report.
 
-In: a recipe and overrides. Out: one report with everything that was found. A mistake in one place does not hide one in
-another: what cannot be understood or played is left out, and the rest is looked at.
+An error in one place does not hide another: what cannot be loaded or played is left out, and the rest is checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from turnwise.checks.episodes import NUM_EPISODES, Probed, judge_oracle, judge_policy, probe
-from turnwise.checks.model import examine_judge, examine_model, examine_names, examine_template
-from turnwise.checks.plan import Plan, examine_machine, examine_memory, examine_packages, examine_time, fits, make_plan
-from turnwise.checks.settings import find_no_effect
-from turnwise.checks.setup import Refusal, examine_world, find_refusals, worlds_by_path
-from turnwise.checks.stages import Examination, Finding, Status, fine, guarded, problem, warning
+from turnwise.checks.episodes import NUM_EPISODES, check_expert_probe, check_policy_probe, probe
+from turnwise.checks.model import check_scorer, check_template, describe_model, describe_models
+from turnwise.checks.plan import Plan, check_machine, check_memory, check_packages, check_time, fits, make_plan
+from turnwise.checks.setup import check_environment, check_setup
+from turnwise.checks.stages import Subject, describe, fail, ok, run_check, run_checks
 from turnwise.config.load import Mended, load_settings, load_what_can_be
 from turnwise.config.schema import LessonSettings, TurnwiseSettings
-from turnwise.errors import TurnwiseError
+from turnwise.errors import Finding
 from turnwise.infra.threads import run_async
-from turnwise.loop.policies import resolve_model
-from turnwise.models.load import warn_of_slow_bfloat16
 from turnwise.report.console import Advance
-from turnwise.rollout.env_specs import World, settle_length
+from turnwise.rollout.env_specs import World
 
 Phase = Callable[[str], AbstractContextManager[Advance]]
-"""Tells a person what is being done."""
+"""Shows what is being done."""
+_STATUS = {"note": "ok", "warning": "warning", "error": "problem"}
+"""The word for a level in the report."""
 
 
-def examine(recipe: str, overrides: Sequence[str], phase: Phase) -> Examination:
-    """Look at everything that a run of this recipe needs."""
-    with phase("looking at packages and the machine"):
-        findings = [*guarded("packages", examine_packages), *guarded("machine", examine_machine)]
-        findings += guarded("models", examine_names)
-    with phase("looking at the settings"):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorReport:
+    recipe: str
+    findings: tuple[Finding, ...]
+    numbers: Mapping[str, Any]
+    """The probe and the plan, for programs."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.having("error")
+
+    def having(self, level: str) -> list[Finding]:
+        return [finding for finding in self.findings if finding.level == level]
+
+    def to_dict(self) -> dict[str, Any]:
+        rows = [
+            {"check": label(each), "status": _STATUS[each.level], "message": describe(each)} for each in self.findings
+        ]
+        return {"recipe": self.recipe, "ok": self.ok, "findings": rows, **self.numbers}
+
+
+def label(finding: Finding) -> str:
+    """What a line of the report is about."""
+    return "settings" if finding.stage == "settings" else finding.where
+
+
+def run_doctor(recipe: str, overrides: Sequence[str], phase: Phase) -> DoctorReport:
+    """Check everything that a run of this recipe needs."""
+    with phase("checking packages and the machine"):
+        findings = [*run_check("packages", check_packages), *run_check("machine", check_machine)]
+        findings += run_check("models", describe_models)
+    with phase("checking the settings"):
         mended = load_what_can_be(recipe, overrides)
-        findings += [problem("settings", message) for message in mended.problems]
-        if mended.settings is None:
-            return Examination(recipe=recipe, findings=tuple(findings), numbers={})
-        patient = _Patient(mended, mended.settings)
-        findings += patient.settings_findings()
-    with phase("playing the environments"):
-        findings += patient.world_findings()
-    with phase("looking at the models"):
-        findings += patient.model_findings()
-    with phase(f"playing {NUM_EPISODES} episodes with the model") as advance:
-        findings += patient.probe_findings(advance)
-    return Examination(recipe=recipe, findings=tuple(findings), numbers=patient.numbers)
+        findings += [fail("settings", message) for message in mended.problems]
+    if mended.settings is None:
+        return DoctorReport(recipe=recipe, findings=tuple(findings), numbers={})
+    with Subject(mended.settings) as subject:
+        doctor = _Doctor(subject, mended)
+        with phase("checking the set-up"):
+            findings += doctor.check_settings()
+        with phase("checking the environments"):
+            findings += doctor.check_environments()
+        with phase("checking the models"):
+            findings += doctor.check_models()
+        with phase(f"playing {NUM_EPISODES} episodes with the model") as advance:
+            findings += doctor.check_probe(advance)
+    return DoctorReport(recipe=recipe, findings=tuple(findings), numbers=doctor.numbers)
 
 
-class _Patient:
-    """One setup, and what is known of it so far."""
+class _Doctor:
+    """One set-up, and what is known of it so far."""
 
-    def __init__(self, mended: Mended, settings: TurnwiseSettings) -> None:
-        self._settings = settings
-        # What cannot be settled is among the refusals.
-        with suppress(TurnwiseError):
-            self._settings = settle_length(settings)
-        self._refusals = [r for r in find_refusals(settings) if not _follows_from(r, mended.left_out)]
-        self._is_clean = not mended.problems
-        self._model_path: str | None = None
+    def __init__(self, subject: Subject, mended: Mended) -> None:
+        self._subject = subject
+        self._settings = subject.settings
+        self._mended = mended
         self._plan: Plan | None = None
+        self._can_probe = False
         self.numbers: dict[str, Any] = {}
 
-    # --- what is written ---------------------------------------------------------------------------------------------
-
-    def settings_findings(self) -> list[Finding]:
-        """Contradictions, notes, the workflow and the files of data."""
-        settings = self._settings
-        found = [problem("settings", refusal.message) for refusal in self._about("settings")]
-        if not found and self._is_clean:
-            found = [
-                fine("settings", f"recipe '{settings.recipe}' is understood, and nothing in it contradicts the rest")
-            ]
-        found += [warning("settings", note) for note in find_no_effect(settings)]
-        found += [problem("data", refusal.message) for refusal in self._about("data")]
-        workflow = [problem("workflow", refusal.message) for refusal in self._about("workflow")]
-        if not workflow and not self._is_workflow_lost():
-            workflow = [fine("workflow", f"'{settings.rollout.workflow}' can be used with its arguments")]
-        return found + workflow
-
-    def world_findings(self) -> list[Finding]:
-        """An environment that cannot be made is told so; the others are held to their contract."""
-        findings: list[Finding] = []
-        for path, world in worlds_by_path(self._settings):
-            if refused := self._about(path):
-                findings += [problem(path, refusal.message) for refusal in refused]
-            else:
-                findings += guarded(path, lambda path=path, world=world: examine_world(path, world))
-        return findings
-
-    # --- models ------------------------------------------------------------------------------------------------------
-
-    def model_findings(self) -> list[Finding]:
-        """The model, who judges, the chat template, and what all of it takes in memory."""
-        settings = self._settings
-        refused = [problem("model", refusal.message) for refusal in self._about("model")]
-        findings = refused or guarded("model", lambda: examine_model(settings))
-        judge = [problem("reward model", refusal.message) for refusal in self._about("reward model")]
-        if slow := warn_of_slow_bfloat16(settings.model):
-            findings.append(warning("precision", slow))
-        findings += judge or ([] if self._is_judge_lost() else guarded("judge", lambda: examine_judge(settings)))
-        if not refused:
-            findings += guarded("template", self._examine_template) + guarded("memory", self._examine_memory)
-        return findings
-
-    def _examine_template(self) -> list[Finding]:
-        if self._playable_worlds() or self._settings.model.path != "tiny":
-            self._model_path = resolve_model(self._playable())
-            return examine_template(self._settings, self._model_path)
-        return [
-            fine("template", "not tested: the built-in model is made from an environment's texts, and there is none")
+    def check_settings(self) -> list[Finding]:
+        """Contradictions, warnings, files of data and the workflow."""
+        left_out, subject = self._mended.left_out, self._subject
+        check_setup(subject)
+        # What follows from a setting that was left out is no error of its own.
+        subject.findings[:] = [
+            each for each in subject.findings if not any(path and path in describe(each) for path in left_out)
         ]
+        found = [each for each in subject.findings if label(each) == "settings"]
+        if not self._mended.problems and not any(each.level == "error" for each in found):
+            found.insert(0, ok("settings", f"recipe '{self._settings.recipe}' is valid"))
+        found += self._about("data")
+        if self._has_workflow():
+            return [*found, ok("workflow", f"'{self._settings.rollout.workflow}' can be used with its arguments")]
+        return [*found, *self._about("workflow")]
 
-    def _examine_memory(self) -> list[Finding]:
+    def check_environments(self) -> list[Finding]:
+        """One that cannot be made is reported as such; the others are checked."""
+        found: list[Finding] = []
+        for path, world in self._subject.envs_by_path.items():
+            found += self._about(path) or run_check(path, lambda path=path, world=world: check_environment(path, world))
+        return found
+
+    def check_models(self) -> list[Finding]:
+        """The model, the reward scorer, the chat template, and the memory of all of them."""
+        subject, broken = self._subject, self._about("model")
+        found = broken or run_check("model", lambda: describe_model(subject))
+        found += self._about("reward model")
+        if self._has_scorer():
+            found += run_check("judge", lambda: check_scorer(self._settings))
+        if broken:
+            return found
+        if self._settings.model.path == "tiny" and not self._playable_envs():
+            found.append(ok("template", "not tested: the built-in model is made from an environment's texts"))
+        else:
+            found += run_check("template", self._check_template)
+        return found + run_check("memory", self._check_memory)
+
+    def _check_template(self) -> list[Finding]:
+        # The model is made from what can be played.
+        with Subject(self._playable()) as subject:
+            lines = check_template(subject)
+            self._can_probe = True
+            self._model_folder = subject.model_folder
+            return [*lines, *run_checks(subject, "model", catch_all=True)]
+
+    def _check_memory(self) -> list[Finding]:
         self._plan = make_plan(self._settings)
         self.numbers["plan"] = self._plan.to_dict()
-        if not fits(self._plan.memory):
-            self._model_path = None
-        return examine_memory(self._plan.memory, self._plan.peak)
+        self._can_probe = self._can_probe and fits(self._plan.memory)
+        return check_memory(self._plan.memory, self._plan.peak)
 
-    # --- the probe ---------------------------------------------------------------------------------------------------
+    def check_probe(self, advance: Advance) -> list[Finding]:
+        """What the model does in the environments that can be played."""
+        envs = self._playable_envs()
+        if not envs or not self._can_probe:
+            missing = "the model" if envs else "the environment"
+            return [ok("episodes", f"not played: see the problem with {missing}")]
+        return run_check("episodes", lambda: self._probe(envs, advance))
 
-    def probe_findings(self, advance: Advance) -> list[Finding]:
-        """What the model does where it can be played."""
-        worlds, model = self._playable_worlds(), self._model_path
-        if not worlds or model is None:
-            missing = "the model" if worlds else "the environment"
-            return [fine("episodes", f"not played: see the problem with {missing}")]
-        return guarded("episodes", lambda: self._probe(model, worlds, advance))
-
-    def _probe(self, model: str, worlds: dict[str, World], advance: Advance) -> list[Finding]:
-        has_judge = not self._is_judge_lost() and not self._about("reward model")
+    def _probe(self, envs: dict[str, World], advance: Advance) -> list[Finding]:
+        has_scorer = self._has_scorer()
         playable = self._playable()
-        probed = run_async(probe(playable, model, list(worlds.values()), advance, is_judged=has_judge))
-        self._keep_numbers(probed)
-        is_taught = isinstance(playable.warm_start, LessonSettings)
-        findings = judge_oracle(worlds["env"], probed.oracle) if probed.oracle and "env" in worlds else []
-        for path, world in worlds.items():
-            has_rewards = has_judge or not world.is_judged
-            findings += judge_policy(
+        probed = run_async(probe(playable, self._model_folder, list(envs.values()), advance, is_judged=has_scorer))
+        self.numbers["probe"] = {tag: stats.to_dict() for tag, stats in probed.policy.items()}
+        found = check_expert_probe(envs["env"], probed.oracle) if probed.oracle is not None else []
+        for path, world in envs.items():
+            found += check_policy_probe(
                 path,
                 world,
                 probed.policy[world.tag],
-                is_taught_first=is_taught,
+                playable,
+                is_taught_first=isinstance(playable.warm_start, LessonSettings),
                 is_beginner=playable.model.path == "tiny",
-                has_rewards=has_rewards,
+                has_rewards=has_scorer or not world.is_judged,
             )
-        if self._plan is not None and "env" in worlds:
-            findings += examine_time(self._plan, probed.policy[worlds["env"].tag])
-        return findings
+        return found + (check_time(self._plan, probed.policy[envs["env"].tag]) if self._plan is not None else [])
 
-    def _keep_numbers(self, probed: Probed) -> None:
-        self.numbers["probe"] = {tag: counted.to_dict() for tag, counted in probed.policy.items()}
-
-    def _playable_worlds(self) -> dict[str, World]:
-        """Without the main environment there is nothing to play: the built-in model and the tasks come from it."""
-        worlds = {path: world for path, world in worlds_by_path(self._settings) if not self._about(path)}
-        return worlds if "env" in worlds else {}
+    def _playable_envs(self) -> dict[str, World]:
+        """Empty without the main environment: the built-in model and the tasks come from it."""
+        envs = {path: world for path, world in self._subject.envs_by_path.items() if not self._about(path)}
+        return envs if "env" in envs else {}
 
     def _playable(self) -> TurnwiseSettings:
-        """The settings without what is broken: its environments are left out, its workflow is the built-in one."""
+        """The settings without what is broken: such environments are left out, the workflow is the built-in one."""
         raw = self._settings.model_dump()
-        for path, world in worlds_by_path(self._settings):
+        for path, world in self._subject.envs_by_path.items():
             if path != "env" and self._about(path):
                 del raw["mix"][world.tag]
-        if self._about("workflow") or self._is_workflow_lost():
+        if not self._has_workflow():
             raw["rollout"] |= {"workflow": "environment", "workflow_args": {}}
         if self._about("data"):
             raw["warm_start"], raw["learn"]["ptx"] = {"type": "none"}, {"type": "none"}
         return load_settings(raw)
 
-    # --- what is known -----------------------------------------------------------------------------------------------
+    def _about(self, where: str) -> list[Finding]:
+        return [each for each in self._subject.findings if each.level == "error" and each.where == where]
 
-    def _about(self, what: str) -> list[Refusal]:
-        return [refusal for refusal in self._refusals if refusal.about == what]
+    def _has_workflow(self) -> bool:
+        return not self._about("workflow") and not self._subject.has_errors("rollout.workflow")
 
-    def _is_workflow_lost(self) -> bool:
-        return any(refusal.message.startswith("rollout.workflow") for refusal in self._about("settings"))
-
-    def _is_judge_lost(self) -> bool:
-        return any("reward.judge" in refusal.message for refusal in self._about("settings"))
+    def _has_scorer(self) -> bool:
+        return not self._about("reward model") and not self._subject.has_errors("reward.judge")
 
 
-def _follows_from(refusal: Refusal, left_out: Sequence[str]) -> bool:
-    """Whether it speaks of what was left out for a mistake of its own."""
-    return any(path and path in refusal.message for path in left_out)
+_STYLES = {"ok": "green", "warning": "bold yellow", "problem": "bold red"}
 
 
-_STYLES = {Status.OK: "green", Status.WARNING: "bold yellow", Status.PROBLEM: "bold red"}
-
-
-def show_examination(console: Console, examination: Examination) -> None:
-    """One line per finding, problems last where they are seen, and what to do next."""
+def show_report(console: Console, report: DoctorReport) -> None:
+    """One line per finding, errors last where they are seen, and what to do next."""
     lines = Table.grid(padding=(0, 2, 0, 0))
     lines.add_column(no_wrap=True)
     lines.add_column(no_wrap=True)
     lines.add_column(overflow="fold")
-    for status in Status:
-        for finding in examination.having(status):
-            lines.add_row(Text(status, style=_STYLES[status]), Text(finding.check), Text(finding.message))
+    for level, status in _STATUS.items():
+        for finding in report.having(level):
+            lines.add_row(Text(status, style=_STYLES[status]), Text(label(finding)), Text(describe(finding)))
     console.print(lines)
-    console.print(_last_words(examination), markup=False, highlight=False, soft_wrap=True)
-
-
-def _last_words(examination: Examination) -> str:
-    problems, warnings = len(examination.having(Status.PROBLEM)), len(examination.having(Status.WARNING))
-    counted = f"{_count(problems, 'problem')}, {_count(warnings, 'warning')}."
-    return counted if problems else f"{counted} Ready: turnwise train {examination.recipe}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    problems, warnings = (
+        f"{n} {word}{'' if n == 1 else 's'}"
+        for n, word in ((len(report.having("error")), "problem"), (len(report.having("warning")), "warning"))
+    )
+    ready = f" Ready: turnwise train {report.recipe}" if report.ok else ""
+    console.print(f"{problems}, {warnings}.{ready}", markup=False, highlight=False, soft_wrap=True)

@@ -1,7 +1,7 @@
-"""What the first rollout and the first update tell of settings and a model that do not fit each other.
+"""Checks of played episodes: the probe of `turnwise doctor`, and the first rollout and update of a run.
 
-In: the groups that were played first, and the metrics of the first update. Out: notices, each with what to change, told
-before anything is learnt from those groups. What only shows over many steps is found by `checks/health.py`.
+Both count episodes into `ProbeStats` and report the same facts with the same texts. What only shows over many steps is
+found by `checks/health.py`.
 """
 
 from __future__ import annotations
@@ -9,23 +9,24 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 from rich.console import Console
 
-from turnwise.checks.model import Misfit, quoted, tell_misfits
-from turnwise.checks.stages import Finding, Status, fine, problem, warning
-from turnwise.config.schema import ContextSettings, OracleWarmStart, TurnwiseSettings
+from turnwise.checks.model import quoted
+from turnwise.checks.stages import envs_by_path, fail, ok, report_findings, warn
+from turnwise.config.schema import OracleWarmStart, TurnwiseSettings
+from turnwise.errors import Finding
 from turnwise.infra.untrusted import share_of, show_success, tell_successes
 from turnwise.loop.build import Stage, build_judging, first_train_seed, load_words, open_engine
 from turnwise.loop.step import Explored
 from turnwise.protocols import ChatTemplate
 from turnwise.report.metrics import group_metrics
 from turnwise.report.run_dir import RunDirectory
-from turnwise.rollout.env_specs import World, worlds_of
+from turnwise.rollout.env_specs import World
 from turnwise.rollout.scripted_policies import DemonstrationWorkflow, NoEngine
 from turnwise.rollout.workflow import Workflow
 from turnwise.types import Group, Metrics, StopReason, Task, Trajectory, Turn
@@ -35,30 +36,33 @@ _GROUP_SIZES = (16, 8, 4, 2, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
-    """What sixteen episodes in one environment were like."""
+class ProbeStats:
+    """Counts over the episodes of one environment."""
 
     episodes: int
     failed: int
     failure: str
-    """The first one's."""
+    """Of the first failed episode."""
     success: float | None
-    """None: nobody says what one is."""
+    """Success rate; None if the workflow reports none."""
     turns: int
     valid_turns: int
     mean_return: float
     return_std: float
     groups: int
     dead_groups: int
-    """Groups whose siblings all earned the same."""
+    """Groups in which all returns are equal."""
+    identical_groups: int
+    """Groups in which all rollouts have the same replies."""
     replies: int
     cut_replies: int
+    ended_replies: int
     mean_reply_tokens: float
     longest_reply_tokens: int
     longest_episode_tokens: int
-    """Of the longest segment: what the context must hold."""
+    """Length of the longest segment."""
     overflowed: int
-    """Episodes that the context ended."""
+    """Episodes that ended at context.max_tokens."""
     out_of_turns: int
     sampled_tokens: int
     seconds: float
@@ -68,11 +72,11 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probed:
-    """The probes of all environments by their tags; of the oracle where it teaches the policy."""
+class ProbeResults:
+    """The probes of all environments by tag, and of the expert if it gives the demonstrations."""
 
-    policy: dict[str, Probe]
-    oracle: Probe | None
+    policy: dict[str, ProbeStats]
+    oracle: ProbeStats | None
 
 
 async def probe(
@@ -82,8 +86,8 @@ async def probe(
     advance: Callable[[int, int], None],
     *,
     is_judged: bool,
-) -> Probed:
-    """Play in each environment; without the judge where `is_judged` is false, and its rewards then say nothing."""
+) -> ProbeResults:
+    """Play in each environment; without the reward scorer if `is_judged` is false, and rewards then mean nothing."""
     words = load_words(settings, model_path)
     judging = build_judging(settings) if is_judged else None
     engine = open_engine(words, model_path)
@@ -101,14 +105,14 @@ async def probe(
         await engine.close()
     oracle = None
     if isinstance(settings.warm_start, OracleWarmStart):
-        reciting = Stage(settings=settings, template=words.template, engine=NoEngine())
-        oracle = await _play(reciting, worlds[0], lambda _: None, DemonstrationWorkflow)
-    return Probed(policy=policy, oracle=oracle)
+        scripted = Stage(settings=settings, template=words.template, engine=NoEngine())
+        oracle = await _play(scripted, worlds[0], lambda _: None, DemonstrationWorkflow)
+    return ProbeResults(policy=policy, oracle=oracle)
 
 
 async def _play(
     stage: Stage, world: World, on_done: Callable[[Trajectory], None], workflow: type[Workflow] | None = None
-) -> Probe:
+) -> ProbeStats:
     rollout = stage.settings.rollout
     group_size = next(size for size in _GROUP_SIZES if size <= rollout.group_size)
     groups = NUM_EPISODES // group_size
@@ -127,15 +131,21 @@ async def _play(
     return count_episodes(played, stage.template, world.context.max_response_tokens, time.perf_counter() - started_s)
 
 
-def count_episodes(groups: Sequence[Group], template: ChatTemplate, max_response_tokens: int, seconds: float) -> Probe:
-    """What episodes of one environment were like, whoever played them."""
+def count_episodes(
+    groups: Sequence[Group], template: ChatTemplate, max_response_tokens: int, seconds: float
+) -> ProbeStats:
+    """Count episodes of one environment."""
     played = [trajectory for group in groups for trajectory in group.trajectories]
     failures = [t.failure for t in played if t.stop_reason.is_error]
     turns = [turn for t in played for turn in t.turns]
     returns = [t.episode_return for t in played]
     replies = [reply for t in played for reply in replies_of(t)]
     metrics = group_metrics(groups)
-    return Probe(
+
+    def is_ended(reply: np.ndarray) -> bool:
+        return len(reply) > 0 and int(reply[-1]) in template.stop_ids
+
+    return ProbeStats(
         episodes=len(played),
         failed=len(failures),
         failure=next(iter(failures), ""),
@@ -146,8 +156,12 @@ def count_episodes(groups: Sequence[Group], template: ChatTemplate, max_response
         return_std=statistics.pstdev(returns),
         groups=len(groups),
         dead_groups=round(metrics.get("rollout/dead_groups", 0.0) * len(groups)),
+        identical_groups=sum(
+            len({tuple(turn.response_text for turn in t.turns) for t in group.trajectories}) == 1 for group in groups
+        ),
         replies=len(replies),
-        cut_replies=sum(len(r) >= max_response_tokens and int(r[-1]) not in template.stop_ids for r in replies),
+        cut_replies=sum(len(reply) >= max_response_tokens and not is_ended(reply) for reply in replies),
+        ended_replies=sum(map(is_ended, replies)),
         mean_reply_tokens=statistics.fmean(map(len, replies)) if replies else 0.0,
         longest_reply_tokens=max(map(len, replies), default=0),
         longest_episode_tokens=max((len(segment) for t in played for segment in t.segments), default=0),
@@ -167,15 +181,97 @@ def replies_of(trajectory: Trajectory) -> list[np.ndarray]:
     ]
 
 
-_MOSTLY, _OFTEN = 0.9, 0.5
+_ALMOST_ALL, _MOST, _FEW = 0.9, 0.5, 0.1
 _MAX_GAP = 0.1
 """Nats per token between engine and learner, of the same weights; rounding is far below it, also in bfloat16."""
 _FIRST = 1
-"""The step that is looked at; later ones are watched."""
+"""The step that is checked; later ones are left to the health checks."""
 
 
-class FirstLook:
-    """Tells what step 1 shows, on the console and among the findings of the run."""
+# --- facts -----------------------------------------------------------------------------------------------------------
+
+
+def _format_finding(path: str, world: World, stats: ProbeStats, settings: TurnwiseSettings) -> Finding:
+    answer = world.context.answer
+    advice = ["use warm_start.type=oracle"]
+    if world.context.instructions == "none":
+        advice.insert(0, "explain the format (context.instructions=full)")
+    elif answer.type != "plain" and not answer.forced_prefix:
+        advice.insert(0, "begin each reply with it (context.answer.forced_prefix='<answer>')")
+    if settings.rollout.temperature >= 1 and settings.model.path != "tiny":
+        advice.insert(0, "sample at a lower temperature (rollout.temperature=0.7)")
+    if answer.is_strict:
+        advice.insert(0, "allow text beside it (context.answer.is_strict=false)")
+    none = ": no reply could be parsed, so there is no training signal" if stats.valid_turns == 0 else ""
+    return Finding(
+        kind="format_ignored",
+        level="warning" if stats.valid_turns else "error",
+        where=f"format of {path}",
+        message=f"{stats.valid_turns} of {stats.turns} turns have a valid answer ({answer.type}){none}.",
+        fix=f"To change that, {', '.join(advice)}, reward the format with reward.shaping, or use a model that follows "
+        "instructions.",
+        stage="episodes",
+    )
+
+
+def _cut_finding(path: str, world: World, stats: ProbeStats) -> Finding:
+    limit = f"{_section(path)}context.max_response_tokens = {world.context.max_response_tokens}"
+    if stats.ended_replies == 0:
+        kind = "no_end"
+        fix = (
+            "Raise it if replies are on their way to an answer. If they never end, the model's end-of-turn token is "
+            "not that of its chat template (eos_token in tokenizer_config.json), or the model was not trained to end "
+            "a turn."
+        )
+    else:
+        kind, fix = "cut_replies", "Raise it, or ask for shorter replies in context.system_prompt."
+    return Finding(
+        kind=kind,
+        level="error" if stats.cut_replies >= _MOST * stats.replies else "warning",
+        where=f"replies of {path}",
+        message=f"{stats.cut_replies} of {stats.replies} replies are cut at {limit}, before they end.",
+        fix=fix,
+        stage="episodes",
+    )
+
+
+def _same_replies_finding(path: str, settings: TurnwiseSettings) -> Finding:
+    return Finding(
+        kind="same_siblings",
+        level="warning",
+        where=f"rewards of {path}",
+        message="all rollouts of every group have the same replies at rollout.temperature = "
+        f"{settings.rollout.temperature:g}.",
+        fix="Raise it, to 1 for example.",
+        stage="episodes",
+    )
+
+
+def _same_return_finding(path: str, stats: ProbeStats, settings: TurnwiseSettings) -> Finding:
+    which = "rollouts of every group" if settings.rollout.group_size > 1 else f"{stats.episodes} episodes"
+    tasks = "easier or harder" if stats.success is None else "harder" if stats.success > _MOST else "easier"
+    return Finding(
+        kind="same_return",
+        level="warning",
+        where=f"rewards of {path}",
+        message=f"all {which} have the same return, so every advantage is zero (success {show_success(stats.success)}, "
+        f"mean return {stats.mean_return:.3g}).",
+        fix=f"Try {tasks} tasks (env), a larger rollout.group_size ({settings.rollout.group_size} now), a higher "
+        f"rollout.temperature ({settings.rollout.temperature:g} now), or warm_start.type=oracle.",
+        stage="episodes",
+    )
+
+
+def _section(path: str) -> str:
+    """The prefix of an environment's config section."""
+    return path.removesuffix("env")
+
+
+# --- the first step --------------------------------------------------------------------------------------------------
+
+
+class FirstStepChecks:
+    """Reports what step 1 shows, on the console and in the run's findings."""
 
     def __init__(
         self, settings: TurnwiseSettings, template: ChatTemplate, directory: RunDirectory, console: Console
@@ -187,283 +283,210 @@ class FirstLook:
 
     def after_rollout(self, step: int, explored: Explored) -> None:
         if step == _FIRST:
-            self._tell(look_at_rollout(self._settings, explored.played, self._template))
+            self._report(check_rollout(self._settings, explored.played, self._template))
 
     def after_update(self, step: int, metrics: Metrics) -> None:
         if step == _FIRST:
-            self._tell(look_at_update(metrics))
+            self._report(check_update(metrics))
 
-    def _tell(self, found: Sequence[Misfit]) -> None:
-        tell_misfits(found, step=_FIRST, directory=self._directory, console=self._console)
+    def _report(self, found: Sequence[Finding]) -> None:
+        # A run goes on with any of them.
+        found = [replace(finding, level="warning", step=_FIRST) for finding in found]
+        report_findings(found, self._directory, self._console)
 
 
-# --- the first rollout -----------------------------------------------------------------------------------------------
+def check_rollout(settings: TurnwiseSettings, groups: Sequence[Group], template: ChatTemplate) -> list[Finding]:
+    """Whether replies of the first episodes are parsed, end and differ, and whether returns differ.
 
-
-def look_at_rollout(settings: TurnwiseSettings, groups: Sequence[Group], template: ChatTemplate) -> list[Misfit]:
-    """What the first episodes tell: whether they are understood, end, differ, and earn different things.
-
-    The built-in model starts from random weights: what it says is held against it only where nothing can be learnt.
+    The built-in model starts from random weights: its replies are reported only if there is nothing to learn from.
     """
     metrics = group_metrics(groups)
-    has_nothing = _earn_the_same(groups, metrics)
-    if settings.model.path == "tiny" and not has_nothing:
-        return []
+    has_nothing = _have_equal_returns(groups, metrics)
     turns = [turn for group in groups for t in group.trajectories for turn in t.turns]
-    if not turns:
+    if not turns or (settings.model.path == "tiny" and not has_nothing):
         return []
-    contexts = {world.tag: world.context for world in worlds_of(settings)}
-    causes = [
-        *_cut_replies(groups, contexts, template),
-        *_ignored_format(turns, metrics.get("rollout/invalid_actions", 0.0), settings),
-        *_same_siblings(groups, settings),
-    ]
+    causes: list[Finding] = []
+    for path, world in envs_by_path(settings).items():
+        own = [group for group in groups if group.task.tag == world.tag]
+        if any(t.turns for group in own for t in group.trajectories):
+            stats = count_episodes(own, template, world.context.max_response_tokens, seconds=0.0)
+            causes += _check_first(path, world, stats, settings)
     if has_nothing and not causes:
-        causes = [_same_return(metrics, settings)]
+        stats = count_episodes(groups, template, settings.context.max_response_tokens, seconds=0.0)
+        causes = [_same_return_finding("env", stats, settings)]
     if not causes:
         return []
     first, *others = causes
     head = "the first rollout has nothing to learn from: " if has_nothing else ""
-    tail = f" A reply of it: {_sample(turns)}"
-    return [Misfit(kind=first.kind, message=f"{head}{first.message}{tail}"), *others]
+    fix = f"{first.fix} One reply: {_sample(turns)}"
+    return [replace(first, message=f"{head}{first.message}", fix=fix), *others]
 
 
-def _earn_the_same(groups: Sequence[Group], metrics: Metrics) -> bool:
+def _check_first(path: str, world: World, stats: ProbeStats, settings: TurnwiseSettings) -> list[Finding]:
+    found: list[Finding] = []
+    if stats.replies and stats.cut_replies >= _MOST * stats.replies:
+        found.append(_cut_finding(path, world, stats))
+    if stats.turns - stats.valid_turns >= _ALMOST_ALL * stats.turns:
+        found.append(_format_finding(path, world, stats, settings))
+    if settings.rollout.group_size > 1 and stats.identical_groups == stats.groups:
+        found.append(_same_replies_finding(path, settings))
+    return found
+
+
+def _have_equal_returns(groups: Sequence[Group], metrics: Metrics) -> bool:
     if "rollout/dead_groups" in metrics:
         return metrics["rollout/dead_groups"] == 1
     earned = [sum(turn.learnt_reward for turn in t.turns) for group in groups for t in group.trajectories]
     return len(earned) > 1 and math.isclose(max(earned), min(earned), abs_tol=1e-9)
 
 
-def _cut_replies(
-    groups: Sequence[Group], contexts: dict[str, ContextSettings], template: ChatTemplate
-) -> Iterator[Misfit]:
-    num_cut = num_ended = num_replies = 0
-    limits: set[int] = set()
-    for group in groups:
-        limit = contexts[group.task.tag].max_response_tokens if group.task.tag in contexts else 0
-        limits.add(limit)
-        for reply in (reply for t in group.trajectories for reply in replies_of(t)):
-            is_ended = len(reply) > 0 and int(reply[-1]) in template.stop_ids
-            num_replies, num_ended = num_replies + 1, num_ended + is_ended
-            num_cut += 0 < limit <= len(reply) and not is_ended
-    if not num_replies or num_cut < _OFTEN * num_replies:
-        return
-    where = f"context.max_response_tokens = {max(limits)}"
-    if num_ended == 0:
-        yield Misfit(
-            kind="no_end",
-            message=f"none of {num_replies} replies ends by itself; all are cut at {where}. Raise it if they are on "
-            "their way to an answer; if they never end, the model's end-of-turn token is not the one of its chat "
-            "template (eos_token in tokenizer_config.json), or the model was never taught to end a turn.",
-        )
-    else:
-        yield Misfit(
-            kind="cut_replies",
-            message=f"{num_cut} of {num_replies} replies are cut at {where}, before they end. Raise it, or ask for "
-            "shorter replies in context.system_prompt.",
-        )
-
-
-def _ignored_format(turns: Sequence[Turn], invalid: float, settings: TurnwiseSettings) -> Iterator[Misfit]:
-    if invalid < _MOSTLY:
-        return
-    advice = ["teach it first (warm_start.type=oracle)"]
-    if settings.context.instructions == "none":
-        advice.insert(0, "explain it (context.instructions=full)")
-    elif settings.context.answer.type != "plain" and not settings.context.answer.forced_prefix:
-        advice.insert(0, "begin each reply with it (context.answer.forced_prefix='<answer>')")
-    if settings.rollout.temperature >= 1 and settings.model.path != "tiny":
-        advice.insert(0, "sample closer to what it likes best (rollout.temperature=0.7)")
-    if settings.context.answer.is_strict:
-        advice.insert(0, "allow words beside it (context.answer.is_strict=false)")
-    yield Misfit(
-        kind="format_ignored",
-        message=f"{invalid:.0%} of {len(turns)} turns were not understood: the model does not answer in the form of "
-        f"context.answer ({settings.context.answer.type}). To change that, {', '.join(advice)}, pay for the form with "
-        "reward.shaping, or use a model that follows instructions.",
-    )
-
-
-def _same_siblings(groups: Sequence[Group], settings: TurnwiseSettings) -> Iterator[Misfit]:
-    said = [{tuple(turn.response_text for turn in t.turns) for t in group.trajectories} for group in groups]
-    if settings.rollout.group_size > 1 and all(len(texts) == 1 for texts in said):
-        yield Misfit(
-            kind="same_siblings",
-            message=f"all siblings of every group say the same at rollout.temperature = "
-            f"{settings.rollout.temperature:g}. Raise it, to 1 for example.",
-        )
-
-
-def _same_return(metrics: Metrics, settings: TurnwiseSettings) -> Misfit:
-    success, mean = metrics.get("rollout/success"), metrics.get("rollout/return", 0.0)
-    who = "all siblings of every group" if settings.rollout.group_size > 1 else "all episodes"
-    way = "easier or harder" if success is None else "harder" if success > _OFTEN else "easier"
-    return Misfit(
-        kind="same_return",
-        message=f"{who} earn the same (success {show_success(success)}, mean return {mean:.3g}). Try {way} tasks "
-        f"(env), a larger rollout.group_size ({settings.rollout.group_size} now), or a higher rollout.temperature "
-        f"({settings.rollout.temperature:g} now).",
-    )
-
-
 def _sample(turns: Sequence[Turn]) -> str:
-    """One that was not understood, where there is one."""
+    """One that could not be parsed, if there is one."""
     turn = next((turn for turn in turns if not turn.is_valid or turn.penalty < 0), turns[0])
     return quoted(turn.response_text)
 
 
-# --- the first update ------------------------------------------------------------------------------------------------
-
-
-def look_at_update(metrics: Metrics) -> list[Misfit]:
+def check_update(metrics: Metrics) -> list[Finding]:
     """Whether engine and learner agree about the same weights."""
     gap = metrics.get("learn/behavior_gap", 0.0)
     if gap <= _MAX_GAP or metrics.get("sync/staleness_max", 0.0) > 0:
         return []
     return [
-        Misfit(
+        Finding(
             kind="behavior_gap",
-            message=f"engine and learner differ by {gap:.3g} nats per token about the same weights, where rounding "
-            "gives far less: what is learnt is not what was sampled. Use model.dtype=float32 for both, an engine that "
-            "samples without top_k and top_p, and learn.correction.type=truncated where it must stay so.",
+            level="warning",
+            where="learn/behavior_gap",
+            message=f"sampler/trainer mismatch: log-probs of the same weights differ by {gap:.3g} nats per token.",
+            fix="Use model.dtype=float32 for both and an engine that samples without top_k and top_p, or "
+            "learn.correction.type=truncated if the difference must stay.",
+            stage="episodes",
         )
     ]
 
 
-_MOST, _FEW = 0.5, 0.1
-"""From which share on something is the rule, and up to which it is an exception."""
+# --- lines of the doctor ---------------------------------------------------------------------------------------------
 
 
-def judge_policy(
-    path: str, world: World, probe: Probe, *, is_taught_first: bool, is_beginner: bool, has_rewards: bool
+def check_policy_probe(
+    path: str,
+    world: World,
+    stats: ProbeStats,
+    settings: TurnwiseSettings,
+    *,
+    is_taught_first: bool,
+    is_beginner: bool,
+    has_rewards: bool,
 ) -> list[Finding]:
-    """What sixteen episodes of the model say; what a warm start will teach is told, and not held against it."""
-    failed = _failures(path, probe)
-    if probe.failed == probe.episodes:
+    """Lines about the model's episodes in one environment; before a warm start they are described, not judged."""
+    failed = _failures(path, stats)
+    if stats.failed == stats.episodes:
         return [failed]
-    told = [failed] if probe.failed else []
+    lines = [failed] if stats.failed else []
     if is_taught_first:
-        return [*told, _before_lessons(path, probe)]
-    findings = [
-        _format(path, world, probe),
-        _rewards(path, probe) if has_rewards else fine(f"rewards of {path}", "not tested: see the reward model"),
-        _replies(path, world, probe),
-        _context(path, world, probe),
-        _turns(path, world, probe),
+        return [*lines, _before_warm_start(path, stats)]
+    found = [
+        _format(path, world, stats, settings),
+        _rewards(path, stats, settings)
+        if has_rewards
+        else ok(f"rewards of {path}", "not tested: see the reward model"),
+        _replies(path, world, stats),
+        _context(path, world, stats),
+        _turns(path, world, stats),
     ]
-    return [*told, *(map(_of_beginner, findings) if is_beginner else findings)]
+    return [*lines, *(map(_of_beginner, found) if is_beginner else found)]
 
 
 def _of_beginner(finding: Finding) -> Finding:
-    """The built-in model has learnt nothing yet: it may find the format by chance, so nothing is certain."""
-    if finding.status is not Status.PROBLEM:
+    """The built-in model may find the format by chance, so its errors are warnings."""
+    if finding.level != "error":
         return finding
-    return warning(finding.check, f"{finding.message} The built-in model starts from random weights.")
+    return replace(
+        finding, level="warning", fix=f"{finding.fix} The built-in model starts from random weights.".strip()
+    )
 
 
-def judge_oracle(world: World, probe: Probe) -> list[Finding]:
-    """Whether what the policy is taught from fits into the budgets."""
-    check = "demonstrations"
-    if probe.failed == probe.episodes:
-        return [problem(check, f"no demonstration can be written: {probe.failure}")]
+def check_expert_probe(world: World, stats: ProbeStats) -> list[Finding]:
+    """Whether the demonstrations fit the budgets of the policy."""
+    where = "demonstrations"
+    if stats.failed == stats.episodes:
+        return [fail(where, f"no demonstration can be written: {stats.failure}")]
     limit = world.context.max_response_tokens
-    if probe.longest_reply_tokens > limit:
+    if stats.longest_reply_tokens > limit:
         return [
-            problem(
-                check,
-                f"the oracle's replies have up to {probe.longest_reply_tokens} tokens, and the policy that learns from "
-                f"them is cut at context.max_response_tokens = {limit}. Raise it.",
+            fail(
+                where,
+                f"the oracle's replies have up to {stats.longest_reply_tokens} tokens, and replies of the policy are "
+                f"cut at context.max_response_tokens = {limit}.",
+                "Raise it.",
             )
         ]
-    findings = [_context("env", world, probe), _turns("env", world, probe)]
-    if wrong := [finding for finding in findings if finding.status is not Status.OK]:
-        return [replace(finding, check=check, message=f"by the oracle: {finding.message}") for finding in wrong]
-    words = f"the oracle succeeds in {show_success(probe.success)}, in {probe.turns / probe.episodes:.1f} turns"
-    return [fine(check, f"{words} and at most {probe.longest_episode_tokens} tokens")]
+    found = [_context("env", world, stats), _turns("env", world, stats)]
+    if wrong := [finding for finding in found if finding.level != "note"]:
+        return [replace(finding, where=where, message=f"by the oracle: {finding.message}") for finding in wrong]
+    success = f"the oracle succeeds in {show_success(stats.success)}, in {stats.turns / stats.episodes:.1f} turns"
+    return [ok(where, f"{success} and at most {stats.longest_episode_tokens} tokens")]
 
 
-def _before_lessons(path: str, probe: Probe) -> Finding:
-    return fine(
+def _before_warm_start(path: str, stats: ProbeStats) -> Finding:
+    return ok(
         f"policy in {path}",
-        f"before the warm start, which teaches the format: {probe.valid_turns} of {probe.turns} turns are valid, "
-        f"{probe.cut_replies} of {probe.replies} replies are cut, mean return {probe.mean_return:.2f}",
+        f"before the warm start: {stats.valid_turns} of {stats.turns} turns are valid, {stats.cut_replies} of "
+        f"{stats.replies} replies are cut, mean return {stats.mean_return:.2f}",
     )
 
 
-def _failures(path: str, probe: Probe) -> Finding:
-    check, words = f"episodes of {path}", f"{probe.failed} of {probe.episodes} failed: {probe.failure}"
-    if probe.failed == probe.episodes:
-        return problem(check, words)
-    return warning(check, words)
+def _failures(path: str, stats: ProbeStats) -> Finding:
+    line = fail if stats.failed == stats.episodes else warn
+    return line(f"episodes of {path}", f"{stats.failed} of {stats.episodes} failed: {stats.failure}")
 
 
-def _format(path: str, world: World, probe: Probe) -> Finding:
-    check, share = f"format of {path}", probe.valid_turns / max(probe.turns, 1)
-    words = f"{probe.valid_turns} of {probe.turns} turns have a valid answer ({world.context.answer.type})"
-    advice = (
-        "Explain the format in context.system_prompt, choose another context.answer.type, start with "
-        "warm_start.type=oracle, or use a model that follows instructions."
+def _format(path: str, world: World, stats: ProbeStats, settings: TurnwiseSettings) -> Finding:
+    found = _format_finding(path, world, stats, settings)
+    is_kept = stats.valid_turns >= _MOST * max(stats.turns, 1)
+    return ok(found.where, found.message.removesuffix(".")) if is_kept else found
+
+
+def _rewards(path: str, stats: ProbeStats, settings: TurnwiseSettings) -> Finding:
+    where = f"rewards of {path}"
+    if stats.return_std == 0:
+        return _same_return_finding(path, stats, settings)
+    line = (
+        f"mean return {stats.mean_return:.2f}, standard deviation {stats.return_std:.2f}, success "
+        f"{show_success(stats.success)}; all returns are equal in {stats.dead_groups} of {stats.groups} groups"
     )
-    if probe.valid_turns == 0:
-        return problem(check, f"{words}: nothing can be learnt from answers that are never understood. {advice}")
-    return warning(check, f"{words}. {advice}") if share < _MOST else fine(check, words)
+    if stats.dead_groups > _MOST * stats.groups:
+        return warn(where, f"{line}.", "Raise rollout.group_size, or choose tasks of medium difficulty.")
+    return ok(where, line)
 
 
-def _rewards(path: str, probe: Probe) -> Finding:
-    check = f"rewards of {path}"
-    words = (
-        f"mean return {probe.mean_return:.2f}, spread {probe.return_std:.2f}, success {show_success(probe.success)}; "
-        f"siblings earn the same in {probe.dead_groups} of {probe.groups} groups"
-    )
-    if probe.return_std == 0:
-        what = "nothing" if probe.mean_return == 0 else "the same"
-        return warning(
-            check,
-            f"all {probe.episodes} episodes earn {what}, and what never differs teaches nothing. "
-            "Make the task easier, raise rollout.group_size, or start with warm_start.type=oracle.",
-        )
-    if probe.dead_groups > _MOST * probe.groups:
-        return warning(check, f"{words}. Raise rollout.group_size, or choose tasks of middle difficulty.")
-    return fine(check, words)
-
-
-def _replies(path: str, world: World, probe: Probe) -> Finding:
-    check, limit = f"replies of {path}", world.context.max_response_tokens
-    where = "context" if path == "env" else f"{path.removesuffix('env')}context"
-    words = f"{probe.mean_reply_tokens:.0f} tokens on average"
-    cut = probe.cut_replies / max(probe.replies, 1)
-    if cut <= _FEW:
-        return fine(
-            check, f"{words}; {probe.cut_replies} of {probe.replies} cut at {where}.max_response_tokens = {limit}"
-        )
-    told = problem if cut >= _MOST else warning
-    return told(
-        check,
-        f"{probe.cut_replies} of {probe.replies} replies are cut at {where}.max_response_tokens = {limit}, before they "
-        "end. Raise it, or ask for shorter replies.",
+def _replies(path: str, world: World, stats: ProbeStats) -> Finding:
+    if stats.cut_replies > _FEW * max(stats.replies, 1):
+        return _cut_finding(path, world, stats)
+    return ok(
+        f"replies of {path}",
+        f"{stats.mean_reply_tokens:.0f} tokens on average; {stats.cut_replies} of {stats.replies} cut at "
+        f"{_section(path)}context.max_response_tokens = {world.context.max_response_tokens}",
     )
 
 
-def _context(path: str, world: World, probe: Probe) -> Finding:
-    check, limit = f"length of {path}", world.context.max_tokens
-    where = "context" if path == "env" else f"{path.removesuffix('env')}context"
-    words = f"the longest conversation has {probe.longest_episode_tokens} tokens; {where}.max_tokens is {limit}"
-    if not probe.overflowed:
-        return fine(check, words)
-    told = problem if probe.overflowed >= _MOST * probe.episodes else warning
-    return told(
-        check,
-        f"{probe.overflowed} of {probe.episodes} episodes are ended by {where}.max_tokens = {limit}. Raise it, or "
-        f"set {where}.window to 'sliding' or 'single_turn'.",
+def _context(path: str, world: World, stats: ProbeStats) -> Finding:
+    where, limit, section = f"length of {path}", world.context.max_tokens, f"{_section(path)}context"
+    if not stats.overflowed:
+        longest = stats.longest_episode_tokens
+        return ok(where, f"the longest conversation has {longest} tokens; {section}.max_tokens is {limit}")
+    line = fail if stats.overflowed >= _MOST * stats.episodes else warn
+    return line(
+        where,
+        f"{stats.overflowed} of {stats.episodes} episodes are ended by {section}.max_tokens = {limit}.",
+        f"Raise it, or set {section}.window to 'sliding' or 'single_turn'.",
     )
 
 
-def _turns(path: str, world: World, probe: Probe) -> Finding:
-    check, limit = f"turns of {path}", world.limits.max_turns
-    where = "rollout.max_turns" if path == "env" else f"{path.removesuffix('env')}max_turns"
-    ended = f"{probe.out_of_turns} of {probe.episodes} episodes end at {where} = {limit}"
-    words = f"{probe.turns / probe.episodes:.1f} on average; {ended}"
-    if probe.out_of_turns == probe.episodes and probe.success == 0:
-        return warning(check, f"{words}, and none succeeds. Raise it if the task needs more turns.")
-    return fine(check, words)
+def _turns(path: str, world: World, stats: ProbeStats) -> Finding:
+    where, limit = f"turns of {path}", world.limits.max_turns
+    setting = "rollout.max_turns" if path == "env" else f"{_section(path)}max_turns"
+    ended = f"{stats.out_of_turns} of {stats.episodes} episodes end at {setting} = {limit}"
+    line = f"{stats.turns / stats.episodes:.1f} on average; {ended}"
+    if stats.out_of_turns == stats.episodes and stats.success == 0:
+        return warn(where, f"{line}, and none succeeds.", "Raise it if the task needs more turns.")
+    return ok(where, line)

@@ -1,4 +1,4 @@
-"""What a recipe will do, in plain words, before it runs: episodes, tokens, updates, memory, settings without effect."""
+"""`turnwise plan`: episodes, tokens, updates and memory of a run before it starts; packages and the machine."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from packaging.requirements import Requirement
 from transformers import PreTrainedConfig
 
 from turnwise import __version__
-from turnwise.checks.episodes import Probe
-from turnwise.checks.model import find_misfits, play_first_call
-from turnwise.checks.settings import find_no_effect
-from turnwise.checks.stages import Finding, fine, problem, warning
+from turnwise.checks.episodes import ProbeStats
+from turnwise.checks.model import sample_first_reply
+from turnwise.checks.stages import Subject, describe, fail, ok, run_checks, warn
 from turnwise.config.load import Change
 from turnwise.config.schema import LessonSettings, Lora, TurnwiseSettings
 from turnwise.config.schema_learn import ModelJudgeSettings
+from turnwise.errors import Finding
 from turnwise.infra.threads import run_async
 from turnwise.loop.build import load_words, samples_in_place
 from turnwise.models.load import chosen_device, torch_dtype, warn_of_slow_bfloat16
@@ -44,23 +44,23 @@ from turnwise.rollout.workflow import EnvironmentWorkflow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeTokens:
-    """How long an episode gets, and how much of it others have computed already."""
+    """How long an episode gets, and how much of it is shared with other episodes."""
 
     row: int
     """At its end, at most."""
     prompt: int = 0
-    """Its first prompt, which siblings share; 0 where it is not known."""
+    """Its first prompt, shared by the rollouts of a group; 0 if unknown."""
     beginning: int = 0
-    """What all prompts begin with, such as instructions."""
+    """Common prefix of all prompts, such as instructions."""
 
     def live(self, num_tasks: int, num_episodes: int) -> int:
-        """Tokens whose keys and values are held at once: what is shared, once."""
+        """Tokens whose keys and values are held at once; shared ones count once."""
         prompts = self.beginning + num_tasks * (self.prompt - self.beginning)
         return prompts + num_episodes * (self.row - self.prompt)
 
 
 def plan_peak(settings: TurnwiseSettings, config: PreTrainedConfig | None, memory: MemoryReport) -> Peak | None:
-    """None where the model's shape is not known."""
+    """None if the model's shape is unknown."""
     shape = LayerShape.of(config) if config is not None else None
     if config is None or shape is None:
         return None
@@ -97,7 +97,7 @@ def _rows_at_once(settings: TurnwiseSettings) -> list[tuple[int, int]]:
 
 
 def _measure_episode(settings: TurnwiseSettings, longest: int) -> EpisodeTokens:
-    """From the first prompts of two tasks, where a pretrained model lies on this machine; else as long as it may be."""
+    """From the first prompts of two tasks if a pretrained model is on this machine; else the longest allowed."""
     path = settings.model.path
     folder = None if path == "tiny" else find_here(path)
     if folder is None or not issubclass(find_workflow(settings), EnvironmentWorkflow):
@@ -107,7 +107,7 @@ def _measure_episode(settings: TurnwiseSettings, longest: int) -> EpisodeTokens:
         return EpisodeTokens(row=longest)
     same = next((n for n, (a, b) in enumerate(zip(*prompts, strict=False)) if a != b), min(map(len, prompts)))
     prompt, is_short = max(map(len, prompts)), settings.rollout.max_turns == 1
-    # What later observations say is not known; a window of one turn begins each with a prompt like the first.
+    # Later observations are unknown; with a window of one turn every prompt is like the first.
     is_short = is_short or settings.context.window == "single_turn"
     row = min(longest, prompt + settings.context.max_response_tokens) if is_short else longest
     return EpisodeTokens(row=max(row, prompt), prompt=prompt, beginning=same)
@@ -115,7 +115,7 @@ def _measure_episode(settings: TurnwiseSettings, longest: int) -> EpisodeTokens:
 
 def _first_prompts(settings: TurnwiseSettings, folder: str) -> list[list[int]]:
     words = load_words(settings, folder)
-    requests = [run_async(play_first_call(settings, words, None, task=task))[0] for task in range(2)]
+    requests = [run_async(sample_first_reply(settings, words, None, task=task))[0] for task in range(2)]
     return [request.prompt_ids.tolist() for request in requests if request is not None]
 
 
@@ -153,7 +153,7 @@ class Plan:
 
 
 def make_plan(settings: TurnwiseSettings, pretrained: Sequence[Change] = ()) -> Plan:
-    """`pretrained` is what a loaded recipe tells of its section."""
+    """`pretrained`: what the recipe's section of that name changed."""
     rollout, learn = settings.rollout, settings.learn
     episodes = rollout.groups * rollout.group_size
     memory, is_parallel = plan_memory(settings), learn.parallel.type != "none"
@@ -173,31 +173,29 @@ def make_plan(settings: TurnwiseSettings, pretrained: Sequence[Change] = ()) -> 
         ranks=learn.parallel.ranks,
         rank_bytes=bytes_per_rank(memory, learn) if is_parallel else None,
         pretrained=tuple(pretrained),
-        notes=(
-            *find_no_effect(settings),
-            *filter(None, _notes_on_model(settings)),
-            *(misfit.message for misfit in find_misfits(settings)),
-        ),
+        notes=_notes(settings),
     )
 
 
-def _notes_on_model(settings: TurnwiseSettings) -> tuple[str, ...]:
-    return note_on(settings.model.path), warn_of_slow_bfloat16(settings.model)
+def _notes(settings: TurnwiseSettings) -> tuple[str, ...]:
+    with Subject(settings) as subject:
+        found = [describe(each) for each in run_checks(subject, "settings") if each.level == "warning"]
+    return *found, *filter(None, (note_on(settings.model.path), warn_of_slow_bfloat16(settings.model)))
 
 
 def plan_memory(settings: TurnwiseSettings) -> MemoryReport:
-    """What the run's models will take, from their shapes alone."""
+    """Memory of the run's models, from their shapes alone."""
     return report_memory(
         read_shape(settings),
         settings.model,
         settings.learn,
-        judge_path=judge_path(settings),
+        judge_path=reward_model_path(settings),
         is_shared=samples_in_place(settings),
     )
 
 
-def judge_path(settings: TurnwiseSettings) -> str | None:
-    """The reward model that is loaded, if one is."""
+def reward_model_path(settings: TurnwiseSettings) -> str | None:
+    """The reward model that is loaded, if any."""
     judge = settings.reward.judge
     return judge.path if isinstance(judge, ModelJudgeSettings) else None
 
@@ -242,18 +240,18 @@ _OURS = "turnwise"
 _NOT_FOR_USERS = "dev"
 
 
-def examine_packages() -> list[Finding]:
-    """One line for what is needed, or one for each package that is missing or too old; one for the extras."""
+def check_packages() -> list[Finding]:
+    """One line if all packages are there, or one for each that is missing or too old; one for the extras."""
     try:
         stated = [Requirement(text) for text in metadata.requires(_OURS) or ()]
     except metadata.PackageNotFoundError:
-        return [warning("packages", "turnwise is not installed, so what it needs is not known. Run pip install in it.")]
+        return [warn("packages", "turnwise is not installed, so its requirements are unknown.", "Run pip install .")]
     needed = [requirement for requirement in stated if requirement.marker is None]
     faults = [fault for requirement in needed if (fault := _fault(requirement))]
     found = ", ".join(
         f"{requirement.name} {metadata.version(requirement.name)}" for requirement in needed if _has(requirement)
     )
-    lines = [problem("packages", fault) for fault in faults] or [fine("packages", f"turnwise {__version__}; {found}")]
+    lines = [fail("packages", fault) for fault in faults] or [ok("packages", f"turnwise {__version__}; {found}")]
     return [*lines, *_extras([requirement for requirement in stated if requirement.marker is not None])]
 
 
@@ -282,24 +280,24 @@ def _extras(stated: list[Requirement]) -> Iterator[Finding]:
     words = f"installed: {', '.join(sorted(there)) or 'none'}"
     if missing:
         words += f"; not installed: {', '.join(sorted(missing))} (pip install 'turnwise[{sorted(missing)[0]}]')"
-    yield fine("extras", words)
+    yield ok("extras", words)
 
 
-def examine_machine() -> list[Finding]:
-    """What there is to compute with."""
-    import torch  # noqa: PLC0415 - the only part of this look that is slow to import
+def check_machine() -> list[Finding]:
+    """Cores, threads, free memory and GPU."""
+    import torch  # noqa: PLC0415 - slow to import
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads, free = torch.get_num_threads(), free_bytes()
     words = f"{cores} cores, of which torch uses {threads}, {size_words(free)} of memory free, {device}"
     if threads > cores:
-        return [warning("machine", f"{words}. More threads than cores slow each other down: set learn.num_threads.")]
-    return [fine("machine", words)]
+        return [warn("machine", f"{words}. More threads than cores are slower.", "Set learn.num_threads.")]
+    return [ok("machine", words)]
 
 
 def free_bytes() -> int | None:
-    """Memory that models may take: of the GPU where there is one."""
+    """Memory that models may take: of the GPU if there is one."""
     import torch  # noqa: PLC0415 - see above
 
     if torch.cuda.is_available():
@@ -308,7 +306,7 @@ def free_bytes() -> int | None:
 
 
 def free_host_bytes() -> int | None:
-    """Memory of the machine itself; None where the system does not tell."""
+    """Memory of the machine itself; None if the system does not report it."""
     table = Path("/proc/meminfo")
     if not table.is_file():
         return None
@@ -316,8 +314,8 @@ def free_host_bytes() -> int | None:
     return int(rows["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in rows else None
 
 
-def examine_memory(memory: MemoryReport, peak: Peak | None) -> list[Finding]:
-    """Compare the peak of the plan with what is free now; weights alone where the peak is not known."""
+def check_memory(memory: MemoryReport, peak: Peak | None) -> list[Finding]:
+    """Compare the peak of the plan with what is free now; weights alone if the peak is unknown."""
     words = ", ".join(f"{row.name} {size_words(row.total_bytes)}" for row in memory.models if row.is_loaded)
     needed, free = memory.loaded_bytes, free_bytes()
     if peak is None:
@@ -328,29 +326,29 @@ def examine_memory(memory: MemoryReport, peak: Peak | None) -> list[Finding]:
         words += f"; about {size_words(peak.num_bytes)} at one time, while {peak.moment}"
     if needed is not None and free is not None and needed > free:
         return [
-            problem(
+            fail(
                 "memory",
-                f"{words}; {size_words(free)} are free. Use a smaller model, model.lora.type=lora, or "
-                "model.dtype=bfloat16.",
+                f"{words}; {size_words(free)} are free.",
+                "Use a smaller model, model.lora.type=lora, or model.dtype=bfloat16.",
             )
         ]
-    return [fine("memory", words)]
+    return [ok("memory", words)]
 
 
 def fits(memory: MemoryReport) -> bool:
-    """Whether a model of this shape can be loaded here to be tried."""
+    """Whether a model of this shape can be loaded here for the probe."""
     engine, free = next(row for row in memory.models if row.name == "engine"), free_bytes()
     return engine.total_bytes is None or free is None or engine.total_bytes < free
 
 
-def examine_time(plan: Plan, probe: Probe) -> list[Finding]:
-    """At the pace of the probe; more episodes at once are faster, and learning comes on top."""
+def check_time(plan: Plan, probe: ProbeStats) -> list[Finding]:
+    """Time of the rollouts at the speed of the probe; more episodes at once are faster."""
     if not probe.sampled_tokens or probe.seconds <= 0:
-        return [warning("time", "not known: no token was sampled in the probe.")]
+        return [warn("time", "unknown: no token was sampled in the probe.")]
     pace = probe.sampled_tokens / probe.seconds
     step_s = plan.episodes_per_step * probe.sampled_tokens / probe.episodes / pace
     return [
-        fine(
+        ok(
             "time",
             f"the rollouts of a step take about {format_duration(step_s)} at {pace:,.0f} tokens a second, those of all "
             f"{plan.steps} steps about {format_duration(step_s * plan.steps)}; learning comes on top",

@@ -1,85 +1,235 @@
-"""What the doctor says: findings, each about one thing, in plain words."""
+"""`@check` registers a check; `Subject` is the set-up that checks examine; `run_checks` runs those of a stage.
+
+A check is a function of a `Subject` that yields findings, or raises the error that a run would raise. `turnwise check`,
+`plan`, `doctor` and the start of a run call the same checks, so the same fact has the same text everywhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib import import_module
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from rich.console import Console
 
-from turnwise import errors
-from turnwise.errors import TurnwiseError
+from turnwise.config.schema import TurnwiseSettings
+from turnwise.config.trust import DistrustError
+from turnwise.envs.base import BaseEnv
+from turnwise.envs.safe_calls import close_env
+from turnwise.errors import Finding, FindingStage, TurnwiseError
 from turnwise.infra.untrusted import tell_error
 from turnwise.report.console import print_notice
 from turnwise.report.run_dir import RunDirectory
+from turnwise.rollout.env_specs import World, settle_length, worlds_of
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
-class Status(StrEnum):
-    OK = "ok"
-    WARNING = "warning"
-    """It runs; look at it."""
-    PROBLEM = "problem"
-    """It does not run, or nothing can be learnt so."""
+    from turnwise.loop.components import Words
+    from turnwise.protocols import ChatTemplate
 
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the report."""
-
-    check: str
-    status: Status
-    message: str
-    """What was found and, where it is not well, what to do."""
+CheckFunction: TypeAlias = "Callable[[Subject], Iterable[Finding] | None]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Examination:
-    """The whole report."""
+class Check:
+    """A registered check."""
 
-    recipe: str
-    findings: tuple[Finding, ...]
-    numbers: Mapping[str, Any]
-    """What was measured in the probe, and the plan, for programs."""
+    find: CheckFunction
+    where: str
+    """What an error that it raises is about."""
+    needs: tuple[str, ...]
+    """Config paths that must be free of errors."""
 
     @property
-    def ok(self) -> bool:
-        return not self.having(Status.PROBLEM)
-
-    def having(self, status: Status) -> list[Finding]:
-        return [finding for finding in self.findings if finding.status is status]
-
-    def to_dict(self) -> dict[str, Any]:
-        rows = [{"check": f.check, "status": str(f.status), "message": f.message} for f in self.findings]
-        return {"recipe": self.recipe, "ok": self.ok, "findings": rows, **self.numbers}
+    def name(self) -> str:
+        return self.find.__name__
 
 
-def fine(check: str, message: str) -> Finding:
-    return Finding(check, Status.OK, message)
+CHECKS: dict[FindingStage, list[Check]] = {}
+"""All checks, by stage, in the order in which they run."""
+_MODULES: dict[FindingStage, str] = {
+    "settings": "turnwise.checks.settings",
+    "setup": "turnwise.checks.setup",
+    "model": "turnwise.checks.model",
+}
+"""The module with our checks of a stage; it is imported when the stage runs."""
 
 
-def warning(check: str, message: str) -> Finding:
-    return Finding(check, Status.WARNING, message)
+def check(
+    stage: FindingStage, *, where: str = "settings", needs: Sequence[str] = ()
+) -> Callable[[CheckFunction], CheckFunction]:
+    """Register a check. It yields findings, or raises a `TurnwiseError`, which becomes a finding about `where`.
+
+    It is skipped if an earlier check found an error about one of `needs`.
+    """
+
+    def register(find: CheckFunction) -> CheckFunction:
+        CHECKS.setdefault(stage, []).append(Check(find=find, where=where, needs=tuple(needs)))
+        return find
+
+    return register
 
 
-def problem(check: str, message: str) -> Finding:
-    return Finding(check, Status.PROBLEM, message)
+class Subject:
+    """A set-up under examination. Makes each environment, tokenizer and model folder once, and closes them at exit."""
+
+    def __init__(self, settings: TurnwiseSettings, *, template: ChatTemplate | None = None) -> None:
+        """`template` is given if it is loaded already."""
+        self.settings = settings
+        self._template = template
+        self.findings: list[Finding] = []
+        self.length_error: TurnwiseError | None = None
+        """Why the length of the run is unknown."""
+        self._envs: dict[tuple[str, str], BaseEnv] = {}
+        self._opened = ExitStack()
+        try:
+            self.settings = settle_length(settings)
+        except DistrustError:
+            pass
+        except TurnwiseError as error:
+            self.length_error = error
+
+    def __enter__(self) -> Subject:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._opened.close()
+
+    @property
+    def envs_by_path(self) -> dict[str, World]:
+        """Every environment by its config path."""
+        return envs_by_path(self.settings)
+
+    def make_env(self, path: str, split: Literal["train", "eval"]) -> BaseEnv:
+        """The environment at a config path, not reset."""
+        if (path, split) not in self._envs:
+            env = self._envs[path, split] = self.envs_by_path[path].make(split)
+            self._opened.callback(close_env, env)
+        return self._envs[path, split]
+
+    @cached_property
+    def local_model(self) -> str | None:
+        """The folder of a pretrained model; None for the built-in model, and if it is not on this machine."""
+        from turnwise.models.resolve import find_here  # noqa: PLC0415 - it loads torch
+
+        return None if self.settings.model.path == "tiny" else find_here(self.settings.model.path)
+
+    @cached_property
+    def model_folder(self) -> str:
+        """The model's folder, made, converted or fetched if necessary."""
+        from turnwise.loop.policies import resolve_model  # noqa: PLC0415 - it loads torch
+
+        return self.local_model or resolve_model(self.settings)
+
+    @cached_property
+    def model_config(self) -> PreTrainedConfig | None:
+        """The model's shape; None if it is not on this machine."""
+        from turnwise.models.resolve import read_shape  # noqa: PLC0415 - it loads torch
+
+        return read_shape(self.settings)
+
+    @cached_property
+    def words(self) -> Words:
+        """The tokenizer and the chat template."""
+        from turnwise.loop.build import load_words  # noqa: PLC0415 - it loads torch
+
+        return load_words(self.settings, self.model_folder)
+
+    @property
+    def template(self) -> ChatTemplate:
+        return self._template or self.words.template
+
+    def has_errors(self, path: str = "") -> bool:
+        """Whether a check found an error about a config path or below it."""
+        return any(
+            finding.level == "error" and f"{finding.where}.".startswith(f"{path}." if path else "")
+            for finding in self.findings
+        )
 
 
-def guarded(check: str, look: Callable[[], Sequence[Finding]]) -> list[Finding]:
-    """What a look finds; one that fails is a finding itself, so that the others still take place."""
-    try:
-        return list(look())
-    except TurnwiseError as error:
-        return [problem(check, str(error))]
-    except Exception as error:  # noqa: BLE001 - the boundary: packages and a user's code may raise whatever they like
-        return [problem(check, f"cannot be looked at: {tell_error(error)}")]
+def envs_by_path(settings: TurnwiseSettings) -> dict[str, World]:
+    """Every environment of a run by its config path."""
+    main, *mixed = worlds_of(settings)
+    return {"env": main, **{f"mix.{world.tag}.env": world for world in mixed}}
 
 
-def report_findings(found: Sequence[errors.Finding], directory: RunDirectory, console: Console) -> None:
+def run_checks(subject: Subject, stage: FindingStage, *, catch_all: bool = False) -> list[Finding]:
+    """Run the checks of a stage; add what they find to the subject and return it.
+
+    Args:
+        catch_all: Whether an unexpected exception becomes a finding too, so that the other checks still run.
+    """
+    before = len(subject.findings)
+    if stage in _MODULES:
+        import_module(_MODULES[stage])
+    for each in CHECKS.get(stage, ()):
+        if any(subject.has_errors(path) for path in each.needs):
+            continue
+        try:
+            for finding in each.find(subject) or ():
+                subject.findings.append(replace(finding, stage=stage))
+        except DistrustError:
+            # What was not imported is not judged.
+            continue
+        except TurnwiseError as error:
+            subject.findings.append(_error(each, stage, str(error)))
+        except Exception as error:
+            if not catch_all:
+                raise
+            subject.findings.append(_error(each, stage, f"cannot be checked: {tell_error(error)}"))
+    return subject.findings[before:]
+
+
+def _error(failed: Check, stage: FindingStage, message: str) -> Finding:
+    return Finding(kind=failed.name, level="error", where=failed.where, message=message, stage=stage)
+
+
+def describe(finding: Finding) -> str:
+    """One line: the config path unless the message names it, the message and the fix."""
+    is_path = "." in finding.where and finding.where not in finding.message
+    return f"{finding.where}: {finding.text}" if is_path else finding.text
+
+
+def report_findings(found: Sequence[Finding], directory: RunDirectory, console: Console) -> None:
     """Print findings of a run and add them to its `findings.jsonl`."""
     for finding in found:
         directory.append_finding(finding)
         step = f"step {finding.step}, " if finding.stage == "training" else ""
         print_notice(console, f"{step}{finding.kind}: {finding.text}")
+
+
+# --- lines of the doctor ---------------------------------------------------------------------------------------------
+
+
+def ok(where: str, message: str) -> Finding:
+    return _line(where, "note", message)
+
+
+def warn(where: str, message: str, fix: str = "") -> Finding:
+    return _line(where, "warning", message, fix)
+
+
+def fail(where: str, message: str, fix: str = "") -> Finding:
+    return _line(where, "error", message, fix)
+
+
+def _line(where: str, level: Literal["error", "warning", "note"], message: str, fix: str = "") -> Finding:
+    kind = where.partition(" ")[0]
+    return Finding(kind=kind, level=level, where=where, message=message, fix=fix, stage="model")
+
+
+def run_check(where: str, find: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    """What a function finds; an exception is a finding itself, so that the other checks still run."""
+    try:
+        return list(find())
+    except TurnwiseError as error:
+        return [fail(where, str(error))]
+    except Exception as error:  # noqa: BLE001 - packages and a user's code may raise anything
+        return [fail(where, f"cannot be checked: {tell_error(error)}")]

@@ -13,8 +13,8 @@ from typing import Any
 
 from rich.console import Console
 
-from turnwise.checks.settings import find_no_effect
-from turnwise.checks.setup import refuse_what_cannot_run
+from turnwise.checks.setup import validate_run
+from turnwise.checks.stages import describe
 from turnwise.config.component import ENVS
 from turnwise.config.load import dump_settings, load_recipe, parse_params, translate_file
 from turnwise.config.recipes import find_recipe, list_recipes
@@ -68,14 +68,19 @@ def _check_file(
     if translation is not None and not options.json:
         console.print(describe_translation(translation), soft_wrap=True)
     loaded = load_recipe(options.target, overrides)
-    refuse_what_cannot_run(loaded.settings)
+    found = validate_run(loaded.settings)
     settings = loaded.settings if unseen else settle_length(loaded.settings)
-    notes = [*find_no_effect(settings), *_notes_on_model(settings, unseen)]
+    notes = [describe(each) for each in found if each.level == "warning"]
+    notes += _notes_on_model(settings, unseen)
     notes += [f"'{name}' was not looked at: that would run it. Read it, then give --trust." for name in unseen]
     if options.json:
         keys = {} if translation is None else {"dialect": translation.dialect, "keys": to_translation_rows(translation)}
-        found = {"file": str(find_recipe(options.target)), "settings": settings.model_dump(mode="json"), "notes": notes}
-        console.print_json(json.dumps({**found, "not_looked_at": list(unseen), **keys}))
+        report = {
+            "file": str(find_recipe(options.target)),
+            "settings": settings.model_dump(mode="json"),
+            "notes": notes,
+        }
+        console.print_json(json.dumps({**report, "not_looked_at": list(unseen), **keys}))
         return 0
     console.print(dump_settings(settings, loaded.pretrained), markup=False, highlight=False)
     for note in notes:
@@ -86,11 +91,9 @@ def _check_file(
 
 
 def _notes_on_model(settings: TurnwiseSettings, unseen: Mapping[str, object]) -> list[str]:
-    """The built-in model is made to fit, so there is nothing to look at, and no reason to load torch."""
+    """The built-in model is made to fit, so there is nothing to check, and no reason to load torch."""
     if settings.model.path == "tiny" or unseen:
         return []
-    from turnwise.checks.model import find_misfits  # noqa: PLC0415
     from turnwise.models.resolve import note_on  # noqa: PLC0415
 
-    misfits = [misfit.message for misfit in find_misfits(settings)]
-    return [note for note in (note_on(settings.model.path), *misfits) if note]
+    return list(filter(None, [note_on(settings.model.path)]))

@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from turnwise.checks.setup import refuse_what_cannot_run
+from turnwise.checks.setup import validate_run
 from turnwise.config.component import ENVS
 from turnwise.config.load import load_recipe, load_settings, parse_params, translate_file
 from turnwise.config.recipes import find_named, refuse_endless_name
@@ -144,7 +144,7 @@ def _convert(options: argparse.Namespace, overrides: list[str], console: Console
         raise ConfigError(f"'{options.file}' is written in the words of turnwise already; there is nothing to convert.")
     # Loaded as `train` would, but for code that the file names: what is written out has been understood.
     with only_looking(trusts=options.trust):
-        refuse_what_cannot_run(load_settings(options.file))
+        validate_run(load_settings(options.file))
     text = to_recipe(translation, Path(options.file).name)
     if options.json:
         shown = {"dialect": translation.dialect, "keys": to_translation_rows(translation), "recipe": text}
@@ -161,7 +161,7 @@ def _plan(options: argparse.Namespace, overrides: list[str], console: Console) -
     recipe, overrides = _recipe_and_overrides(options, overrides)
     with only_looking(trusts=options.trust) as unseen:
         loaded = load_recipe(recipe, overrides)
-        refuse_what_cannot_run(loaded.settings)
+        validate_run(loaded.settings)
     if unseen:
         named = " and ".join(f"'{name}'" for name in unseen)
         raise ConfigError(f"a plan of this file would run {named}, which it names. Read it, then give --trust.")
@@ -200,17 +200,17 @@ def _plan_on_gpus(options: argparse.Namespace, recipe: str, overrides: list[str]
 
 def _doctor(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
     recipe, overrides = _recipe_and_overrides(options, overrides)
-    from turnwise.checks.doctor import examine, show_examination
+    from turnwise.checks.doctor import run_doctor, show_report
     from turnwise.report.console import phase
 
     # Progress on the console would stand in front of the JSON.
     told = Console(quiet=True) if options.json else console
-    examination = examine(recipe, overrides, lambda text: phase(told, text))
+    report = run_doctor(recipe, overrides, lambda text: phase(told, text))
     if options.json:
-        console.print_json(json.dumps(examination.to_dict()))
+        console.print_json(json.dumps(report.to_dict()))
     else:
-        show_examination(console, examination)
-    return 0 if examination.ok else 2
+        show_report(console, report)
+    return 0 if report.ok else 2
 
 
 def _explorers(options: argparse.Namespace, overrides: list[str], console: Console) -> int:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from turnwise.checks.setup import refuse_what_cannot_run
+from turnwise.checks.setup import validate_run
 from turnwise.config.load import Change, Loaded, dump_settings, load_recipe, load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.trust import find_secrets, is_hidden
@@ -111,7 +111,7 @@ def train_loaded(
 
 def check_start(settings: TurnwiseSettings) -> TurnwiseSettings:
     """Raise a ConfigError with every reason against a new run, before its directory is made; return what will run."""
-    refuse_what_cannot_run(settings)
+    validate_run(settings)
     require_reachable(settings.model.path)
     return settle_length(settings)
 
@@ -207,7 +207,7 @@ def resume(run: str | Path, *, console: Console | None = None) -> Run:
     """Go on with an interrupted run from its newest checkpoint, or from its start where there is none yet."""
     directory, console = RunDirectory.open(Path(run)), console or Console(quiet=True)
     settings = load_settings(str(directory.config))
-    refuse_what_cannot_run(settings, is_resumed=directory.latest_checkpoint() is not None)
+    validate_run(settings, is_resumed=directory.latest_checkpoint() is not None)
     # A run that was killed in its first moments has none.
     directory.write_manifest(collect_manifest(settings.recipe, settings.run.seed))
     if settings.run.mode != "both":

@@ -16,9 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from turnwise.checks.episodes import count_episodes, judge_policy, replies_of
-from turnwise.checks.setup import worlds_by_path
-from turnwise.checks.stages import Status
+from turnwise.checks.episodes import check_policy_probe, count_episodes, replies_of
+from turnwise.checks.stages import envs_by_path
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError
 from turnwise.infra.atomic_files import write_whole
@@ -505,7 +504,7 @@ def _report(target: str, settings: TurnwiseSettings, split: str, result: Evaluat
 
 def _samples(trajectories: Sequence[Trajectory], parts: PlayParts) -> list[SampleReply]:
     """The first reply of each of the first episodes."""
-    contexts = {world.tag: world.context for _, world in worlds_by_path(parts.settings)}
+    contexts = {world.tag: world.context for world in envs_by_path(parts.settings).values()}
     samples: list[SampleReply] = []
     for trajectory in [t for t in trajectories if t.turns and replies_of(t)][:_NUM_REPLIES]:
         turn, ids = trajectory.turns[0], replies_of(trajectory)[0]
@@ -530,14 +529,16 @@ def _is_long(ids: IntArray, limit: int, parts: PlayParts) -> bool:
 
 def _reasons(trajectories: Sequence[Trajectory], parts: PlayParts) -> list[str]:
     found: list[str] = []
-    for path, world in worlds_by_path(parts.settings):
+    for path, world in envs_by_path(parts.settings).items():
         own = [trajectory for trajectory in trajectories if trajectory.task.tag == world.tag]
         groups = [Group(task=trajectory.task, trajectories=(trajectory,)) for trajectory in own]
         if not groups:
             continue
         probe = count_episodes(groups, parts.template, world.context.max_response_tokens, seconds=0.0)
-        told = judge_policy(path, world, probe, is_taught_first=False, is_beginner=False, has_rewards=False)
-        found += [finding.message for finding in told if finding.status is not Status.OK]
+        told = check_policy_probe(
+            path, world, probe, parts.settings, is_taught_first=False, is_beginner=False, has_rewards=False
+        )
+        found += [finding.text for finding in told if finding.level != "note"]
         if probe.turns and not probe.valid_turns:
             found += _on_instructions(path, world)
     return found or [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from turnwise.checks.episodes import FirstLook
+from turnwise.checks.episodes import FirstStepChecks
 from turnwise.config.schema import OracleWarmStart, TurnwiseSettings
 from turnwise.infra.atomic_files import encode_object, write_whole
 from turnwise.infra.wait_tracking import show_waits
@@ -100,7 +100,7 @@ class Exploring:
                     writer.write(number, shown)
                 display.update(number, metrics, watch.time_split())
 
-            look = FirstLook(self._settings, parts.template, self._directory, self._console)
+            look = FirstStepChecks(self._settings, parts.template, self._directory, self._console)
             watched = replace(parts, on_explored=look.after_rollout)
             await explore_alone(watched, shared, start=start, on_rollout=on_rollout)
 

@@ -11,9 +11,10 @@ import torch
 from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
-from turnwise.checks.model import find_misfits, find_model_misfits, tell_misfits
-from turnwise.checks.plan import judge_path
-from turnwise.checks.settings import find_no_effect
+from turnwise.checks.model import check_model
+from turnwise.checks.plan import reward_model_path
+from turnwise.checks.settings import find_unused_settings
+from turnwise.checks.stages import report_findings
 from turnwise.config.schema import LessonSettings, TurnwiseSettings
 from turnwise.infra.atomic_files import write_whole
 from turnwise.learn.checkpoint import resumed_model
@@ -114,13 +115,12 @@ def open_workers(
         config,
         settings.model,
         settings.learn,
-        judge_path=judge_path(settings),
+        judge_path=reward_model_path(settings),
         is_shared=samples_in_place(settings),
     )
     print_notice(console, describe_in_one_line(memory))
     if checkpoint is None:
-        found = find_misfits(settings) + find_model_misfits(settings, workers.parts.template, config)
-        tell_misfits(found, step=0, directory=directory, console=console)
+        report_findings(check_model(settings, workers.parts.template), directory, console)
     return workers
 
 
@@ -145,7 +145,7 @@ async def set_up(workers: Workers, directory: RunDirectory, console: Console, ch
 
 def announce(settings: TurnwiseSettings, console: Console) -> None:
     """Say which settings do nothing or are slow here, and fix what chance, threads and the terminal depend on."""
-    for warning in find_no_effect(settings):
+    for warning in find_unused_settings(settings):
         print_notice(console, warning)
     if settings.learn.num_threads is not None:
         torch.set_num_threads(settings.learn.num_threads)

@@ -22,7 +22,7 @@ from pathlib import Path
 from rich.console import Console
 
 from turnwise.checks.settings import is_shared
-from turnwise.checks.setup import refuse_what_cannot_run
+from turnwise.checks.setup import validate_run
 from turnwise.config.component import BUFFERS, TRANSPORTS
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.config.schema import TurnwiseSettings
@@ -94,10 +94,10 @@ def load_served(target: str, *, recipe: str | None = None, overrides: Sequence[s
         settings, policy = found.settings, found.resolve()
     else:
         settings = load_settings(target, overrides)
-        refuse_what_cannot_run(settings)
+        validate_run(settings)
         policy = resolve_model(settings)
     settings = _start_from(settings, policy)
-    refuse_what_cannot_run(settings)
+    validate_run(settings)
     settings = settle_length(settings)
     directory = RunDirectory.create(
         new_run_path(Path(settings.run.root), settings.recipe),

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from turnwise.checks.episodes import FirstLook
+from turnwise.checks.episodes import FirstStepChecks
 from turnwise.checks.health import HealthMonitor, TrainingCollapsedError
 from turnwise.checks.stages import report_findings
 from turnwise.config.load import load_settings
@@ -315,7 +315,7 @@ class Training:
     async def _train(self, start: Start, loop: Callable[..., Awaitable[None]], before: Evaluation | None) -> None:
         settings, first = self._settings, self._progress.step
         monitor = HealthMonitor.of_run(settings, self._directory)
-        look = FirstLook(settings, start.parts.template, self._directory, self._console)
+        look = FirstStepChecks(settings, start.parts.template, self._directory, self._console)
         checkpointer = Checkpointer(settings, self._directory, start.parts)
         with RunRecorder(
             settings,
@@ -365,7 +365,7 @@ class Training:
         if isinstance(start.parts, TrainParts) and start.parts.journals is not None:
             start.parts.journals.forget_covered()
 
-    def _after_rollout(self, look: FirstLook, step: int, explored: Explored) -> None:
+    def _after_rollout(self, look: FirstStepChecks, step: int, explored: Explored) -> None:
         look.after_rollout(step, explored)
         self._callbacks.on_rollout(step, explored.played)
 

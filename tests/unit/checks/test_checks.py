@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.checks.settings import RULES, Rule, check_settings, credit_says_what_it_needs, find_no_effect
-from turnwise.checks.setup import refuse_what_cannot_run
+from turnwise.checks.settings import check_settings, find_unused_settings
+from turnwise.checks.setup import validate_run
+from turnwise.checks.stages import CHECKS, Check, Subject
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.errors import ConfigError
 from turnwise.rollout.env_specs import main_world
@@ -19,7 +20,7 @@ VALID = {"env": {"type": "frozen_lake"}, "learn": {"critic": {"type": "value_hea
 def test_a_valid_combination_passes_without_notes() -> None:
     settings = load_settings(VALID)
     check_settings(settings)
-    assert find_no_effect(settings) == []
+    assert find_unused_settings(settings) == []
 
 
 CONTRADICTIONS = pytest.mark.parametrize(
@@ -87,7 +88,7 @@ CONTRADICTIONS = pytest.mark.parametrize(
         (["cluster.type=ray", "run.mode=eval"], r"run.mode: 'eval' given; cluster.type 'ray' runs explorers"),
         (
             ["engine.type=openai", "engine.url=http://here/v1"],
-            r"engine.type: 'openai' given; it tells texts, without the token ids .* and their log-probs",
+            r"engine.type: 'openai' given; it returns text without token ids and log-probs",
         ),
         (
             ["run.mode=train", "warm_start.type=endpoint", "warm_start.url=http://here/v1"],
@@ -105,13 +106,24 @@ def test_contradictions_are_refused(overrides: list[str], words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "rule",
-    [rule for rule in RULES if rule is not credit_says_what_it_needs],
-    ids=lambda rule: rule.__name__,
+    "check",
+    [
+        check
+        for check in CHECKS["settings"]
+        if check.name.startswith("check_") and check.name != "check_estimator_flags"
+    ],
+    ids=lambda check: check.name,
 )
-def test_every_rule_stands_behind_a_contradiction_above(rule: Rule) -> None:
+def test_every_check_is_behind_a_contradiction_above(check: Check) -> None:
     """But those that need a class of the user's own, below."""
-    assert any(list(rule(load_settings(VALID, overrides))) for overrides, _ in CONTRADICTIONS.args[1])
+
+    def finds(overrides: list[str]) -> bool:
+        try:
+            return any(check.find(Subject(load_settings(VALID, overrides))) or ())
+        except ConfigError:
+            return True
+
+    assert any(finds(overrides) for overrides, _ in CONTRADICTIONS.args[1])
 
 
 def test_a_rule_must_say_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +160,7 @@ def test_the_other_side_of_each_border_passes(overrides: list[str]) -> None:
 
 def test_several_contradictions_come_in_one_message() -> None:
     settings = load_settings(VALID, ["credit.type=gae", "learn.critic.type=none", "context.max_tokens=8"])
-    with pytest.raises(ConfigError, match=r"(?s)contradict each other:.*credit.type.*context.max_response_tokens"):
+    with pytest.raises(ConfigError, match=r"(?s)Invalid configuration:.*credit.type.*context.max_response_tokens"):
         check_settings(settings)
 
 
@@ -238,9 +250,9 @@ def test_several_contradictions_come_in_one_message() -> None:
     ],
 )
 def test_a_setting_without_effect_is_named(key: str, with_note: list[str], without: list[str]) -> None:
-    (note,) = find_no_effect(load_settings(VALID, with_note))
+    (note,) = find_unused_settings(load_settings(VALID, with_note))
     assert note.startswith(f"{key} ")
-    assert find_no_effect(load_settings(VALID, without)) == []
+    assert find_unused_settings(load_settings(VALID, without)) == []
 
 
 @pytest.mark.parametrize(
@@ -276,10 +288,10 @@ def test_a_setting_without_effect_is_named(key: str, with_note: list[str], witho
 def test_settings_of_an_environment_without_effect_are_named(env: dict[str, object], note: str) -> None:
     (name,) = [key for key in env if f"env.{key} has" in note]
     settings = load_settings({**VALID, "env": env})
-    assert find_no_effect(settings) == [note]
-    assert find_no_effect(load_settings({**VALID, "env": {key: env[key] for key in env if key != name}})) == []
+    assert find_unused_settings(settings) == [note]
+    assert find_unused_settings(load_settings({**VALID, "env": {key: env[key] for key in env if key != name}})) == []
     in_mix = load_settings({**VALID, "mix": {"other": {"env": env}}})
-    assert find_no_effect(in_mix) == [note.replace("env.", "mix.other.env.")]
+    assert find_unused_settings(in_mix) == [note.replace("env.", "mix.other.env.")]
 
 
 def test_a_class_of_ones_own_names_its_idle_settings_beside_those_of_the_section(
@@ -295,7 +307,7 @@ def test_a_class_of_ones_own_names_its_idle_settings_beside_those_of_the_section
     )
     monkeypatch.syspath_prepend(tmp_path)
     settings = load_settings(VALID, ["buffer={type: 'idle_buffer:Own', own_number: 3, unit: tokens}"])
-    assert find_no_effect(settings) == [
+    assert find_unused_settings(settings) == [
         "buffer.own_number has no effect with buffer.capacity None: custom.",
         "buffer.unit 'tokens' has no effect without buffer.train_batch_size.",
     ]
@@ -325,7 +337,7 @@ def test_the_resolved_file_of_a_run_has_no_notes_that_its_recipe_had_not(overrid
     """The resolved file spells out every default; a default that was written down was not chosen."""
     settings = load_settings(VALID, overrides)
     (tmp_path / "config.yaml").write_text(dump_settings(settings))
-    assert find_no_effect(load_settings(str(tmp_path / "config.yaml"))) == find_no_effect(settings) == []
+    assert find_unused_settings(load_settings(str(tmp_path / "config.yaml"))) == find_unused_settings(settings) == []
 
 
 # --- workflows of one's own -------------------------------------------------------------------------------------------
@@ -364,7 +376,7 @@ class Bare:
 )
 def test_what_is_no_workflow_is_refused_before_anything_is_set_up(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        refuse_what_cannot_run(load_settings("frozenlake", {"rollout.workflow": f"{__name__}:{name}"}))
+        validate_run(load_settings("frozenlake", {"rollout.workflow": f"{__name__}:{name}"}))
 
 
 def test_arguments_of_a_workflow_are_checked_before_anything_is_set_up() -> None:
@@ -373,7 +385,7 @@ def test_arguments_of_a_workflow_are_checked_before_anything_is_set_up() -> None
     with pytest.raises(
         ConfigError, match=r"rollout.workflow_args.dept: Whole takes no such argument. Did you mean 'depth'"
     ):
-        refuse_what_cannot_run(load_settings("frozenlake", {**own, "rollout.workflow_args": {"dept": 3}}))
+        validate_run(load_settings("frozenlake", {**own, "rollout.workflow_args": {"dept": 3}}))
 
 
 def test_a_workflow_with_a_reward_of_its_own_needs_no_judge() -> None:

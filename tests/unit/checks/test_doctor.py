@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from turnwise.checks.doctor import examine
-from turnwise.checks.plan import describe_plan, examine_memory, examine_packages, make_plan
-from turnwise.checks.stages import Examination, Status, guarded
+from turnwise.checks.doctor import DoctorReport, label, run_doctor
+from turnwise.checks.plan import check_memory, check_packages, describe_plan, make_plan
+from turnwise.checks.stages import describe, run_check
 from turnwise.cli import main
 from turnwise.config.load import load_settings
 from turnwise.loop.policies import resolve_model
@@ -66,7 +66,7 @@ TOLD = {
     "a group larger than a batch": "a group does not fit into buffer.train_batch_size = 2",
     "an argument the workflow does not take": "rollout.workflow_args.max_attempt: ReflectAndRetryWorkflow takes no",
     "a missing file of pairs": "learn.ptx.path: 'missing_pairs.jsonl' cannot be read",
-    "an environment that breaks its contract": "breaks its contract (global_rng)",
+    "an environment that breaks its contract": "failed the environment check global_rng",
     "a missing file of a mixed environment": "mix.questions.env.path: 'missing_rows.jsonl' cannot be read",
     "a missing reward model": "reward.judge.path './missing_judge' cannot be loaded as a reward model",
     "a model that never keeps the format": "0 of 32 turns have a valid answer",
@@ -81,13 +81,13 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def look_at(recipe: dict[str, Any], *overrides: str) -> Examination:
+def look_at(recipe: dict[str, Any], *overrides: str) -> DoctorReport:
     Path("mine.yaml").write_text(json.dumps(recipe))
-    return examine("mine.yaml", overrides, lambda _: nullcontext(lambda *_: None))
+    return run_doctor("mine.yaml", overrides, lambda _: nullcontext(lambda *_: None))
 
 
-def problems(examination: Examination) -> list[str]:
-    return [finding.message for finding in examination.having(Status.PROBLEM)]
+def problems(report: DoctorReport) -> list[str]:
+    return [describe(finding) for finding in report.having("error")]
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +120,8 @@ def test_mistakes_of_a_model_do_not_hide_those_beside_it(model: Path) -> None:
         "reward": {"judge": {"type": "function", "target": "nowhere_at_all:score"}},
         "buffer": {"capacity": 2},
     }
-    examination = look_at(recipe)
-    told = problems(examination)
+    report = look_at(recipe)
+    told = problems(report)
     for words in (
         "context.window: 'half' given",
         "there is no credit rule named 'gea'. Did you mean 'gae'?",
@@ -137,16 +137,14 @@ def test_mistakes_of_a_model_do_not_hide_those_beside_it(model: Path) -> None:
 
 @pytest.mark.slow
 def test_a_sound_setup_is_fine(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    examination = look_at(
-        BASE, f"model.path={model}", "engine.type=scripted", "engine.replies=['<answer>Right</answer>']"
-    )
-    assert problems(examination) == []
-    by_check = {finding.check: finding.message for finding in examination.findings}
+    report = look_at(BASE, f"model.path={model}", "engine.type=scripted", "engine.replies=['<answer>Right</answer>']")
+    assert problems(report) == []
+    by_check = {label(finding): finding.message for finding in report.findings}
     assert "32 of 32 turns" in by_check["format of env"] or "turns have a valid answer" in by_check["format of env"]
-    assert "proven" in by_check["template"]
+    assert "append-only" in by_check["template"]
     assert "LlamaForCausalLM" in by_check["model"]
-    assert examination.numbers["probe"]["frozen_lake"]["episodes"] == 16
-    assert examination.numbers["plan"]["episodes_per_step"] == 8
+    assert report.numbers["probe"]["frozen_lake"]["episodes"] == 16
+    assert report.numbers["plan"]["episodes_per_step"] == 8
     words = ["engine.type=scripted", "engine.replies=['<answer>Right</answer>']"]
     assert main(["doctor", "mine.yaml", f"--model.path={model}", *words]) == 0
     assert "0 problems" in capsys.readouterr().out
@@ -172,23 +170,23 @@ def test_tools_need_a_template_that_knows_them(model: Path, tmp_path: Path) -> N
     words = [f"model.path={folder}", "engine.type=scripted"]
     tools = ["rollout.workflow=tool_calling", "rollout.workflow_args.tools=['own_tools:add']"]
     without, with_tools = look_at(BASE, *words), look_at(BASE, *words, *tools)
-    assert not any(finding.check == "tools" and finding.status is Status.PROBLEM for finding in without.findings)
-    (tool_problem,) = [f.message for f in with_tools.having(Status.PROBLEM) if f.check == "tools"]
+    assert not any(finding.where == "tools" and finding.level == "error" for finding in without.findings)
+    (tool_problem,) = [f.message for f in with_tools.having("error") if f.where == "tools"]
     assert "rollout.workflow 'tool_calling' uses tools, and the chat template" in tool_problem
 
 
 def test_a_file_that_is_no_settings_leaves_the_rest(tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("Say hi.\nSay bye.\n")
-    examination = examine("prompts.txt", [], lambda _: nullcontext(lambda *_: None))
-    assert [f.check for f in examination.having(Status.PROBLEM)] == ["settings"]
-    assert {"packages", "extras", "machine"} <= {finding.check for finding in examination.findings}
+    report = run_doctor("prompts.txt", [], lambda _: nullcontext(lambda *_: None))
+    assert [label(f) for f in report.having("error")] == ["settings"]
+    assert {"packages", "extras", "machine"} <= {label(finding) for finding in report.findings}
 
 
 def test_packages_are_held_against_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ["numpy>=999", "not-there-at-all>=1", 'pyarrow>=1; extra == "data"', 'nor-this; extra == "math"']
     monkeypatch.setattr("turnwise.checks.plan.metadata.requires", lambda _: asked)
-    too_old, missing, extras = examine_packages()
-    assert (too_old.status, missing.status, extras.status) == (Status.PROBLEM, Status.PROBLEM, Status.OK)
+    too_old, missing, extras = check_packages()
+    assert (too_old.level, missing.level, extras.level) == ("error", "error", "note")
     assert "expected >=999" in too_old.message
     assert "not-there-at-all is not installed" in missing.message
     assert "not installed: math (pip install 'turnwise[math]')" in extras.message
@@ -207,8 +205,8 @@ def test_models_that_do_not_fit_are_a_problem() -> None:
         )
         return MemoryReport(models=(row,), loaded_bytes=num_bytes, saved_bytes=0)
 
-    assert examine_memory(need(1000), None)[0].status is Status.OK
-    assert examine_memory(need(10**15), None)[0].status is Status.PROBLEM
+    assert check_memory(need(1000), None)[0].level == "note"
+    assert check_memory(need(10**15), None)[0].level == "error"
 
 
 def test_memory_is_the_peak_that_the_plan_prints(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,10 +216,10 @@ def test_memory_is_the_peak_that_the_plan_prints(monkeypatch: pytest.MonkeyPatch
     beside = plan.peak.num_bytes - PROCESS_BYTES
     assert beside > plan.memory.loaded_bytes
     monkeypatch.setattr("turnwise.checks.plan.free_bytes", lambda: beside)
-    (fine,) = examine_memory(plan.memory, plan.peak)
+    (fine,) = check_memory(plan.memory, plan.peak)
     monkeypatch.setattr("turnwise.checks.plan.free_bytes", lambda: beside - 1)
-    (scarce,) = examine_memory(plan.memory, plan.peak)
-    assert (fine.status, scarce.status) == (Status.OK, Status.PROBLEM)
+    (scarce,) = check_memory(plan.memory, plan.peak)
+    assert (fine.level, scarce.level) == ("note", "error")
     for message in (fine.message, scarce.message):
         assert f"about {size_words(plan.peak.num_bytes)}" in message
         assert size_words(plan.peak.num_bytes) in describe_plan(plan)
@@ -231,6 +229,6 @@ def test_a_look_that_fails_is_a_finding() -> None:
     def fail() -> list[Any]:
         raise ZeroDivisionError("by accident")
 
-    (finding,) = guarded("template", fail)
-    assert (finding.check, finding.status) == ("template", Status.PROBLEM)
+    (finding,) = run_check("template", fail)
+    assert (finding.where, finding.level) == ("template", "error")
     assert "ZeroDivisionError: by accident" in finding.message

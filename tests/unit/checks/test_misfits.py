@@ -107,8 +107,8 @@ def test_what_fits_is_not_spoken_of(folder: Path, tmp_path: Path) -> None:
 
 def test_where_nothing_can_be_learnt_a_reply_is_shown_before_learning(folder: Path, tmp_path: Path) -> None:
     found, said = run_first_step(folder, tmp_path, replies("a fine day"), "rollout.invalid_penalty=0.0")
-    assert found["format_ignored"].startswith("the first rollout has nothing to learn from: 100% of 8 turns")
-    assert found["format_ignored"].endswith("A reply of it: 'a fine day'")
+    assert found["format_ignored"].startswith("the first rollout has nothing to learn from: 0 of 8 turns")
+    assert found["format_ignored"].endswith("One reply: 'a fine day'")
     assert said.index("format_ignored") < said.index("step ")
     assert Run(tmp_path / "run").metrics()[-1]["learn/skipped"] == 1
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import turnwise as tw
-from turnwise.checks.setup import find_refusals, refuse_what_cannot_run
+from turnwise.checks.setup import find_errors, validate_run
 from turnwise.cli import main
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.errors import ConfigError
@@ -65,7 +65,7 @@ def model() -> Path:
 
 
 def reasons(recipe: dict[str, Any], *overrides: str) -> list[str]:
-    return [refusal.message for refusal in find_refusals(load_settings(recipe, overrides))]
+    return [refusal.message for refusal in find_errors(load_settings(recipe, overrides))]
 
 
 @pytest.mark.parametrize(
@@ -167,11 +167,11 @@ def test_every_way_to_start_refuses_before_anything_is_made(
 
 def test_a_run_is_resumed_without_the_model_and_the_teacher_it_started_from() -> None:
     gone = load_settings(LAKE, ["model.path=./no_model", "warm_start={type: endpoint, url: 'http://127.0.0.1:9/v1'}"])
-    assert len(find_refusals(gone)) == 2
-    refuse_what_cannot_run(gone, is_resumed=True)
+    assert len(find_errors(gone)) == 2
+    validate_run(gone, is_resumed=True)
     broken = load_settings(LAKE, ["learn.ptx.type=file", "learn.ptx.path=none.jsonl", "model.path=./no_model"])
     with pytest.raises(ConfigError, match=r"none\.jsonl"):
-        refuse_what_cannot_run(broken, is_resumed=True)
+        validate_run(broken, is_resumed=True)
 
 
 def test_a_model_folder_must_hold_a_model_of_the_right_kind(model: Path, tmp_path: Path) -> None:
@@ -204,9 +204,9 @@ def test_all_reasons_are_told_at_once() -> None:
         ["mix.m.env.type=metamathqa", "mix.m.env.path=none.jsonl", "model.path=./no_model"],
     )
     with pytest.raises(ConfigError) as caught:
-        refuse_what_cannot_run(settings)
+        validate_run(settings)
     told = str(caught.value).splitlines()
-    assert told[0] == "this cannot run:"
+    assert told[0] == "Invalid configuration:"
     words = ("a group does not fit", "agent_cls", "none.jsonl", "./no_model")
     assert [word in line for word, line in zip(words, told[1:], strict=True)] == [True] * 4
 

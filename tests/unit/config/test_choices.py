@@ -150,12 +150,12 @@ def test_equal_settings_compare_equal_whoever_loads_them() -> None:
 def test_reading_and_checking_settings_imports_no_torch() -> None:
     code = (
         "import sys\n"
-        "from turnwise.checks.settings import check_settings, find_no_effect\n"
+        "from turnwise.checks.settings import check_settings, find_unused_settings\n"
         "from turnwise.config.load import load_settings\n"
         f"for recipe in {list_recipes()!r}:\n"
         "    settings = load_settings(recipe)\n"
         "    check_settings(settings)\n"
-        "    find_no_effect(settings)\n"
+        "    find_unused_settings(settings)\n"
         "print(sorted({'torch', 'transformers'} & sys.modules.keys()))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

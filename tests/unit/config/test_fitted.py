@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from turnwise.checks.settings import check_settings, find_no_effect
+from turnwise.checks.settings import check_settings, find_unused_settings
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.errors import ConfigError
 
@@ -30,7 +30,7 @@ def test_the_credit_rule_fits_the_critic_and_the_siblings(overrides: tuple[str, 
     settings = load_settings(LAKE, overrides)
     assert settings.credit.type == rule
     check_settings(settings)
-    assert find_no_effect(settings) == []
+    assert find_unused_settings(settings) == []
 
 
 def test_keys_of_a_rule_that_is_not_named_go_to_the_one_that_is_filled_in() -> None:
@@ -89,13 +89,13 @@ def test_a_judge_leaves_alone_what_has_rewards_where_it_is_needed_elsewhere(
 
 def test_what_only_a_judge_alone_decides_has_no_effect_beside_an_environment() -> None:
     judge = "reward.judge={type: function, target: 'operator:eq', success_above: 2}"
-    notes = find_no_effect(load_settings(LAKE, [judge]))
+    notes = find_unused_settings(load_settings(LAKE, [judge]))
     assert notes == ["reward.judge.success_above has no effect in environments that say themselves what a success is."]
-    assert find_no_effect(load_settings(PROMPTS, [judge])) == []
+    assert find_unused_settings(load_settings(PROMPTS, [judge])) == []
 
 
 def test_the_built_in_judge_says_that_it_knows_nothing_of_other_environments() -> None:
-    (note,) = find_no_effect(load_settings(LAKE, ["reward.judge={type: model, path: tiny}"]))
+    (note,) = find_unused_settings(load_settings(LAKE, ["reward.judge={type: model, path: tiny}"]))
     assert note.startswith("reward.judge.path 'tiny' has learnt from the built-in prompts alone")
 
 
@@ -110,7 +110,7 @@ def test_with_vllm_what_other_kernels_change_is_corrected_and_heads_are_wide_eno
     chosen = load_settings(LAKE, [*vllm, "learn.correction.type=none", "model.tiny.num_heads=2"])
     assert (chosen.learn.correction.type, chosen.model.tiny.num_heads) == ("none", 2)
     other = load_settings(LAKE, [*vllm, "model.path=/some/folder"])
-    assert find_no_effect(other) == []
+    assert find_unused_settings(other) == []
 
 
 def test_on_a_cluster_what_waits_is_kept_and_the_way_back_is_short() -> None:
@@ -127,8 +127,8 @@ def dump_settings_as_mapping(settings: Any) -> dict[str, Any]:
 
 
 def test_waits_have_an_effect_in_the_serial_loop_only_on_a_cluster() -> None:
-    assert any("sync.timeout_s" in note for note in find_no_effect(load_settings(LAKE, ["sync.timeout_s=5"])))
-    on_cluster = find_no_effect(load_settings(LAKE, ["sync.timeout_s=5", "cluster.type=ray"]))
+    assert any("sync.timeout_s" in note for note in find_unused_settings(load_settings(LAKE, ["sync.timeout_s=5"])))
+    on_cluster = find_unused_settings(load_settings(LAKE, ["sync.timeout_s=5", "cluster.type=ray"]))
     assert not any("sync.timeout_s" in note for note in on_cluster)
     words = ["loop.type=pipelined", "sync.method=checkpoint", "cluster.type=ray"]
-    assert find_no_effect(load_settings(LAKE, words)) == ["sync.method has no effect with cluster.type 'ray'."]
+    assert find_unused_settings(load_settings(LAKE, words)) == ["sync.method has no effect with cluster.type 'ray'."]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.checks.settings import find_no_effect
+from turnwise.checks.settings import find_unused_settings
 from turnwise.config.load import load_settings
 from turnwise.envs.base import make_env
 from turnwise.envs.check import check_env
@@ -143,7 +143,7 @@ def test_a_dataset_that_cannot_be_loaded_is_told(saved: str, monkeypatch: pytest
 
 def test_settings_of_datasets_do_nothing_for_a_file(path: str) -> None:
     env = {"type": "dataset", "path": path, "prompt_field": "question", "subset": "main", "eval_split": "test"}
-    notes = find_no_effect(load_settings({"env": env}))
+    notes = find_unused_settings(load_settings({"env": env}))
     assert [note.partition(" ")[0] for note in notes if note.startswith("env.")] == ["env.subset", "env.eval_split"]
 
 

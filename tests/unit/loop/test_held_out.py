@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from turnwise.checks.plan import make_plan
-from turnwise.checks.setup import find_refusals
+from turnwise.checks.setup import find_errors
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.errors import ConfigError
 from turnwise.loop.build import held_out_tasks
@@ -63,7 +63,7 @@ def test_environments_of_a_mix_have_each_as_many_as_they_have(files: dict[str, s
 
 def test_an_endless_world_says_that_it_is_one() -> None:
     lake = {"env": {"type": "frozen_lake"}}
-    (refusal,) = find_refusals(load_settings(lake, ["eval.episodes=all"]))
+    (refusal,) = find_errors(load_settings(lake, ["eval.episodes=all"]))
     assert refusal.message.startswith("eval.episodes: 'all' given; environment 'frozen_lake' has no end of tasks")
     with pytest.raises(ConfigError, match=r"Set eval\.episodes to a number"):
         held_out_tasks(load_settings(lake, ["eval.episodes=all"]))

@@ -10,7 +10,7 @@ import torch
 
 from tests.clock import HANG_S
 from tests.small_run import SMALL_LAKE, build_parts
-from turnwise.checks.settings import check_settings, find_no_effect
+from turnwise.checks.settings import check_settings, find_unused_settings
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, LearnError, SyncError
 from turnwise.loop import pipelined
@@ -162,11 +162,11 @@ def test_a_bound_below_what_interval_and_offset_need_is_refused() -> None:
 
 def test_settings_of_the_other_loop_are_named() -> None:
     serial = load_settings("frozenlake", ["sync.offset=1", "sync.style=dynamic_by_trainer"])
-    notes = " ".join(find_no_effect(serial))
+    notes = " ".join(find_unused_settings(serial))
     assert "sync.offset has no effect with loop.type 'serial'" in notes
     assert "sync.style has no effect with loop.type 'serial'" in notes
     dynamic = load_settings("frozenlake", ["loop.type=pipelined", "sync.offset=1", "sync.style=dynamic_by_trainer"])
-    assert "sync.offset has no effect with sync.style 'dynamic_by_trainer'." in find_no_effect(dynamic)
+    assert "sync.offset has no effect with sync.style 'dynamic_by_trainer'." in find_unused_settings(dynamic)
 
 
 @pytest.mark.slow

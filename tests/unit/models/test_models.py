@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from turnwise.checks.setup import find_refusals
+from turnwise.checks.setup import find_errors
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, ModelError
 from turnwise.loop.build import build_play
@@ -59,7 +59,7 @@ def test_a_folder_of_the_hubs_cache_loads_with_links_and_shards(tmp_path: Path, 
     assert snapshot == str(cached / "snapshots" / "bbb")
     assert len(list(Path(snapshot).glob("*.safetensors"))) > 1
     settings = load_settings("frozenlake", [*SMALL_LAKE, f"model.path={cached}"])
-    assert find_refusals(settings) == []
+    assert find_errors(settings) == []
     parts = build_play(settings, resolve_model(settings))
     assert parts.tokenizer.chat_template == AutoTokenizer.from_pretrained(folder).chat_template
     ours, theirs = (AutoModelForCausalLM.from_pretrained(path).state_dict() for path in (snapshot, folder))
@@ -104,7 +104,7 @@ def test_a_run_with_such_a_name_makes_no_directory(tmp_path: Path, monkeypatch: 
 
 def test_a_check_leaves_hub_names_alone_and_says_so() -> None:
     settings = load_settings("frozenlake", {"model.path": "owner/none"})
-    assert find_refusals(settings) == []
+    assert find_errors(settings) == []
     assert "'owner/none' is not on this machine" in note_on("owner/none")
     assert describe_set_up("owner/none") == "fetching 'owner/none' from the hub"
     assert read_shape(settings) is None
@@ -132,13 +132,13 @@ def test_a_gguf_file_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert Path(folder).parent == tmp_path / "cache" / "models"
     assert find_here(str(file)) == folder
     assert note_on(str(file)) == ""
-    assert find_refusals(settings) == []
+    assert find_errors(settings) == []
 
 
 def test_a_gguf_file_that_is_none_is_refused_before_a_run_begins(tmp_path: Path) -> None:
     (tmp_path / "broken.gguf").write_text("no")
     settings = load_settings("frozenlake", {"model.path": str(tmp_path / "broken.gguf")})
-    assert ["is no GGUF file" in refusal.message for refusal in find_refusals(settings)] == [True]
+    assert ["is no GGUF file" in refusal.message for refusal in find_errors(settings)] == [True]
 
 
 # --- SmolLM2 ---------------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import turnwise as tw
-from turnwise.checks.settings import find_no_effect
-from turnwise.checks.setup import find_refusals
+from turnwise.checks.settings import find_unused_settings
+from turnwise.checks.setup import find_errors
 from turnwise.cli import main
 from turnwise.config.load import load_settings
 from turnwise.envs.base import make_env
@@ -80,11 +80,11 @@ def test_of_two_lengths_the_later_one_counts_and_two_at_once_are_refused(recipe:
 def test_settled_settings_stay_as_they_are(recipe: dict[str, Any]) -> None:
     once = settle_length(load_settings(recipe, ["tasks.epochs=2", "tasks.selector=random"]))
     assert settle_length(load_settings(once.model_dump())) == once
-    assert find_no_effect(once) == []
+    assert find_unused_settings(once) == []
 
 
 def test_an_endless_world_has_no_epochs() -> None:
-    (refusal,) = find_refusals(load_settings(LAKE, ["tasks.epochs=2"]))
+    (refusal,) = find_errors(load_settings(LAKE, ["tasks.epochs=2"]))
     assert refusal.message.startswith("tasks.epochs: 2 given; env.type 'frozen_lake' has no end")
     assert "Set tasks.num_tasks" in refusal.message
     assert "learn.steps" in refusal.message
@@ -93,9 +93,9 @@ def test_an_endless_world_has_no_epochs() -> None:
 
 
 def test_a_missing_file_is_told_once_and_fewer_rows_than_groups_are_refused(recipe: dict[str, Any]) -> None:
-    (refusal,) = find_refusals(load_settings(recipe, ["tasks.epochs=2", "env.path=none.txt"]))
+    (refusal,) = find_errors(load_settings(recipe, ["tasks.epochs=2", "env.path=none.txt"]))
     assert "none.txt" in refusal.message
-    (refusal,) = find_refusals(load_settings(recipe, ["tasks.epochs=2", "rollout.groups=11"]))
+    (refusal,) = find_errors(load_settings(recipe, ["tasks.epochs=2", "rollout.groups=11"]))
     assert "rollout.groups = 11" in refusal.message
 
 

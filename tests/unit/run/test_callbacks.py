@@ -12,7 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import turnwise as tw
-from turnwise.checks.setup import find_refusals
+from turnwise.checks.setup import find_errors
 from turnwise.cli import main
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, LearnError
@@ -153,9 +153,9 @@ def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
 
 def test_what_is_no_callback_is_refused_before_the_run() -> None:
     settings = load_settings("frozenlake", ["report.callbacks=[builtins:dict]"])
-    assert any("is no turnwise.Callback" in refusal.message for refusal in find_refusals(settings))
+    assert any("is no turnwise.Callback" in refusal.message for refusal in find_errors(settings))
     settings = load_settings("frozenlake", ["report.callbacks=[not_there:Mine]"])
-    assert any("'not_there' cannot be imported" in refusal.message for refusal in find_refusals(settings))
+    assert any("'not_there' cannot be imported" in refusal.message for refusal in find_errors(settings))
 
 
 CALLS = """
@@ -235,10 +235,10 @@ def test_old_runs_are_read_under_the_new_name(tmp_path: Path) -> None:
 def test_a_tracker_without_its_package_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
     settings = load_settings("frozenlake", ["report.trackers=[wandb]"])
-    (told,) = [refusal.message for refusal in find_refusals(settings) if "wandb" in refusal.message]
+    (told,) = [refusal.message for refusal in find_errors(settings) if "wandb" in refusal.message]
     assert "pip install 'turnwise[wandb]'" in told
     with pytest.raises(ConfigError, match="there is no tracker named 'wandbb'"):
-        raise ConfigError(find_refusals(load_settings("frozenlake", ["report.trackers=[wandbb]"]))[0].message)
+        raise ConfigError(find_errors(load_settings("frozenlake", ["report.trackers=[wandbb]"]))[0].message)
 
 
 WRITTEN: list[tuple[int, Metrics]] = []

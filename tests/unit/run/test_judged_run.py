@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import turnwise as tw
-from turnwise.checks.settings import check_settings, find_no_effect
+from turnwise.checks.settings import check_settings, find_unused_settings
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, LearnError
 from turnwise.loop.build import build_play, held_out_tasks
@@ -151,12 +151,12 @@ def test_a_judge_that_is_never_asked_is_refused() -> None:
 def test_judged_prompts_pass_without_notes(overrides: list[str]) -> None:
     settings = load_settings(RECIPE, overrides)
     check_settings(settings)
-    assert find_no_effect(settings) == []
+    assert find_unused_settings(settings) == []
 
 
 def test_the_built_in_judge_knows_the_built_in_prompts_only() -> None:
     tiny = ["reward.judge.type=model", "reward.judge.path=tiny"]
-    (note,) = find_no_effect(load_settings(RECIPE, [*tiny, "env.path=mine.txt"]))
+    (note,) = find_unused_settings(load_settings(RECIPE, [*tiny, "env.path=mine.txt"]))
     assert "reward.judge.path 'tiny'" in note
-    assert find_no_effect(load_settings(RECIPE, tiny)) == []
-    assert find_no_effect(load_settings(RECIPE, ["env.path=mine.txt", *by("length")])) == []
+    assert find_unused_settings(load_settings(RECIPE, tiny)) == []
+    assert find_unused_settings(load_settings(RECIPE, ["env.path=mine.txt", *by("length")])) == []

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("openai", reason="the openai package is not installed; it is part of the extras openai and dev")
 
 from turnwise.checks.model import make_preview
-from turnwise.checks.setup import find_refusals
+from turnwise.checks.setup import find_errors
 from turnwise.config.load import load_settings
 from turnwise.loop.build import build_learn
 from turnwise.loop.policies import resolve_model
@@ -47,7 +47,7 @@ def load_nim(model: str, *words: str) -> Any:
 
 @pytest.mark.parametrize("words", [[], LEAGUE], ids=["self_play", "league"])
 def test_a_game_of_two_policies_is_not_refused_and_its_first_prompt_is_shown(model: str, words: list[str]) -> None:
-    assert find_refusals(load_nim(model, *words)) == []
+    assert find_errors(load_nim(model, *words)) == []
     preview = make_preview(load_nim(model, *words, "engine.type=scripted", 'engine.replies=["2"]'))
     assert preview.prompt is not None
     assert "heap" in preview.prompt
@@ -66,7 +66,7 @@ def test_the_reply_is_that_of_the_player_who_was_asked(model: str) -> None:
 
 
 def test_a_prompt_of_a_game_that_does_not_fit_is_refused_with_the_reason(model: str) -> None:
-    (told,) = find_refusals(load_nim(model, "context.max_tokens=4", "context.max_response_tokens=3"))
+    (told,) = find_errors(load_nim(model, "context.max_tokens=4", "context.max_response_tokens=3"))
     assert "do not fit into context.max_tokens = 4" in told.message
 
 

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 import turnwise as tw
-from turnwise.checks.episodes import count_episodes, judge_policy
+from turnwise.checks.episodes import check_policy_probe, count_episodes
 from turnwise.cli import main
 from turnwise.config.load import load_settings
 from turnwise.report.comparison import compare, read_side
@@ -104,8 +104,10 @@ def test_doctor_tells_what_it_does_not_know() -> None:
     probe = count_episodes([Group(task=task, trajectories=plays)], template=None, max_response_tokens=9, seconds=0.0)  # type: ignore[arg-type]
     assert probe.success is None
     probe = replace(probe, return_std=0.1)
-    told = judge_policy("env", main_world(settings), probe, is_taught_first=False, is_beginner=False, has_rewards=True)
-    messages = {finding.check: finding.message for finding in told}
+    told = check_policy_probe(
+        "env", main_world(settings), probe, settings, is_taught_first=False, is_beginner=False, has_rewards=True
+    )
+    messages = {finding.where: finding.message for finding in told}
     assert "success unknown" in messages["rewards of env"]
     assert "none succeeds" not in messages["turns of env"]
 

@@ -188,7 +188,7 @@ def test_a_sound_run_keeps_few_checkpoints_and_learns_the_same(tmp_path: Path, m
 def test_findings_are_in_the_run_directory_only_where_there_are_any(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(first_look, "look_at_rollout", lambda *_: [])
+    monkeypatch.setattr(first_look, "check_rollout", lambda *_: [])
     run = train("frozenlake", SMALL_LAKE, run_dir=tmp_path / "run")
     assert not (run.path / "findings.jsonl").exists()
     assert json.loads((run.path / "summary.json").read_text())["findings"] == []
