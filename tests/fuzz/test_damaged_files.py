@@ -46,6 +46,8 @@ FOUND = [
     *(("train", "memory", "checkpoints/step-000002/buffer.bin", damage) for damage in ("number", "list", "empty")),
     ("train", "store", "metrics.jsonl", "mappings for numbers"),
     ("train", "memory", "roles/trainer.lock", "a link to itself"),
+    ("train", "parts", "roles/explorer.json", "half a character"),
+    ("train", "parts", "roles/explorer.json", "mappings for numbers"),
     ("compare", "parts", "evals/step-000001/eval.json", "lists for numbers"),
     ("play", "model", "chat_template.jinja", "binary"),
     ("eval", "model", "model.safetensors", "a path outside"),

@@ -83,7 +83,15 @@ class RolePlace:
 
     def read(self) -> RoleRecord:
         found = read_record(self._record)
-        return RoleRecord() if found is None else RoleRecord(**found)
+        if found is None:
+            return RoleRecord()
+        step, has_ended, tasks = (found.get(name) for name in ("step", "has_ended", "tasks"))
+        if not (isinstance(step, int) and isinstance(has_ended, bool) and isinstance(tasks, dict)):
+            raise SyncError(
+                f"{self._record} is damaged: expected step, has_ended and tasks, got {sorted(found)}. Remove it, and "
+                f"the {self._role} starts from what is stored."
+            )
+        return RoleRecord(step=step, has_ended=has_ended, tasks=tasks)
 
     def write(self, record: RoleRecord) -> None:
         write_whole(self._record, json.dumps(asdict(record)), error=SyncError)
