@@ -74,7 +74,9 @@ def _check_file(
     notes += _notes_on_model(settings, unseen)
     notes += [f"'{name}' was not looked at: that would run it. Read it, then give --trust." for name in unseen]
     if options.json:
-        keys = {} if translation is None else {"dialect": translation.dialect, "keys": to_translation_rows(translation)}
+        keys = {}
+        if translation is not None:
+            keys = {"dialect": translation.format_name, "keys": to_translation_rows(translation)}
         report = {
             "file": str(find_recipe(options.target)),
             "settings": settings.model_dump(mode="json"),

@@ -147,7 +147,7 @@ def _convert(options: argparse.Namespace, overrides: list[str], console: Console
         validate_run(load_settings(options.file))
     text = to_recipe(translation, Path(options.file).name)
     if options.json:
-        shown = {"dialect": translation.dialect, "keys": to_translation_rows(translation), "recipe": text}
+        shown = {"dialect": translation.format_name, "keys": to_translation_rows(translation), "recipe": text}
         console.print_json(json.dumps(shown))
     elif options.out:
         write_whole(Path(options.out), text)

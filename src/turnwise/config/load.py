@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -20,16 +20,14 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from turnwise.config.component import gives_no_rewards
+from turnwise.config.formats import CONFIG_FORMATS, SHORTHANDS, ConfigFormat, Translation
 from turnwise.config.kinds import Choice, EnvSettings, params_class
-from turnwise.config.recipes import describe_namesake, find_base, find_recipe, read_settings_file
+from turnwise.config.recipes import describe_namesake, find_base, find_composed, find_recipe, read_settings_file
 from turnwise.config.schema import CHOICES, TinySettings, TurnwiseSettings, choice_at, made_for, without_switched
 from turnwise.config.settings import describe_problem, describe_problems, one_line, shorten, written_keys
 from turnwise.config.trust import DistrustError, hide_secrets
 from turnwise.errors import ConfigError
 from turnwise.infra.parsing import MAX_DEPTH, check_yaml_depth
-
-if TYPE_CHECKING:
-    from turnwise.convert.table import Dialect, Translation
 
 _VLLM_HEAD_WIDTH = 32
 """The narrowest attention head that vLLM has a kernel for."""
@@ -101,9 +99,6 @@ def _find(raw: dict[str, Any], *path: str) -> object:
     for key in path:
         found = found.get(key) if isinstance(found, dict) else None
     return found
-
-
-SHORTHANDS = ("multi_turn", "use_reward_model", "use_reward_critic")
 
 
 def expand_shorthands(raw: dict[str, Any]) -> dict[str, Any]:
@@ -329,7 +324,7 @@ def load_settings(
 ) -> TurnwiseSettings:
     """A recipe's name, file or mapping, and `key.path=value` overrides (or a mapping of them).
 
-    All of them may speak in the words of another project (`config/dialects`).
+    All of them may be in the words of another project (`turnwise.convert`).
     """
     return load_recipe(recipe, overrides).settings
 
@@ -338,16 +333,14 @@ def load_recipe(
     recipe: str | Path | Mapping[str, object], overrides: Sequence[str] | Mapping[str, object] = ()
 ) -> Loaded:
     """As `load_settings`, with what was translated and what the section `pretrained` changed."""
-    from turnwise.convert.load import describe_likeness  # noqa: PLC0415
-
     keys = _read(recipe, overrides)
     try:
         settings = validate(keys.raw)
     except ConfigError as error:
         if keys.translation is not None:
             raise ConfigError(keys.translation.name_sources(str(error))) from error
-        if likeness := describe_likeness(keys.raw):
-            raise ConfigError(f"{error}\n  {likeness}") from error
+        if guess := CONFIG_FORMATS.guess_project(keys.raw):
+            raise ConfigError(f"{error}\n  {guess}") from error
         raise
     return Loaded(settings=settings, translation=keys.translation, pretrained=_changes(keys.plain, settings))
 
@@ -377,33 +370,26 @@ class _Keys:
 
 def _read(recipe: str | Path | Mapping[str, object], overrides: Sequence[str] | Mapping[str, object]) -> _Keys:
     """All keys in our own words."""
-    from turnwise.convert.load import (  # noqa: PLC0415
-        detect_dialect,
-        pick_ours,
-        translate_config,
-        translate_overrides,
-    )
-
     layers, name = _read_source(recipe)
     source = _merge_layers(_plain(layers))
-    dialect = detect_dialect(source)
-    ours, theirs = _split_overrides(overrides, dialect)
+    format_ = CONFIG_FORMATS.detect(source)
+    ours, theirs = _split_overrides(overrides, format_)
     translation = None
-    if dialect is not None:
+    if format_ is not None:
         for words, item in theirs:
             source = _merge_foreign(source, item, f"override '{words}'")
-        translation = translate_config(dialect, source)
-        source = _merge(_our_words(translation), pick_ours(dialect, source), "a section of turnwise")
+        translation = format_.convert(source)
+        source = _merge(_our_words(translation), format_.pick_native_keys(source), "a section of turnwise")
         layers = [Layer(keys=_as_dict(source), source=name)]
         idle = translation.count("no meaning")
         _tell(
-            f"read as a file of {dialect.name}: {translation.count('mapped')} keys mapped, {idle} without meaning here"
+            f"read as a file of {format_.name}: {translation.count('mapped')} keys mapped, {idle} without meaning here"
         )
     elif theirs:
         changes = OmegaConf.create({})
         for words, item in theirs:
             changes = _merge_foreign(changes, item, f"override '{words}'")
-        translation = translate_overrides(changes)
+        translation = CONFIG_FORMATS.convert_overrides(changes)
         layers = [*layers, Layer(keys=_as_dict(_our_words(translation)), source="an override")]
     _refuse_two_lengths([item for _, item in ours])
     for words, item in ours:
@@ -472,15 +458,13 @@ def _says(config: DictConfig, key: str) -> bool:
 
 def translate_file(recipe: str | Path, overrides: Sequence[str] = ()) -> Translation | None:
     """What becomes of a file of another project, refused keys included; None for a file in our own words."""
-    from turnwise.convert.load import detect_dialect, translate_config  # noqa: PLC0415
-
     source = _merge_layers(_plain(_read_source(recipe)[0]))
-    dialect = detect_dialect(source)
-    if dialect is None:
+    format_ = CONFIG_FORMATS.detect(source)
+    if format_ is None:
         return None
-    for words, item in _split_overrides(overrides, dialect)[1]:
+    for words, item in _split_overrides(overrides, format_)[1]:
         source = _merge_foreign(source, item, f"override '{words}'")
-    return translate_config(dialect, source)
+    return format_.convert(source)
 
 
 def _read_source(recipe: str | Path | Mapping[str, object]) -> tuple[list[Layer], str]:
@@ -493,20 +477,18 @@ def _read_source(recipe: str | Path | Mapping[str, object]) -> tuple[list[Layer]
 
 
 def _our_words(translation: Translation) -> DictConfig:
-    translation.refuse_problems()
+    translation.raise_problems()
     return cast(DictConfig, OmegaConf.create(translation.nested()))
 
 
 def _split_overrides(
-    overrides: Sequence[str] | Mapping[str, object], dialect: Dialect | None
+    overrides: Sequence[str] | Mapping[str, object], format_: ConfigFormat | None
 ) -> tuple[list[tuple[str, DictConfig]], list[tuple[str, DictConfig]]]:
     """Overrides in our words, and those in another project's; their keys made whole."""
-    from turnwise.convert.load import foreign_key  # noqa: PLC0415
-
     ours: list[tuple[str, DictConfig]] = []
     theirs: list[tuple[str, DictConfig]] = []
     for words, key, item in _override_items(overrides):
-        meant = foreign_key(key, dialect)
+        meant = CONFIG_FORMATS.resolve_external_key(key, format_)
         if meant is None:
             ours.append((words, item))
         else:
@@ -533,8 +515,6 @@ def dump_settings(settings: TurnwiseSettings, pretrained: Sequence[Change] = ())
 
 def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> list[Layer]:
     """The layers of a file, its bases first."""
-    from turnwise.convert.load import find_composed  # noqa: PLC0415
-
     if path.resolve() in seen:
         raise ConfigError(f"'{path}' extends itself: {' -> '.join(p.name for p in (*seen, path))}")
     config = read_settings_file(path)

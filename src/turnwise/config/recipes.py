@@ -13,6 +13,7 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from turnwise.config.formats import CONFIG_FORMATS, NATIVE_SECTIONS
 from turnwise.config.settings import one_line
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.infra.parsing import check_yaml_depth, parse_json, parse_yaml
@@ -85,6 +86,15 @@ def describe_namesake(name: str, *, beside: Path = OWN) -> str | None:
     return f"'{name}' is the shipped recipe {shipped}; {own} is another. Give its path to choose it: {own}"
 
 
+def find_composed(config: DictConfig, folder: Path) -> list[Path]:
+    """The files beside this one that its `defaults` names, as Hydra would compose them."""
+    names = config.get("defaults")
+    if not isinstance(names, ListConfig):
+        return []
+    files = [folder / f"{name}.yaml" for name in names if isinstance(name, str) and name != "_self_"]
+    return [file for file in files if file.is_file()]
+
+
 _SETTINGS_SUFFIXES = (".yaml", ".yml", ".json")
 _HEAD_BYTES = 64_000
 _MAGIC = {
@@ -118,11 +128,9 @@ def read_settings_file(path: Path) -> DictConfig:
 
 def _is_text(config: DictConfig, path: Path) -> bool:
     """OmegaConf takes plain text for a key without a value, and YAML takes 'Question: ...' for a setting."""
-    from turnwise.convert.load import OUR_SECTIONS, detect_dialect  # noqa: PLC0415
-
     if path.suffix in _SETTINGS_SUFFIXES:
         return len(config) == 1 and not _is_mapping(path.read_text(encoding="utf-8"))
-    return not config.keys() & OUR_SECTIONS and detect_dialect(config) is None
+    return not config.keys() & NATIVE_SECTIONS and CONFIG_FORMATS.detect(config) is None
 
 
 def _is_mapping(text: str) -> bool:

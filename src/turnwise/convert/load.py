@@ -1,13 +1,10 @@
-"""Files and overrides in another project's words, on their way into our settings.
-
-In: a config as it was read, with its references. Out: a Translation, or the same overrides in our words. Files that
-Hydra would compose (`defaults`) are read where they lie beside the file.
-"""
+"""Files and overrides of another project become our settings, row by row, and a report of what became of every key."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,174 +13,162 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.text import Text
 
-from turnwise.config.load import SHORTHANDS
+from turnwise.config.formats import (
+    CONFIG_FORMATS,
+    SHIPPED_FORMATS,
+    ConfigFormat,
+    Kind,
+    Native,
+    TranslatedKey,
+    Translation,
+    short_repr,
+)
 from turnwise.config.recipes import SHIPPED
-from turnwise.config.schema import TurnwiseSettings
-from turnwise.convert import trinity, verl
-from turnwise.convert import verl as agent_trainer
-from turnwise.convert import verl as align_anything
-from turnwise.convert import verl as ragen
 from turnwise.convert.environments import find_env
-from turnwise.convert.table import Dialect, Line, Refusal, Translation, Unresolved, translate
-from turnwise.convert.verl import ALIGN_ANYTHING_ROWS as ALIGN_ROWS
-
-_SHARED = (*ragen.RAGEN_ROWS, *align_anything.ALIGN_ANYTHING_ROWS, *agent_trainer.AGENT_TRAINER_ROWS, *verl.VERL_ROWS)
-"""These four build upon each other, and files mix their sections."""
-
-
-def _of(name: str, own: tuple[Any, ...], *sections: str) -> Dialect:
-    return Dialect(name=name, sections=sections, own=own, rows=_SHARED, finish=verl.finish)
-
-
-ALIGN_ANYTHING = _of(
-    "align-anything",
-    align_anything.ALIGN_ANYTHING_ROWS,
-    "train_cfgs",
-    "model_cfgs",
-    "env_cfgs",
-    "data_cfgs",
-    "logger_cfgs",
-    "lora_cfgs",
-    "bnb_cfgs",
-    "vllm_cfgs",
-    "special_tokens",
+from turnwise.convert.table import (
+    FormatFile,
+    IgnoredValue,
+    KeyMapping,
+    KeyValue,
+    SourceConfig,
+    Unresolved,
+    UnsupportedValue,
+    build_mappings,
+    drop_none,
+    open_functions,
+    read_file,
 )
-RAGEN = _of(
-    "RAGEN",
-    ragen.RAGEN_ROWS,
-    "es_manager",
-    "ctx_manager",
-    "agent_proxy",
-    "custom_envs",
-    "system",
-    "seed",
-    "lora",
-    "model_path",
-    "micro_batch_size_per_gpu",
-    "ppo_mini_batch_size",
-    "enable_response_mask",
-    "grpo_advantage_length_weight",
-    "defaults",
-)
-AGENT_TRAINER = _of("AgentTrainer", agent_trainer.AGENT_TRAINER_ROWS, "agent", "env_template")
-VERL = _of(
-    "verl",
-    verl.VERL_ROWS,
-    "actor_rollout_ref",
-    "data",
-    "critic",
-    "reward_model",
-    "custom_reward_function",
-    "ray_init",
-    "ray_kwargs",
-    "trainer",
-    "algorithm",
-)
-TRINITY = Dialect(
-    name="Trinity-RFT",
-    sections=(
-        "explorer",
-        "synchronizer",
-        "cluster",
-        "buffer",
-        "algorithm",
-        "trainer",
-        "model",
-        "project",
-        "name",
-        "checkpoint_root_dir",
-        "monitor",
-        "data_processor",
-        "service",
-        "log",
-        "stages",
-        "mode",
-        "group",
-        "continue_from_checkpoint",
-        "ray_namespace",
-    ),
-    own=trinity.ROWS,
-    rows=trinity.ROWS,
-    finish=trinity.finish,
-)
-DIALECTS = (ALIGN_ANYTHING, RAGEN, AGENT_TRAINER, VERL, TRINITY)
-OUR_SECTIONS = {*TurnwiseSettings.model_fields, *SHORTHANDS, "extends", "pretrained"}
 
 
-def detect_dialect(raw: Mapping[str, Any]) -> Dialect | None:
-    """The dialect with the most of its sections in the file; None where all of them are ours."""
-    sections = {str(key) for key in raw}
-    scores = {dialect.name: len(sections & set(dialect.sections)) for dialect in DIALECTS}
-    foreign = sections - OUR_SECTIONS
-    if not any(foreign & set(dialect.sections) for dialect in DIALECTS):
-        return None
-    if "buffer" not in sections and not sections & {"explorer", "synchronizer", "cluster", "checkpoint_root_dir"}:
-        # `algorithm`, `trainer` and `model` alone are words of several.
-        scores[TRINITY.name] = 0
-    return max(DIALECTS, key=lambda dialect: scores[dialect.name])
+@lru_cache(maxsize=64)
+def read_format(path: Path, mtime: int) -> TableFormat:
+    """The config format of a YAML file; `mtime` makes a changed file another entry of the cache."""
+    return TableFormat(path, read_file(path, mtime))
 
 
-def describe_likeness(keys: Iterable[str]) -> str | None:
-    """Whose file this may be, where its top-level keys are neither ours nor anybody's; None where all are ours."""
-    foreign = [str(key) for key in keys if key not in OUR_SECTIONS]
-    if not foreign:
-        return None
-    scores = {d.name: sum(bool(get_close_matches(key, d.sections, cutoff=0.75)) for key in foreign) for d in DIALECTS}
-    name = max(scores, key=lambda name: scores[name])
-    if scores[name]:
-        return f"It looks like a file of {name}; its sections are listed in docs/coming_from.md."
-    known = ", ".join(dialect.name for dialect in DIALECTS)
-    return f"Files of {known} are understood as they stand: docs/coming_from.md."
+def load_formats() -> list[TableFormat]:
+    """The formats that come with the library, for the documentation and tests."""
+    return [read_format(path, path.stat().st_mtime_ns) for path in SHIPPED_FORMATS.headers()]
 
 
-FLAGS = {row.key.rpartition(".")[2]: row.key for row in reversed(ALIGN_ROWS) if "*" not in row.key}
-"""Keys of align-anything by their last word, as its command line takes them."""
+class TableFormat(ConfigFormat):
+    """A config format made of a table."""
+
+    def __init__(self, path: Path, file: FormatFile) -> None:
+        self.name = file.name
+        self.sections = file.sections
+        self.file = file
+        paths = [path.with_name(f"{stem}.yaml") for stem in file.include] or [path]
+        parts = {part: read_file(part, part.stat().st_mtime_ns) for part in paths}
+        rows = {part: build_mappings(part, parts[part]) for part in paths}
+        self.own = rows[path]
+        """The rows of its own file, for the documentation."""
+        self.rows = [row for part in rows.values() for row in part]
+        self.no_counterpart = [key for part in parts.values() for key in part.no_counterpart]
+        self._finish = open_functions(path, file)(file.finish) if file.finish else None
+        self._exact = {row.key: row for row in self.rows if "*" not in row.key}
+        self._patterns = [row for row in self.rows if "*" in row.key]
+
+    def has_key(self, key: str) -> bool:
+        return self.find(key) is not None
+
+    def find_flag(self, flag: str) -> str | None:
+        return next((row.key for row in self.own if "*" not in row.key and row.key.rpartition(".")[2] == flag), None)
+
+    def find(self, key: str) -> KeyMapping | None:
+        """The row about a key; an exact one before one with stars."""
+        if key in self._exact:
+            return self._exact[key]
+        found = [row for row in self._patterns if row.matches(key)]
+        return min(found, key=lambda row: (row.key.endswith("**"), row.key.split(".").count("*")), default=None)
+
+    def convert(self, config: DictConfig, *, is_partial: bool = False) -> Translation:
+        _register_resolvers()
+        native = () if is_partial else {*self.pick_native_keys(config)}
+        raw = {key: value for key, value in _resolve(config).items() if key not in native}
+        return self.translate(raw, is_partial=is_partial)
+
+    def translate(self, raw: Mapping[str, Any], *, is_partial: bool = False) -> Translation:
+        """Every key by its row, then what several keys decide together."""
+        source = SourceConfig(dict(_flatten(raw)), is_partial=is_partial)
+        lines: list[TranslatedKey] = []
+        settings: dict[str, object] = {}
+        sources: dict[str, str] = {}
+        for key, value in source.values.items():
+            line, made = self._translate_key(source, key, value)
+            if clash := _find_clash(settings, sources, made):
+                line = TranslatedKey(key=key, value=value, kind="refused", to=line.to, note=clash)
+            lines.append(line)
+            settings |= made
+            # Settings that several keys decide have the keys as sources whose rows name them.
+            sources |= dict.fromkeys(made or [line.to], key)
+        decided: Native = {}
+        try:
+            decided = {} if self._finish is None else self._finish(source, settings)
+        except UnsupportedValue as error:
+            key, _, why = str(error).partition(": ")
+            lines.append(TranslatedKey(key=key, value=source.get(key), kind="refused", to="", note=why))
+        defaults = {} if is_partial else self.file.defaults
+        return Translation(
+            format_name=self.name,
+            lines=tuple(lines),
+            # `finish` wins over rows; None removes a setting.
+            settings=drop_none({**defaults, **settings, **decided}),
+            sources=sources,
+            is_partial=is_partial,
+        )
+
+    def _translate_key(self, source: SourceConfig, key: str, value: Any) -> tuple[TranslatedKey, Native]:
+        row = self.find(key)
+        made: Native = {}
+        kind: Kind = "refused" if row is None else row.kind
+        to, note = ("", "") if row is None else (row.to, row.note)
+        if row is None and value is None and any(known.key.startswith(f"{key}.") for known in self.rows):
+            kind, note = "no meaning", "an empty section"
+        elif row is None:
+            note = f"{self.name} has no such key{self._suggest(key)}"
+        elif isinstance(value, Unresolved):
+            value = value.text
+            if kind != "no meaning":
+                kind, note = "refused", "the reference leads nowhere: what it names is not in the file"
+        elif value is None:
+            kind, note = "no meaning", "null: nothing is asked for"
+        elif row.convert is not None:
+            try:
+                made = row.convert(KeyValue(key=key, value=value, source=source))
+            except UnsupportedValue as error:
+                kind, note = "refused", str(error)
+            except IgnoredValue as error:
+                kind, note = "no meaning", str(error)
+        return TranslatedKey(key=key, value=value, kind=kind, to=to, note=note), made
+
+    def _suggest(self, key: str) -> str:
+        """A key like it, or one with the same name in another section."""
+        name, known = key.rpartition(".")[2], [row.key for row in self.rows]
+        close = get_close_matches(key, known, n=1, cutoff=0.7)
+        close = close or [other for other in known if other.rpartition(".")[2] == name]
+        return f". Did you mean '{close[0]}'?" if close else "; see docs/coming_from.md for those it has"
 
 
-def translate_config(dialect: Dialect, config: DictConfig) -> Translation:
-    """A whole file."""
-    _register_resolvers()
-    ours = pick_ours(dialect, config)
-    return translate(dialect, {key: value for key, value in _resolve(config).items() if key not in ours})
+def _find_clash(settings: Native, sources: Mapping[str, str], made: Native) -> str | None:
+    for path, value in made.items():
+        if path in settings and settings[path] != value:
+            return f"{sources[path]} asks for another {path}: {short_repr(settings[path])}. Give one of them"
+    return None
 
 
-def pick_ours(dialect: Dialect, config: DictConfig) -> DictConfig:
-    """The sections of a file that speak in our words: they may stand beside those of a project that has none such."""
-    raw = cast("dict[str, Any]", OmegaConf.to_container(config, resolve=False))
-    ours = {key: value for key, value in raw.items() if key in OUR_SECTIONS and key not in dialect.sections}
-    return cast(DictConfig, OmegaConf.create(ours))
-
-
-def translate_overrides(config: DictConfig) -> Translation:
-    """Single keys that change settings of our own: nothing follows from what they leave out."""
-    raw = _resolve(config)
-    dialect = next((d for d in DIALECTS if {*raw} & {*d.sections}), ALIGN_ANYTHING)
-    return translate(dialect, raw, is_partial=True)
-
-
-def foreign_key(key: str, dialect: Dialect | None) -> str | None:
-    """The whole key that an override means in another project's words; None where it speaks in ours."""
-    first = key.partition(".")[0]
-    if dialect is not None and dialect.find(key):
-        return key
-    if first in OUR_SECTIONS:
-        return None
-    if any(first in other.sections for other in DIALECTS):
-        return key
-    return FLAGS.get(key)
-
-
-def find_composed(config: DictConfig, folder: Path) -> list[Path]:
-    """The files beside this one that its `defaults` names, in order."""
-    names = config.get("defaults")
-    if not isinstance(names, ListConfig):
-        return []
-    files = [folder / f"{name}.yaml" for name in names if isinstance(name, str) and name != "_self_"]
-    return [file for file in files if file.is_file()]
+def _flatten(raw: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys; lists stay whole, and an empty section is a key without a value."""
+    for name, value in raw.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value:
+            yield from _flatten(value, f"{key}.")
+        else:
+            yield key, None if value == {} else value
 
 
 def _resolve(config: DictConfig) -> dict[str, Any]:
-    """Plain values. A reference that leads nowhere is kept as one: its key may have no meaning here anyway."""
+    """Plain values. A reference to something that is not there stays one: its key may be ignored anyway."""
     return {str(key): _resolve_value(config, key) for key in config}
 
 
@@ -199,7 +184,7 @@ def _resolve_value(parent: DictConfig, key: Any) -> Any:
 
 
 def _register_resolvers() -> None:
-    """RAGEN's own."""
+    """Those of RAGEN's files."""
     for name, compute in _RESOLVERS.items():
         if not OmegaConf.has_resolver(name):
             OmegaConf.register_resolver(name, compute)
@@ -218,18 +203,18 @@ _HEADS = {"mapped": "mapped", "no meaning": "without meaning here", "refused": "
 
 def describe_translation(translation: Translation) -> Text:
     """One line for every key of the file, by what became of it."""
-    text = Text(f"a file of {translation.dialect}\n")
+    text = Text(f"a file of {translation.format_name}\n")
     for kind, style in _STYLES.items():
         lines = [line for line in translation.lines if line.kind == kind]
         if lines:
             text.append(f"{_HEADS[kind]} ({len(lines)})\n", style="bold")
         for line in lines:
             text.append(f"  {line.key}: {_short(line.value)}", style=style)
-            text.append(f"  {_fate(line)}\n", style="dim" if kind != "refused" else "")
+            text.append(f"  {_describe_result(line)}\n", style="dim" if kind != "refused" else "")
     return text
 
 
-def _fate(line: Line) -> str:
+def _describe_result(line: TranslatedKey) -> str:
     if line.kind != "mapped":
         return line.note
     return f"-> {line.to}" + (f" ({line.note})" if line.note else "")
@@ -244,32 +229,32 @@ def to_translation_rows(translation: Translation) -> list[dict[str, Any]]:
 
 
 def to_recipe(translation: Translation, source: str) -> str:
-    """The file in our words, as somebody would write it: only what it says."""
-    told = [line for line in translation.lines if line.kind == "no meaning" and line.value is not None]
+    """The file with our keys, and with those alone that it sets."""
+    ignored = [line for line in translation.lines if line.kind == "no meaning" and line.value is not None]
     head = [
-        f"# Made from {source}, a file of {translation.dialect}.",
-        *(f"# Left out: {line.key}: {line.note}." for line in told),
+        f"# Made from {source}, a file of {translation.format_name}.",
+        *(f"# Left out: {line.key}: {line.note}." for line in ignored),
     ]
     body = yaml.safe_dump(translation.nested(), sort_keys=False, allow_unicode=True)
     return "\n".join([*head, body])
 
 
 def default_recipe(overrides: Sequence[str]) -> str:
-    """The recipe that flags alone are about: that of the environment they name, or of their number of turns."""
+    """The recipe that flags alone change: that of the environment they name, or of their number of turns."""
     given = [(key, value) for key, _, value in (word.partition("=") for word in overrides)]
-    meant = {foreign_key(key, None) or key: value for key, value in given}
-    name = meant.get("env_cfgs.env_name") or meant.get("env.type")
+    keys = {CONFIG_FORMATS.resolve_external_key(key, None) or key: value for key, value in given}
+    name = keys.get("env_cfgs.env_name") or keys.get("env.type")
     if name:
         return _recipe_of(name)
-    is_single = meant.get("train_cfgs.multi_turn", meant.get("multi_turn", "")).lower() == "false"
+    is_single = keys.get("train_cfgs.multi_turn", keys.get("multi_turn", "")).lower() == "false"
     return "single_turn_ppo" if is_single else "frozenlake"
 
 
 def _recipe_of(name: str) -> str:
     try:
         env = find_env(name)[0]
-    except Refusal:
-        # Said with its config path when the settings are loaded.
+    except UnsupportedValue:
+        # Loading the settings raises the same with its config path.
         return "frozenlake"
     recipe = env.replace("_", "")
     return recipe if (SHIPPED / f"{recipe}.yaml").is_file() else "frozenlake"

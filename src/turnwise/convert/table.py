@@ -1,29 +1,49 @@
-"""One row for every key of another project's files: what it becomes here, or why it becomes nothing.
+"""The table of a config format: one row per key of another project, read from `convert/NAME.yaml`.
 
-In: nothing. Out: the types of the tables, and words to write rows with. A row is *mapped*, has *no meaning* here, or is
-*refused*; it may be one for some values and another for others. No project is known here.
+A row says what a key becomes here (`to`, with `convert`, `compute` or `values`, or `consume` where several keys decide
+together), why it is ignored (`ignore`), or why it is unsupported (`unsupported`). Functions that rows name are in this
+module, in `NAME.py` beside the file, or named as `package.module:function`.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import Any, Literal, TypeAlias
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias, TypeVar
 
+from pydantic import Field, ValidationError
+
+from turnwise.config.component import import_target
+from turnwise.config.formats import FormatHeader, Kind, Native
+from turnwise.config.settings import Settings, describe_problems
+from turnwise.config.trust import refuse_stranger
 from turnwise.errors import ConfigError
+from turnwise.infra.parsing import parse_yaml
 
-Kind: TypeAlias = Literal["mapped", "no meaning", "refused"]
-Native: TypeAlias = Mapping[str, object]
-"""Settings of our own by their config path."""
+T = TypeVar("T")
 
 
-class Refusal(Exception):  # noqa: N818 - a decision about a key, which becomes one line of a ConfigError
+class UnsupportedValue(Exception):  # noqa: N818 - a decision about a key, which becomes one line of a ConfigError
     """The value of a key cannot be followed; the text says why and what to do."""
 
 
-class NoMeaning(Exception):  # noqa: N818 - as above
+class IgnoredValue(Exception):  # noqa: N818 - as above
     """The value of a key changes nothing here; the text says why."""
+
+
+@contextmanager
+def at_key(key: str) -> Iterator[None]:
+    """Name the key in what is unsupported inside."""
+    try:
+        yield
+    except UnsupportedValue as error:
+        raise UnsupportedValue(f"{key}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +53,8 @@ class Unresolved:
     text: str
 
 
-class ForeignFile:
-    """The values of a file under their dotted keys, for rows that have to look at more than their own."""
+class SourceConfig:
+    """The values of a file by dotted key, for rows that depend on more than their own value."""
 
     def __init__(self, values: Mapping[str, Any], *, is_partial: bool = False) -> None:
         self.values = values
@@ -45,322 +65,244 @@ class ForeignFile:
         """The first of these keys that has a value."""
         return next((self.values[key] for key in keys if self.values.get(key) is not None), default)
 
+    def read(self, convert: Callable[[Any], T], *keys: str, default: Any = None) -> T:
+        """The first of these keys that has a value, converted; what is unsupported names the key."""
+        for key in keys:
+            if self.values.get(key) is not None:
+                with at_key(key):
+                    return convert(self.values[key])
+        return default
+
     def has(self, *sections: str) -> bool:
-        """Whether a key of these sections has a value."""
+        """Whether a key of these sections is there."""
         return any(key == section or key.startswith(f"{section}.") for key in self.values for section in sections)
 
     def under(self, section: str) -> dict[str, Any]:
-        """What stands in a section, by the rest of the key."""
+        """The values of a section, by the rest of the key."""
         start = f"{section}."
         return {key.removeprefix(start): value for key, value in self.values.items() if key.startswith(start)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class KeyValue:
     """A key as it stands in a file."""
 
     key: str
     value: Any
-    names: tuple[str, ...]
-    """What stands for each `*` of the row's key."""
-    file: ForeignFile
+    source: SourceConfig
 
 
-Make: TypeAlias = Callable[[Given], Native]
+def one_of(names: Mapping[str, T], what: str) -> Callable[[Any], T]:
+    """A converter of names."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A key of another project."""
-
-    key: str
-    """Dotted. `*` stands for one part of any name, `**` at the end for everything below."""
-    kind: Kind
-    """What it is for most values."""
-    to: str = ""
-    """The settings it becomes, or decides about."""
-    note: str = ""
-    """The reason, or what is particular."""
-    make: Make | None = None
-    """The settings; None where the file as a whole decides."""
-
-    def match(self, key: str) -> tuple[str, ...] | None:
-        """What stands for the stars where the row is about this key."""
-        pattern, parts = self.key.split("."), key.split(".")
-        if pattern[-1] == "**":
-            pattern, parts = pattern[:-1], parts[: len(pattern) - 1]
-        if len(parts) != len(pattern) or any(p not in ("*", part) for p, part in zip(pattern, parts, strict=True)):
-            return None
-        return tuple(part for p, part in zip(pattern, parts, strict=True) if p == "*")
-
-
-def same(key: str, to: str, note: str = "") -> Row:
-    """The value is taken as it is."""
-    return Row(key=key, kind="mapped", to=to, note=note, make=lambda given: {to: given.value})
-
-
-def into(key: str, to: str, convert: Callable[[Any], Any], note: str = "") -> Row:
-    """The value in our words; `convert` may raise Refusal or NoMeaning."""
-    return Row(key=key, kind="mapped", to=to, note=note, make=lambda given: {to: convert(given.value)})
-
-
-def made(key: str, to: str, make: Make, note: str = "") -> Row:
-    """Settings that depend on more than the value."""
-    return Row(key=key, kind="mapped", to=to, note=note, make=make)
-
-
-def read(key: str, to: str, note: str = "") -> Row:
-    """A key that decides together with others, in what the dialect says about the file as a whole."""
-    return Row(key=key, kind="mapped", to=to, note=note)
-
-
-def idle(key: str, why: str) -> Row:
-    """Changes nothing here, whatever the value."""
-    return Row(key=key, kind="no meaning", note=why)
-
-
-def idle_if(key: str, neutral: tuple[object, ...], why: str, otherwise: str) -> Row:
-    """Changes nothing as long as the value is one of these; refused otherwise."""
-
-    def judge(given: Given) -> Native:
-        # 1, 1.0 and True are one value to Python, and three to whoever writes them.
-        if any(given.value == value and isinstance(given.value, bool) == isinstance(value, bool) for value in neutral):
-            raise NoMeaning(why)
-        raise Refusal(otherwise)
-
-    shown = ", ".join(str(value) for value in neutral)
-    return Row(key=key, kind="no meaning", note=f"{why}; refused unless {shown}", make=judge)
-
-
-def refused(key: str, why: str) -> Row:
-    """Cannot be followed, whatever the value."""
-
-    def refuse(given: Given) -> Native:
-        raise Refusal(why)
-
-    return Row(key=key, kind="refused", note=why, make=refuse)
-
-
-def choose(names: Mapping[str, object], what: str) -> Callable[[Any], Any]:
-    """A converter of names; a name that is none of them is refused with the list."""
-
-    def convert(value: Any) -> Any:
+    def convert(value: Any) -> T:
         if isinstance(value, str) and value in names:
             return names[value]
-        raise Refusal(f"expected {what}: one of {', '.join(names)}")
+        raise UnsupportedValue(f"expected {what}: one of {', '.join(names)}")
 
     return convert
 
 
-def number(value: Any, what: str = "a number") -> float:
-    """A number to compute with; what only travels through is checked where it arrives."""
+def as_float(value: Any, what: str = "a number") -> float:
+    """A number to compute with. Values that are only passed on are checked with our settings."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        raise Refusal(f"expected {what}")
+        raise UnsupportedValue(f"expected {what}")
     return value
 
 
-def whole(value: Any, what: str = "a whole number") -> int:
-    """A whole number to compute with."""
+def as_int(value: Any, what: str = "a whole number") -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise Refusal(f"expected {what}")
+        raise UnsupportedValue(f"expected {what}")
     return value
 
 
-def truth(value: Any) -> bool:
-    """True or false, to decide by."""
+def as_bool(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise Refusal("expected true or false")
+        raise UnsupportedValue("expected true or false")
     return value
 
 
+def as_list(value: Any) -> list[Any]:
+    """A list, also of a single value."""
+    return value if isinstance(value, list) else [value]
+
+
+def drop_none(settings: Native) -> dict[str, object]:
+    return {path: value for path, value in settings.items() if value is not None}
+
+
+_STANDARD: dict[str, Callable[[Any], Any]] = {
+    function.__name__: function for function in (as_float, as_int, as_bool, as_list)
+}
+
+
+class Row(Settings):
+    """A row of the YAML file."""
+
+    to: str = ""
+    """The settings it becomes."""
+    convert: str = ""
+    """Function of the value that returns the value of `to`."""
+    compute: str = ""
+    """Function of a `KeyValue` that returns settings."""
+    values: dict[str, Any] | list[str] = Field(default_factory=dict)
+    """Value of `to` for each value of the key; a list where both are called alike."""
+    expected: str = "a value"
+    """What `values` are, for messages."""
+    consume: str = ""
+    """Settings that `finish` decides from this key and others."""
+    ignore: str = ""
+    """Why it changes nothing here."""
+    when: list[Any] | None = None
+    """The values that are ignored; all by default."""
+    otherwise: str = ""
+    """Why other values are unsupported."""
+    unsupported: str = ""
+    """Why it cannot be followed, and what to do."""
+    note: str = ""
+
+    @property
+    def kind(self) -> Kind:
+        """What becomes of the key for most values."""
+        return "no meaning" if self.ignore else "refused" if self.unsupported else "mapped"
+
+    def check(self) -> str | None:
+        """What is wrong with the row."""
+        given = [name for name in ("consume", "ignore", "unsupported") if getattr(self, name)]
+        given += ["to"] if self.to or self.compute else []
+        if len(given) != 1:
+            return f"expected one of to, consume, ignore and unsupported; got {' and '.join(given) or 'none'}"
+        if bool(self.convert) + bool(self.compute) + bool(self.values) > ("to" in given):
+            return "expected at most one of convert, compute and values, beside to"
+        return "when needs ignore and otherwise" if (self.when is not None) != bool(self.otherwise) else None
+
+
+class FormatFile(FormatHeader):
+    """A config format as its YAML file has it."""
+
+    include: list[str] = Field(default_factory=list)
+    """Formats whose rows its files may have as well, in the order in which similar keys are suggested."""
+    functions: list[str] = Field(default_factory=list)
+    """Python files beside this one, without their suffix, that have the functions of the rows; by default NAME.py."""
+    finish: str = ""
+    """Function of the `SourceConfig` and the settings of all rows that returns the settings of several keys."""
+    finish_sets: list[str] = Field(default_factory=list)
+    """Settings that `finish` decides and no row names."""
+    reasons: dict[str, str] = Field(default_factory=dict)
+    """Texts that several rows share."""
+    defaults: dict[str, Any] = Field(default_factory=dict)
+    """Our settings if the file says nothing."""
+    rows: dict[str, Row]
+    """Keys are dotted; `*` stands for one part of any name, `**` at the end for everything below."""
+    no_counterpart: list[str] = Field(default_factory=list)
+    """Our settings that no key of this format decides; with those of the rows, all there are."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
-    """The files of one project."""
-
-    name: str
-    """As its users call it."""
-    sections: tuple[str, ...]
-    """Top-level keys by which its files are recognised."""
-    rows: tuple[Row, ...]
-    """Everything that may stand in its files, those of projects it builds upon included."""
-    finish: Callable[[ForeignFile, Native], Native]
-    """What the file as a whole says: rows of several keys at once, and what is meant where nothing stands."""
-    own: tuple[Row, ...] = ()
-    """Those of `rows` that are the project's own, for the page."""
-
-    def find(self, key: str) -> tuple[Row, tuple[str, ...]] | None:
-        """The row about a key; an exact one wins over one with stars."""
-        found = [(row, names) for row in self.rows if (names := row.match(key)) is not None]
-        return min(found, key=lambda pair: (pair[0].key.endswith("**"), len(pair[1])), default=None)
-
-    def known_keys(self) -> Iterator[str]:
-        return (row.key for row in self.rows)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """What has become of one key."""
+class KeyMapping:
+    """A row, with its functions."""
 
     key: str
-    value: Any
     kind: Kind
     to: str
     note: str
+    convert: Callable[[KeyValue], Native] | None
+    """Returns the settings; None if `finish` decides."""
+
+    def matches(self, key: str) -> bool:
+        """Whether a row with stars is about this key."""
+        pattern, parts = self.key.split("."), key.split(".")
+        if pattern[-1] == "**":
+            pattern, parts = pattern[:-1], parts[: len(pattern) - 1]
+        return len(parts) == len(pattern) and all(p in ("*", part) for p, part in zip(pattern, parts, strict=True))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Translation:
-    """A file of another project as settings of our own."""
-
-    dialect: str
-    lines: tuple[Line, ...]
-    settings: Native
-    """By config path. Not complete where something was refused."""
-    sources: Mapping[str, str]
-    """Config paths to the keys they came from."""
-    is_partial: bool = False
-    """Whether it was made of single keys on the command line."""
-
-    @property
-    def problems(self) -> list[str]:
-        return [
-            f"{line.key}: {_short(line.value)} given; {line.note.rstrip('?.')}{'?' if line.note.endswith('?') else '.'}"
-            for line in self.lines
-            if line.kind == "refused"
-        ]
-
-    def nested(self) -> dict[str, Any]:
-        """The settings as a file would hold them."""
-        root: dict[str, Any] = {}
-        for path, value in self.settings.items():
-            *sections, last = path.split(".")
-            inner = root
-            for section in sections:
-                inner = inner.setdefault(section, {})
-            inner[last] = value
-        return root
-
-    def refuse_problems(self) -> None:
-        """Raise a ConfigError that lists every key that cannot be followed."""
-        if problems := self.problems:
-            what = "these are words" if self.is_partial else "this is a file"
-            head = f"{what} of {self.dialect}, and not all of it can be followed (see docs/coming_from.md):"
-            raise ConfigError("\n  ".join([head, *problems]))
-
-    def count(self, kind: Kind) -> int:
-        return sum(line.kind == kind for line in self.lines)
-
-    def name_sources(self, message: str) -> str:
-        """A message about settings of our own, with the keys that the user wrote."""
-        return "\n".join(self._name_source(line) for line in message.split("\n"))
-
-    def _name_source(self, line: str) -> str:
-        path, colon, rest = line.partition(":")
-        source = self.sources.get(path.strip())
-        return f"{path} (from {source}){colon}{rest}" if colon and source else line
+FindFunction: TypeAlias = Callable[[str], Callable[..., Any]]
 
 
-def translate(dialect: Dialect, raw: Mapping[str, Any], *, is_partial: bool = False) -> Translation:
-    """Every key of the file by its row, then what the file says as a whole."""
-    file = ForeignFile(dict(_flatten(raw)), is_partial=is_partial)
-    lines: list[Line] = []
-    settings: dict[str, object] = {}
-    sources: dict[str, str] = {}
-    for key, value in file.values.items():
-        line, made = _translate_key(dialect, file, key, value)
-        if clash := _find_clash(settings, sources, made):
-            line = Line(key=key, value=value, kind="refused", to=line.to, note=clash)
-        lines.append(line)
-        settings |= made
-        # What several keys decide together is told by the settings that the row names.
-        sources |= dict.fromkeys(made or [line.to], key)
+def build_mapping(key: str, row: Row, find_function: FindFunction) -> KeyMapping:
+    note = row.ignore or row.unsupported or row.note
+    convert: Callable[[KeyValue], Native] | None = None
+    if row.unsupported:
+        convert = _refuse(row.unsupported)
+    elif row.when is not None:
+        convert = _ignore_if(row.when, row.ignore, row.otherwise)
+        note = f"{row.ignore}; refused unless {', '.join(map(str, row.when))}"
+    elif row.compute:
+        convert = find_function(row.compute)
+    elif row.to:
+        values = dict(zip(row.values, row.values, strict=True)) if isinstance(row.values, list) else row.values
+        value_of = one_of(values, row.expected) if values else find_function(row.convert) if row.convert else None
+        convert = _set(row.to, value_of)
+    return KeyMapping(key=key, kind=row.kind, to=row.to or row.consume, note=note, convert=convert)
+
+
+def _set(to: str, value_of: Callable[[Any], Any] | None) -> Callable[[KeyValue], Native]:
+    return lambda given: {to: given.value if value_of is None else value_of(given.value)}
+
+
+def _refuse(why: str) -> Callable[[KeyValue], Native]:
+    def refuse(given: KeyValue) -> Native:
+        raise UnsupportedValue(why)
+
+    return refuse
+
+
+def _ignore_if(neutral: list[Any], why: str, otherwise: str) -> Callable[[KeyValue], Native]:
+    def judge(given: KeyValue) -> Native:
+        # 1, 1.0 and True are equal in Python, and three things in a file.
+        if any(given.value == value and isinstance(given.value, bool) == isinstance(value, bool) for value in neutral):
+            raise IgnoredValue(why)
+        raise UnsupportedValue(otherwise)
+
+    return judge
+
+
+@lru_cache(maxsize=64)
+def read_file(path: Path, mtime: int) -> FormatFile:
+    """A format's YAML file, validated; `mtime` makes a changed file another entry of the cache."""
     try:
-        together = dialect.finish(file, settings)
-    except Refusal as refusal:
-        key, _, why = str(refusal).partition(": ")
-        lines.append(Line(key=key, value=file.get(key), kind="refused", to="", note=why))
-        together = {}
-    return Translation(
-        dialect=dialect.name,
-        lines=tuple(lines),
-        settings=_joined(settings, together),
-        sources=sources,
-        is_partial=is_partial,
-    )
+        keys = parse_yaml(path.read_text(encoding="utf-8"), is_fast=True)
+        file = FormatFile.model_validate({"name": path.stem, **keys})
+    except ValidationError as error:
+        raise ConfigError(f"config format '{path}': {describe_problems(error, FormatFile)}") from error
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"config format '{path}' cannot be read: {error}") from error
+    problems = [f"rows.{key}: {problem}." for key, row in file.rows.items() if (problem := row.check())]
+    if problems:
+        raise ConfigError(f"config format '{path}': " + "\n  ".join(problems))
+    return file
 
 
-def _translate_key(dialect: Dialect, file: ForeignFile, key: str, value: Any) -> tuple[Line, Native]:
-    found = dialect.find(key)
-    if found is None and value is None and any(known.startswith(f"{key}.") for known in dialect.known_keys()):
-        return Line(key=key, value=value, kind="no meaning", to="", note="an empty section"), {}
-    if found is None:
-        note = f"{dialect.name} has no such key{_closest(dialect, key)}"
-        return Line(key=key, value=value, kind="refused", to="", note=note), {}
-    row, names = found
-    if isinstance(value, Unresolved):
-        if row.kind == "no meaning":
-            return Line(key=key, value=value.text, kind=row.kind, to=row.to, note=row.note), {}
-        note = "the reference leads nowhere: what it names is not in the file"
-        return Line(key=key, value=value.text, kind="refused", to=row.to, note=note), {}
-    if value is None:
-        return Line(key=key, value=value, kind="no meaning", to=row.to, note="null: nothing is asked for"), {}
-    made: Native = {}
-    kind, note = row.kind, row.note
-    try:
-        made = row.make(Given(key=key, value=value, names=names, file=file)) if row.make is not None else {}
-    except Refusal as refusal:
-        kind, note = "refused", str(refusal)
-    except NoMeaning as reason:
-        kind, note = "no meaning", str(reason)
-    return Line(key=key, value=value, kind=kind, to=row.to, note=note), made
+def build_mappings(path: Path, file: FormatFile) -> list[KeyMapping]:
+    """The rows of a file, in order."""
+    find_function = open_functions(path, file)
+    return [build_mapping(key, row, find_function) for key, row in file.rows.items()]
 
 
-def _closest(dialect: Dialect, key: str) -> str:
-    """The key that was probably meant: one that is like it, or the same name in another section."""
-    name, known = key.rpartition(".")[2], list(dialect.known_keys())
-    close = get_close_matches(key, known, n=1, cutoff=0.7)
-    close = close or [other for other in known if other.rpartition(".")[2] == name]
-    return f". Did you mean '{close[0]}'?" if close else "; see docs/coming_from.md for those it has"
+def open_functions(path: Path, file: FormatFile) -> FindFunction:
+    """Finds the functions that a file names."""
+    sources = [path.with_name(f"{stem}.py") for stem in file.functions or [path.stem]]
+    modules = [_import_file(source) for source in sources if source.is_file()]
+
+    def find(name: str) -> Callable[..., Any]:
+        found = _STANDARD.get(name) or next((vars(m)[name] for m in modules if name in vars(m)), None)
+        if found is None and ":" in name:
+            found = import_target(name, "converter")
+        if not callable(found):
+            raise ConfigError(f"config format '{path}': there is no function '{name}'.")
+        return found
+
+    return find
 
 
-def _find_clash(settings: Native, sources: Mapping[str, str], made: Native) -> str | None:
-    for path, value in made.items():
-        if path in settings and settings[path] != value:
-            return f"{sources[path]} asks for another {path}: {_short(settings[path])}. Give one of them"
-    return None
-
-
-def _joined(settings: Native, together: Native) -> Native:
-    """What the file says as a whole wins; None takes a setting away."""
-    joined = {**settings, **together}
-    return {path: value for path, value in joined.items() if value is not None}
-
-
-def _flatten(raw: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys; lists stay whole, and an empty section is a key without a value."""
-    for name, value in raw.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and value:
-            yield from _flatten(value, f"{key}.")
-        else:
-            yield key, None if value == {} else value
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-ONE_MACHINE = "one process on one machine; devices are torch's own choice"
-GPU_WORKERS = "arranges work on GPU workers; it changes speed, never the result"
-ENGINE_OPTION = "an option of another inference engine"
-TOKEN_BATCHES = "micro-batches are cut by tokens: learn.micro_batch_tokens"
-REPORTS = "metrics.jsonl, TensorBoard and the console are always written"
-ALWAYS_EVALUATED = "every run is evaluated before and after training"
-WHOLE_DISTRIBUTION = "tokens are drawn from the whole distribution, which is what the learner scores"
-SAMPLER_ONLY = "the learner would score other probabilities than tokens were drawn by; leave it out"
-TEMPLATES = "the model's own chat template is read and proven when it is opened"
-STRATEGY = "the learner runs in one process"
-EXPERIMENT = "names an experiment for its dashboards"
-REMOTE_CODE = "models are loaded by transformers without code from their folders"
-JUDGE_FUNCTION = "write a function (prompt, response) -> number: reward.judge={type: function, target: module:function}"
+def _import_file(file: Path) -> ModuleType:
+    if file.parent == Path(__file__).parent:
+        return importlib.import_module(f"turnwise.convert.{file.stem}")
+    refuse_stranger(str(file))
+    spec = importlib.util.spec_from_file_location(f"turnwise_convert_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"'{file}' cannot be imported.")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

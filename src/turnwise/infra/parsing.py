@@ -64,13 +64,16 @@ def decode_json_at(text: str, position: int, decoder: json.JSONDecoder = _DECODE
     return value, end
 
 
-def parse_yaml(text: str) -> Any:
-    """As `yaml.safe_load`; raises ValueError for whatever is wrong with the text."""
+def parse_yaml(text: str, *, is_fast: bool = False) -> Any:
+    """As `yaml.safe_load`; raises ValueError for whatever is wrong with the text.
+
+    If `is_fast`, libyaml parses it, which is thirty times as fast and describes mistakes less well.
+    """
     import yaml  # noqa: PLC0415 - most processes that parse JSON never parse YAML
 
     check_yaml_depth(text)
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader=yaml.CSafeLoader if is_fast and yaml.__with_libyaml__ else yaml.SafeLoader)
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())) from error
 

@@ -10,9 +10,9 @@ import pytest
 
 from turnwise.config.schema import CHOICES, TurnwiseSettings
 from turnwise.config.settings import Settings
-from turnwise.convert.load import ALIGN_ANYTHING, DIALECTS, RAGEN, TRINITY, VERL
-from turnwise.convert.table import Dialect
+from turnwise.convert.load import TableFormat, load_formats
 
+FORMATS = {config_format.name: config_format for config_format in load_formats()}
 SHARED = Path(__file__).parents[4] / "shared" / "reference" / "dialects.md"
 needs_list = pytest.mark.skipif(not SHARED.is_file(), reason="../shared/reference/dialects.md is not here")
 
@@ -26,20 +26,19 @@ def listed_keys(title: str) -> Iterator[str]:
 
 
 @needs_list
-@pytest.mark.parametrize(
-    ("title", "dialect"), [("RAGEN", RAGEN), ("align-anything", ALIGN_ANYTHING), ("Trinity-RFT", TRINITY)]
-)
-def test_every_key_of_their_example_files_has_a_row(title: str, dialect: Dialect) -> None:
+@pytest.mark.parametrize("title", ["RAGEN", "align-anything", "Trinity-RFT"])
+def test_every_key_of_their_example_files_has_a_row(title: str) -> None:
+    config_format = FORMATS[title]
     keys = [key.replace("[]", "") for key in listed_keys(title)]
     assert len(keys) > 60
     # What stands in a list of mappings is read with the list.
-    unknown = [key for key in keys if dialect.find(key) is None and not _is_in_list(key, dialect)]
+    unknown = [key for key in keys if not (config_format.has_key(key) or _is_in_list(key, config_format))]
     assert unknown == []
 
 
-def _is_in_list(key: str, dialect: Dialect) -> bool:
+def _is_in_list(key: str, config_format: TableFormat) -> bool:
     parts = key.split(".")
-    return any(dialect.find(".".join(parts[:length])) is not None for length in range(2, len(parts)))
+    return any(config_format.has_key(".".join(parts[:length])) for length in range(2, len(parts)))
 
 
 @needs_list
@@ -53,7 +52,7 @@ def test_every_key_of_verls_trainer_has_a_row() -> None:
             place, _, names = part.partition(": ")
             keys += [f"{place.strip()}.{name}" for name in _spelled_out(names)]
     assert len(keys) > 100
-    assert [key for key in keys if VERL.find(key) is None] == []
+    assert [key for key in keys if not FORMATS["verl"].has_key(key)] == []
 
 
 def _spelled_out(names: str) -> Iterator[str]:
@@ -108,8 +107,8 @@ def test_every_setting_that_a_row_names_is_there() -> None:
     known = known_paths()
     named = {
         path.strip()
-        for dialect in DIALECTS
-        for row in dialect.rows
+        for config_format in FORMATS.values()
+        for row in config_format.rows
         for path in re.split(r", (?:or )?", row.to)
         if "." in path and "TAG" not in path
     }

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
+from turnwise.config.formats import CONFIG_FORMATS, Translation
 from turnwise.config.load import load_settings, load_with_translation
-from turnwise.convert.load import DIALECTS, detect_dialect
-from turnwise.convert.table import Translation, translate
+from turnwise.convert.load import load_formats
 from turnwise.errors import ConfigError, TurnwiseError
 
 FILES = Path(__file__).parents[2] / "documents" / "files"
@@ -24,9 +25,9 @@ RAGEN = {
 
 
 def translated(raw: dict[str, Any]) -> Translation:
-    dialect = detect_dialect(raw)
-    assert dialect is not None
-    return translate(dialect, raw)
+    config_format = CONFIG_FORMATS.detect(raw)
+    assert config_format is not None
+    return config_format.convert(OmegaConf.create(raw))
 
 
 def settings_of(raw: dict[str, Any]) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def settings_of(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("name", "dialect"),
+    ("name", "format_name"),
     [
         ("multi_turn", "align-anything"),
         ("environment_groups", "RAGEN"),
@@ -46,15 +47,15 @@ def settings_of(raw: dict[str, Any]) -> dict[str, Any]:
         ("step_wise_alfworld", "Trinity-RFT"),
     ],
 )
-def test_a_file_is_recognised_by_its_sections(name: str, dialect: str) -> None:
-    found = detect_dialect(EXAMPLES[name])
+def test_a_file_is_recognized_by_its_sections(name: str, format_name: str) -> None:
+    found = CONFIG_FORMATS.detect(EXAMPLES[name])
     assert found is not None
-    assert found.name == dialect
+    assert found.name == format_name
 
 
 @pytest.mark.parametrize("raw", [{"env": {"type": "bandit"}}, {"model": {}, "buffer": {}}, {"nonsense": 1}, {}])
-def test_a_file_in_our_own_words_or_in_nobodys_is_no_dialect(raw: dict[str, Any]) -> None:
-    assert detect_dialect(raw) is None
+def test_a_file_with_our_keys_or_unknown_ones_is_in_no_format(raw: dict[str, Any]) -> None:
+    assert CONFIG_FORMATS.detect(raw) is None
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_a_file_in_our_own_words_or_in_nobodys_is_no_dialect(raw: dict[str, Any]
         ({"nonsense": 1}, "Files of align-anything, RAGEN, AgentTrainer, verl, Trinity-RFT are understood"),
     ],
 )
-def test_a_file_of_nobody_is_told_whose_it_looks_like(raw: dict[str, Any], words: str) -> None:
+def test_a_file_with_unknown_keys_names_the_project_it_looks_like(raw: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         load_settings(raw)
     assert "docs/coming_from.md" in str(caught.value)
@@ -148,7 +149,7 @@ def test_one_price_of_distance(actor: dict[str, Any], algorithm: dict[str, Any],
     assert price == expected
 
 
-def test_the_share_of_groups_that_is_learnt_from_is_a_filter() -> None:
+def test_the_share_of_groups_that_is_trained_on_is_a_filter() -> None:
     raw = {**RAGEN, "actor_rollout_ref": {"rollout": {"rollout_filter_ratio": 0.25, "rollout_filter_type": "std"}}}
     found = settings_of(raw)
     assert (found["reward.filter.type"], found["reward.filter.share"]) == ("top_k", 0.25)
@@ -199,7 +200,7 @@ def test_step_wise_training_of_households(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["9" * 400, "a\0b"])
-def test_a_name_that_no_file_can_have_is_left_to_whoever_reads_it(path: str) -> None:
+def test_a_name_that_no_file_can_have_is_passed_on(path: str) -> None:
     raw = yaml.safe_load(yaml.safe_dump(EXAMPLES["step_wise_alfworld"]))
     raw["buffer"]["explorer_input"]["taskset"]["path"] = path
     assert settings_of(raw)["env.games"] == path
@@ -348,15 +349,15 @@ def test_a_typo_in_an_override_of_a_file_is_one_of_its_project() -> None:
 
 
 def test_every_row_says_what_becomes_of_its_key() -> None:
-    for dialect in DIALECTS:
-        for row in dialect.rows:
+    for config_format in load_formats():
+        for row in config_format.rows:
             assert row.to or row.note, row.key
-            assert row.kind != "mapped" or row.make is not None or row.to, row.key
+            assert row.kind != "mapped" or row.convert is not None or row.to, row.key
 
 
 def test_no_two_rows_are_about_one_key() -> None:
-    for dialect in DIALECTS:
-        keys = [row.key for row in dialect.rows]
+    for config_format in load_formats():
+        keys = [row.key for row in config_format.rows]
         assert sorted(keys) == sorted(set(keys))
 
 
@@ -378,20 +379,20 @@ MUTATED_VALUES: list[Any] = [
 ]
 
 
-def mutate(raw: Any, dice: random.Random) -> Any:
+def mutate(raw: Any, rng: random.Random) -> Any:
     """A copy with one to three keys renamed, removed, or given another value."""
     copy = yaml.safe_load(yaml.safe_dump(raw))
-    for _ in range(dice.randint(1, 3)):
+    for _ in range(rng.randint(1, 3)):
         places = list(_places(copy))
         if not places:
             break
-        section, key = dice.choice(places)
+        section, key = rng.choice(places)
         value = section.pop(key)
-        change = dice.choice(("value", "name", "gone"))
+        change = rng.choice(("value", "name", "gone"))
         if change == "value":
-            section[key] = dice.choice(MUTATED_VALUES)
+            section[key] = rng.choice(MUTATED_VALUES)
         elif change == "name":
-            section[f"{key}{dice.choice('sxy')}"] = value
+            section[f"{key}{rng.choice('sxy')}"] = value
     return copy
 
 
@@ -404,11 +405,11 @@ def _places(raw: Any) -> Any:
 
 @pytest.mark.slow
 def test_two_thousand_mutated_files_are_read_or_refused_in_words() -> None:
-    dice = random.Random(0)
+    rng = random.Random(0)
     sources = [*EXAMPLES.values(), RAGEN]
     num_read = num_refused = 0
     for _ in range(2_000):
-        raw = mutate(dice.choice(sources), dice)
+        raw = mutate(rng.choice(sources), rng)
         try:
             load_settings(raw)
             num_read += 1
