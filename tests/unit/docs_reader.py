@@ -30,7 +30,7 @@ SMALL_RECIPES = ("frozenlake", "agent_class")
 """Those that are trained here; all others are resolved and no more."""
 TAKEN_FOR_GRANTED = {
     "my.yaml": yaml.safe_dump({"extends": "frozenlake"} | SMALL),
-    "tictactoe.yaml": "env: {type: 'textarena:TicTacToe-v0'}\n",
+    "league.yaml": "env: {type: 'textarena:TicTacToe-v0'}\nrollout: {workflow: league, group_size: 2}\n",
     "prompts.jsonl": '{"prompt": "Say hello."}\n{"prompt": "Say goodbye."}\n',
     "chatml.jinja": "{% for message in messages %}{{ message.content }}{% endfor %}",
     "my_rules.py": "def always_right(env, observation):\n    return 'Right'\n",

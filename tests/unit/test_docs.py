@@ -128,16 +128,11 @@ def _is_known(name: str) -> bool:
     return True
 
 
-def test_every_room_has_a_page_and_a_line_in_the_readme() -> None:
-    rooms = {folder.name for folder in PACKAGE.iterdir() if (folder / "__init__.py").is_file()}
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert {page.stem for page in (DOCS / "development" / "packages").glob("*.md")} == rooms
-    assert {room for room in rooms if f"\n  {room}/ " not in readme} == set()
-
-
-def test_the_readme_lists_no_files_of_rooms() -> None:
-    named = re.findall(r"^ +(\w+\.py)", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert named == ["types.py"]
+def test_every_package_has_a_page_and_a_line_on_the_architecture_page() -> None:
+    packages = {folder.name for folder in PACKAGE.iterdir() if (folder / "__init__.py").is_file()}
+    architecture = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    assert {page.stem for page in (DOCS / "development" / "packages").glob("*.md")} == packages
+    assert {package for package in packages if f"| [`{package}/`]" not in architecture} == set()
 
 
 # --- what pages promise ----------------------------------------------------------------------------------------------

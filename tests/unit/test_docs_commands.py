@@ -246,7 +246,7 @@ def check_module(words: Sequence[str]) -> None:
 def check_pip(words: Sequence[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
-    wanted = [word for word in words[1:] if not word.startswith("-") and not word.endswith(".txt")]
+    wanted = [word for word in words[1:] if not word.startswith(("-", ".")) and not word.endswith(".txt")]
     for name, extras in (re.fullmatch(r"([\w-]+)(?:==[\d.]+)?(?:\[([\w,-]+)\])?", word).groups() for word in wanted):  # type: ignore[union-attr]
         if name == "turnwise":
             assert set(extras.split(",")) <= set(project["optional-dependencies"])

@@ -1,7 +1,8 @@
 """Credit once more, slowly: the advantages of a few trajectories from their rewards, in plain Python and float64.
 
 In: the rows that credit saw, what the learner said about them, and the samples that came out. Out: breaches. Written
-from the formulas in docs/flow.md and not from the rules in `credit`, so that a mistake would have to be made twice.
+from the formulas in docs/advantage_estimators.md and not from the rules in `credit`, so that a mistake would have to be
+made twice.
 Rules that are not known here, a user's own among them, are held to finite numbers alone.
 """
 

@@ -123,7 +123,7 @@ def _tokens_of(samples: Sequence[Sample], annotations: Annotations, row: int) ->
 
 
 _EPSILON = 1e-6
-"""As docs/flow.md adds it to a spread."""
+"""As docs/advantage_estimators.md adds it to a spread."""
 Tokens = list[list[float]]
 """[trajectories][tokens]"""
 

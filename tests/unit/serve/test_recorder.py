@@ -103,7 +103,7 @@ class Stage:
         return [[[turn.reward for turn in t.turns] for t in group.trajectories] for group in self.saved]
 
 
-def test_nobody_is_answered_without_the_token() -> None:
+def test_requests_without_the_token_are_rejected() -> None:
     stage = Stage()
 
     async def scene(client: Client, _recorder: EpisodeRecorder) -> None:
