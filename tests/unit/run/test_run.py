@@ -334,6 +334,15 @@ def test_a_run_says_first_what_is_loaded(tmp_path: Path) -> None:
     assert "reference (learn.kl is none), critic (learn.critic is value_head" in text
 
 
+@pytest.mark.parametrize("tensorboard", [True, False])
+def test_the_panel_names_the_tensorboard_folder_only_if_it_exists(tmp_path: Path, tensorboard: bool) -> None:
+    console = Console(record=True, width=400, file=io.StringIO())
+    words = [*SMALL_LAKE, "learn.steps=0", f"report.tensorboard={str(tensorboard).lower()}"]
+    run = train("frozenlake", words, run_dir=tmp_path / "a", console=console)
+    assert ("tensorboard --logdir" in console.export_text()) is tensorboard
+    assert any(run.path.glob("tensorboard*")) is tensorboard
+
+
 # --- mistakes --------------------------------------------------------------------------------------------------------
 
 
