@@ -7,6 +7,7 @@ weight sync it stops the run.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -136,5 +137,7 @@ class Finding:
 
     @property
     def text(self) -> str:
-        """The message and what to change."""
-        return f"{self.message} {self.fix}".strip()
+        """The message and what to change, behind the config path unless the message names it."""
+        is_path = self.level != "note" and re.fullmatch(r"\w+(\.\w+)+", self.where) is not None
+        path = f"{self.where}: " if is_path and self.where not in self.message else ""
+        return f"{path}{self.message} {self.fix}".strip()

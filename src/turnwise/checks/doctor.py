@@ -18,7 +18,7 @@ from turnwise.checks.episodes import NUM_EPISODES, check_expert_probe, check_pol
 from turnwise.checks.model import check_scorer, check_template, describe_model, describe_models
 from turnwise.checks.plan import Plan, check_machine, check_memory, check_packages, check_time, fits, make_plan
 from turnwise.checks.setup import check_environment, check_setup
-from turnwise.checks.stages import Subject, describe, fail, ok, run_check, run_checks
+from turnwise.checks.stages import Subject, fail, ok, run_check, run_checks
 from turnwise.config.load import Mended, load_settings, load_what_can_be
 from turnwise.config.schema import LessonSettings, TurnwiseSettings
 from turnwise.errors import Finding
@@ -47,9 +47,7 @@ class DoctorReport:
         return [finding for finding in self.findings if finding.level == level]
 
     def to_dict(self) -> dict[str, Any]:
-        rows = [
-            {"check": label(each), "status": _STATUS[each.level], "message": describe(each)} for each in self.findings
-        ]
+        rows = [{"check": label(each), "status": _STATUS[each.level], "message": each.text} for each in self.findings]
         return {"recipe": self.recipe, "ok": self.ok, "findings": rows, **self.numbers}
 
 
@@ -98,7 +96,7 @@ class _Doctor:
         check_setup(subject)
         # What follows from a setting that was left out is no error of its own.
         subject.findings[:] = [
-            each for each in subject.findings if not any(path and path in describe(each) for path in left_out)
+            each for each in subject.findings if not any(path and path in each.text for path in left_out)
         ]
         found = [each for each in subject.findings if label(each) == "settings"]
         if not self._mended.problems and not any(each.level == "error" for each in found):
@@ -136,7 +134,7 @@ class _Doctor:
             lines = check_template(subject)
             self._can_probe = True
             self._model_folder = subject.model_folder
-            return [*lines, *run_checks(subject, "model", catch_all=True)]
+            return [*lines, *run_checks(subject, "model")]
 
     def _check_memory(self) -> list[Finding]:
         self._plan = make_plan(self._settings)
@@ -208,7 +206,7 @@ def show_report(console: Console, report: DoctorReport) -> None:
     lines.add_column(overflow="fold")
     for level, status in _STATUS.items():
         for finding in report.having(level):
-            lines.add_row(Text(status, style=_STYLES[status]), Text(label(finding)), Text(describe(finding)))
+            lines.add_row(Text(status, style=_STYLES[status]), Text(label(finding)), Text(finding.text))
     console.print(lines)
     problems, warnings = (
         f"{n} {word}{'' if n == 1 else 's'}"

@@ -203,14 +203,13 @@ def _format_finding(path: str, world: World, stats: ProbeStats, settings: Turnwi
     if answer.is_strict:
         advice.insert(0, "allow text beside it (context.answer.is_strict=false)")
     none = ": no reply could be parsed, so there is no training signal" if stats.valid_turns == 0 else ""
-    return Finding(
-        kind="format_ignored",
-        level="warning" if stats.valid_turns else "error",
-        where=f"format of {path}",
-        message=f"{stats.valid_turns} of {stats.turns} turns have a valid answer ({answer.type}){none}.",
-        fix=f"To change that, {', '.join(advice)}, reward the format with reward.shaping, or use a model that follows "
+    line = warn if stats.valid_turns else fail
+    return line(
+        f"format of {path}",
+        f"{stats.valid_turns} of {stats.turns} turns have a valid answer ({answer.type}){none}.",
+        f"To change that, {', '.join(advice)}, reward the format with reward.shaping, or use a model that follows "
         "instructions.",
-        stage="episodes",
+        kind="format_ignored",
     )
 
 
@@ -225,40 +224,27 @@ def _cut_finding(path: str, world: World, stats: ProbeStats) -> Finding:
         )
     else:
         kind, fix = "cut_replies", "Raise it, or ask for shorter replies in context.system_prompt."
-    return Finding(
-        kind=kind,
-        level="error" if stats.cut_replies >= _MOST * stats.replies else "warning",
-        where=f"replies of {path}",
-        message=f"{stats.cut_replies} of {stats.replies} replies are cut at {limit}, before they end.",
-        fix=fix,
-        stage="episodes",
-    )
+    line = fail if stats.cut_replies >= _MOST * stats.replies else warn
+    message = f"{stats.cut_replies} of {stats.replies} replies are cut at {limit}, before they end."
+    return line(f"replies of {path}", message, fix, kind=kind)
 
 
 def _same_replies_finding(path: str, settings: TurnwiseSettings) -> Finding:
-    return Finding(
-        kind="same_siblings",
-        level="warning",
-        where=f"rewards of {path}",
-        message="all rollouts of every group have the same replies at rollout.temperature = "
-        f"{settings.rollout.temperature:g}.",
-        fix="Raise it, to 1 for example.",
-        stage="episodes",
-    )
+    temperature = f"rollout.temperature = {settings.rollout.temperature:g}"
+    message = f"all rollouts of every group have the same replies at {temperature}."
+    return warn(f"rewards of {path}", message, "Raise it, to 1 for example.", kind="same_siblings")
 
 
 def _same_return_finding(path: str, stats: ProbeStats, settings: TurnwiseSettings) -> Finding:
     which = "rollouts of every group" if settings.rollout.group_size > 1 else f"{stats.episodes} episodes"
     tasks = "easier or harder" if stats.success is None else "harder" if stats.success > _MOST else "easier"
-    return Finding(
-        kind="same_return",
-        level="warning",
-        where=f"rewards of {path}",
-        message=f"all {which} have the same return, so every advantage is zero (success {show_success(stats.success)}, "
+    return warn(
+        f"rewards of {path}",
+        f"all {which} have the same return, so every advantage is zero (success {show_success(stats.success)}, "
         f"mean return {stats.mean_return:.3g}).",
-        fix=f"Try {tasks} tasks (env), a larger rollout.group_size ({settings.rollout.group_size} now), a higher "
+        f"Try {tasks} tasks (env), a larger rollout.group_size ({settings.rollout.group_size} now), a higher "
         f"rollout.temperature ({settings.rollout.temperature:g} now), or warm_start.type=oracle.",
-        stage="episodes",
+        kind="same_return",
     )
 
 
@@ -352,14 +338,12 @@ def check_update(metrics: Metrics) -> list[Finding]:
     if gap <= _MAX_GAP or metrics.get("sync/staleness_max", 0.0) > 0:
         return []
     return [
-        Finding(
-            kind="behavior_gap",
-            level="warning",
-            where="learn/behavior_gap",
-            message=f"sampler/trainer mismatch: log-probs of the same weights differ by {gap:.3g} nats per token.",
-            fix="Use model.dtype=float32 for both and an engine that samples without top_k and top_p, or "
+        warn(
+            "learn/behavior_gap",
+            f"sampler/trainer mismatch: log-probs of the same weights differ by {gap:.3g} nats per token.",
+            "Use model.dtype=float32 for both and an engine that samples without top_k and top_p, or "
             "learn.correction.type=truncated if the difference must stay.",
-            stage="episodes",
+            kind="behavior_gap",
         )
     ]
 

@@ -37,11 +37,11 @@ def short_positions(subject: Subject) -> Iterator[Finding]:
     limit = subject.settings.context.max_tokens
     positions = _max_positions(subject) or limit
     if positions < limit:
-        yield _unsuitable(
-            "short_positions",
+        yield warn(
             "context.max_tokens",
             f"the model has {positions} positions and context.max_tokens is {limit}: longer episodes fail.",
             f"Set context.max_tokens={positions} or less.",
+            kind="short_positions",
         )
 
 
@@ -64,12 +64,12 @@ def short_budget(subject: Subject) -> Iterator[Finding]:
     encode, limit = subject.template.encode_text, context.max_response_tokens
     needed = max((len(encode(text)) + 1 for text in texts), default=0)
     if needed > limit:
-        yield _unsuitable(
-            "short_budget",
+        yield warn(
             "context.max_response_tokens",
             f"context.max_response_tokens = {limit}, and a correct answer, {quoted(max(texts, key=len))}, has {needed} "
             "tokens with its end.",
             f"Set it to {2 * needed} or more.",
+            kind="short_budget",
         )
 
 
@@ -85,24 +85,20 @@ def _expert_actions(subject: Subject) -> list[str]:
 @check("model", where="template")
 def no_end_of_turn(subject: Subject) -> Iterator[Finding]:
     if subject.template.end_of_turn_id is None:
-        yield _unsuitable(
-            "no_end_of_turn",
+        yield warn(
             "template",
             "the chat template ends a reply with no single token, so only the tokenizer's eos token ends one: replies "
             "may run on to context.max_response_tokens.",
             "Use an instruction-tuned model, or set eos_token in tokenizer_config.json to the token that ends its "
             "replies.",
+            kind="no_end_of_turn",
         )
 
 
 @check("model", where="precision")
 def slow_bfloat16(subject: Subject) -> Iterator[Finding]:
     if slow := warn_of_slow_bfloat16(subject.settings.model):
-        yield _unsuitable("precision", "precision", slow)
-
-
-def _unsuitable(kind: str, where: str, message: str, fix: str = "") -> Finding:
-    return Finding(kind=kind, level="warning", where=where, message=message, fix=fix, stage="model")
+        yield warn("precision", slow)
 
 
 def check_model(settings: TurnwiseSettings, template: ChatTemplate) -> list[Finding]:

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 from turnwise import __version__
 from turnwise.checks.episodes import ProbeStats
 from turnwise.checks.model import sample_first_reply
-from turnwise.checks.stages import Subject, describe, fail, ok, run_checks, warn
+from turnwise.checks.stages import Subject, fail, ok, run_checks, warn
 from turnwise.config.load import Change
 from turnwise.config.schema import LessonSettings, Lora, TurnwiseSettings
 from turnwise.config.schema_learn import ModelJudgeSettings
@@ -179,7 +179,7 @@ def make_plan(settings: TurnwiseSettings, pretrained: Sequence[Change] = ()) -> 
 
 def _notes(settings: TurnwiseSettings) -> tuple[str, ...]:
     with Subject(settings) as subject:
-        found = [describe(each) for each in run_checks(subject, "settings") if each.level == "warning"]
+        found = [each.text for each in run_checks(subject, "settings") if each.level == "warning"]
     return *found, *filter(None, (note_on(settings.model.path), warn_of_slow_bfloat16(settings.model)))
 
 

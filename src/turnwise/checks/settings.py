@@ -11,7 +11,7 @@ from typing import cast
 
 from pydantic import ValidationError
 
-from turnwise.checks.stages import Subject, check, describe, run_checks
+from turnwise.checks.stages import Subject, check, fail, run_checks, warn
 from turnwise.config.component import BUFFERS, CREDITS, ENVS, LEARNERS, TRANSPORTS, Registry, import_shaping
 from turnwise.config.kinds import Choice
 from turnwise.config.load import env_params
@@ -34,7 +34,7 @@ def check_settings(settings: TurnwiseSettings) -> None:
 def find_contradictions(settings: TurnwiseSettings) -> list[str]:
     """Every contradiction in these settings, one line each."""
     with Subject(settings) as subject:
-        return [describe(found) for found in run_checks(subject, "settings") if found.level == "error"]
+        return [found.text for found in run_checks(subject, "settings") if found.level == "error"]
 
 
 def find_unused_settings(settings: TurnwiseSettings) -> list[str]:
@@ -53,11 +53,6 @@ def _unused(section: Settings, path: str, run: TurnwiseSettings) -> Iterator[str
             yield from _unused(inner, f"{path}.{name}" if path else name, run)
 
 
-def contradiction(where: str, message: str, fix: str = "") -> Finding:
-    """An error about a config path."""
-    return Finding(kind=where.rpartition(".")[2], level="error", where=where, message=message, fix=fix)
-
-
 # --- the estimator ---------------------------------------------------------------------------------------------------
 
 
@@ -66,7 +61,7 @@ def check_estimator_flags(subject: Subject) -> Iterator[Finding]:
     name = subject.settings.credit.type
     estimator = CREDITS.get_target(name)
     if missing := [need for need in ("needs_values", "needs_groups", "needs_greedy") if not hasattr(estimator, need)]:
-        yield contradiction(
+        yield fail(
             "credit.type",
             f"credit.type '{name}' does not say what it needs.",
             f"Set {', '.join(missing)} = True or False on the class.",
@@ -77,7 +72,7 @@ def check_estimator_flags(subject: Subject) -> Iterator[Finding]:
 def check_critic(subject: Subject) -> Iterator[Finding]:
     name = subject.settings.credit.type
     if getattr(CREDITS.get_target(name), "needs_values", False) and isinstance(subject.settings.learn.critic, NoCritic):
-        yield contradiction(
+        yield fail(
             "credit.type",
             f"credit.type '{name}' needs a critic and learn.critic.type is 'none'.",
             "Set learn.critic.type to 'value_head' or 'model', or choose an estimator without a critic, such as "
@@ -89,7 +84,7 @@ def check_critic(subject: Subject) -> Iterator[Finding]:
 def check_group_size(subject: Subject) -> Iterator[Finding]:
     name, group_size = subject.settings.credit.type, subject.settings.rollout.group_size
     if getattr(CREDITS.get_target(name), "needs_groups", False) and group_size < 2:
-        yield contradiction(
+        yield fail(
             "rollout.group_size",
             f"{group_size} given; credit.type '{name}' compares rollouts of a group and needs at least 2.",
         )
@@ -102,7 +97,7 @@ def check_group_size(subject: Subject) -> Iterator[Finding]:
 def check_response_fits_context(subject: Subject) -> Iterator[Finding]:
     context = subject.settings.context
     if context.max_response_tokens >= context.max_tokens:
-        yield contradiction(
+        yield fail(
             "context.max_response_tokens",
             f"{context.max_response_tokens} given; it must be below context.max_tokens = {context.max_tokens}, which "
             "holds prompt and reply.",
@@ -117,7 +112,7 @@ def check_group_fits_buffer(subject: Subject) -> Iterator[Finding]:
         sizes["buffer.train_batch_size"] = buffer.train_batch_size
     for path, size in sizes.items():
         if size is not None and size < group_size:
-            yield contradiction(
+            yield fail(
                 "rollout.group_size",
                 f"{group_size} given; a group does not fit into {path} = {size}, and groups are not split.",
             )
@@ -133,7 +128,7 @@ def check_num_tasks(subject: Subject) -> Iterator[Finding]:
     mixed = {f"mix.{tag}.groups": other.groups for tag, other in settings.mix.by_tag().items()}
     for path, groups in {"rollout.groups": settings.rollout.groups, **mixed}.items():
         if num_tasks < groups * rounds:
-            yield contradiction(
+            yield fail(
                 "tasks.num_tasks",
                 f"{num_tasks} given; one step plays up to {path} = {groups} different tasks in each of {rounds} "
                 f"rounds, so it must be at least {groups * rounds}.",
@@ -155,7 +150,7 @@ def check_custom_classes(subject: Subject) -> Iterator[Finding]:
                 problems = list(_class_problems(choice, name, choice.registry.get_target(name)))
             except ConfigError as error:
                 problems = [str(error)]
-            yield from (contradiction(path, problem) for problem in problems)
+            yield from (fail(path, problem) for problem in problems)
 
 
 def _class_problems(choice: Choice, name: str, target: object) -> Iterator[str]:
@@ -185,20 +180,20 @@ def check_env_train_settings(subject: Subject) -> Iterator[Finding]:
         try:
             params.model_validate(env_params(env, "train"))
         except ValidationError as error:
-            yield contradiction(f"{path}.train", describe_problems(error, params))
+            yield fail(f"{path}.train", describe_problems(error, params))
 
 
 @check("settings")
 def check_unique_tags(subject: Subject) -> Iterator[Finding]:
     tag = subject.settings.env.type
     if tag in subject.settings.mix.by_tag():
-        yield contradiction(f"mix.{tag}", "a tag must differ from env.type; give it another name.")
+        yield fail(f"mix.{tag}", "a tag must differ from env.type; give it another name.")
 
 
 @check("settings", where="reward.judge")
 def check_reward_source(subject: Subject) -> Iterator[Finding]:
     for message in rewards_have_a_source(subject.settings):
-        yield Finding(kind="reward_source", level="error", where="reward.judge", message=message)
+        yield fail("reward.judge", message)
 
 
 @check("settings", where="reward.shaping")
@@ -217,7 +212,7 @@ def check_staleness_bound(subject: Subject) -> Iterator[Finding]:
         return
     needed = sync.interval - 1 + (sync.offset or 0)
     if sync.max_staleness < needed:
-        yield contradiction(
+        yield fail(
             "sync.max_staleness",
             f"{sync.max_staleness} given; sync.interval = {sync.interval} and sync.offset = {sync.offset or 0} let "
             f"weights be {needed} updates behind. Raise it, or lower those.",
@@ -228,9 +223,7 @@ def check_staleness_bound(subject: Subject) -> Iterator[Finding]:
 def check_offline_mode(subject: Subject) -> Iterator[Finding]:
     mode = subject.settings.run.mode
     if subject.settings.buffer.offline is not None and mode != "train":
-        yield contradiction(
-            "buffer.offline", f"a file given; run.mode '{mode}' does not learn from one.", "Set run.mode=train."
-        )
+        yield fail("buffer.offline", f"a file given; run.mode '{mode}' does not learn from one.", "Set run.mode=train.")
 
 
 @check("settings")
@@ -243,7 +236,7 @@ def check_shared_storage(subject: Subject) -> Iterator[Finding]:
     }
     for path, (registry, given, expected) in shared.items():
         if mode in ("explore", "train") and not is_shared(registry, given):
-            yield contradiction(
+            yield fail(
                 path, f"'{given}' given; run.mode '{mode}' shares it with another process.", f"Set {path}={expected}."
             )
 
@@ -255,13 +248,13 @@ def check_vllm_servers(subject: Subject) -> Iterator[Finding]:
     if not isinstance(engine, VllmEngineParams):
         return
     if engine.start == bool(engine.urls):
-        yield contradiction(
+        yield fail(
             "engine.start",
             f"{engine.start} and engine.urls: {engine.urls} given; expected one of them.",
             "Set engine.start=true to start servers here, or engine.urls=[http://HOST:PORT] for running servers.",
         )
     if engine.start and engine.devices and len(engine.devices) != engine.servers:
-        yield contradiction(
+        yield fail(
             "engine.devices",
             f"{len(engine.devices)} entries given; expected one for each of engine.servers = {engine.servers}, such "
             'as ["1", "2"].',
@@ -274,20 +267,20 @@ def check_ray_durability(subject: Subject) -> Iterator[Finding]:
     settings = subject.settings
     if not isinstance(settings.cluster, RayCluster):
         if isinstance(settings.rollout.isolation, RayIsolation):
-            yield contradiction(
+            yield fail(
                 "rollout.isolation.type",
                 "'ray' given; environments are actors only on a cluster.",
                 "Set cluster.type=ray, or rollout.isolation.type=process.",
             )
         return
     if settings.run.mode != "both":
-        yield contradiction(
+        yield fail(
             "run.mode",
             f"'{settings.run.mode}' given; cluster.type 'ray' runs explorers and learner together.",
             "Set run.mode=both, or cluster.type=none.",
         )
     if not is_shared(BUFFERS, settings.buffer.type):
-        yield contradiction(
+        yield fail(
             "buffer.type",
             f"'{settings.buffer.type}' given; with cluster.type 'ray' the buffer is an actor, and its content must "
             "outlive it.",
@@ -299,7 +292,7 @@ def check_ray_durability(subject: Subject) -> Iterator[Finding]:
 def check_engine_returns_tokens(subject: Subject) -> Iterator[Finding]:
     engine, mode = subject.settings.engine, subject.settings.run.mode
     if not engine.tells_tokens and mode != "eval":
-        yield contradiction(
+        yield fail(
             "engine.type",
             f"'{engine.type}' given; it returns text without token ids and log-probs, so it cannot be used for "
             f"training (run.mode '{mode}').",
@@ -313,7 +306,7 @@ def check_warm_start_mode(subject: Subject) -> Iterator[Finding]:
     """Explorer and trainer each compute the warm start, so its demonstrations must be the same in both."""
     mode = subject.settings.run.mode
     if mode in ("explore", "train") and isinstance(subject.settings.warm_start, EndpointWarmStart):
-        yield contradiction(
+        yield fail(
             "warm_start.type",
             f"'endpoint' given; with run.mode '{mode}' two processes would ask it, and its replies may differ.",
             "Run the warm start with run.mode=both, and continue with that run's policy as model.path.",
@@ -332,13 +325,13 @@ def check_parallel_learner(subject: Subject) -> Iterator[Finding]:
     if learn.parallel.type == "none":
         return
     if learn.type not in LEARNERS.shipped and not getattr(LEARNERS.get_target(learn.type), "takes_team", False):
-        yield contradiction(
+        yield fail(
             "learn.parallel.type",
             f"'{learn.parallel.type}' given; learn.type '{learn.type}' learns in one process.",
             "Set it to 'none', or set takes_team = True on the class and take a team in open(settings, site, team).",
         )
     if ":" in learn.device and learn.parallel.ranks > 1:
-        yield contradiction(
+        yield fail(
             "learn.device",
             f"'{learn.device}' given; learn.parallel.ranks = {learn.parallel.ranks} need a device each.",
             "Set it to 'auto', 'cuda' or 'cpu'.",
@@ -347,14 +340,14 @@ def check_parallel_learner(subject: Subject) -> Iterator[Finding]:
         return
     gpus, device = subject.settings.cluster.learner_gpus, learn.device
     if gpus == 0 and device.startswith("cuda"):
-        yield contradiction(
+        yield fail(
             "learn.device",
             f"'{device}' given; on a cluster a rank sees the GPUs that Ray reserves for it, and cluster.learner_gpus "
             "is 0.",
             "Set it to 1, or learn.device=cpu.",
         )
     if gpus % 1:
-        yield contradiction(
+        yield fail(
             "cluster.learner_gpus",
             f"{gpus:g} given; with learn.parallel each rank needs GPUs of its own.",
             "Set it to a whole number.",
@@ -372,7 +365,7 @@ _MIN_REPLY_TOKENS = 8
 @check("settings")
 def unused_settings(subject: Subject) -> Iterator[Finding]:
     for line in find_unused_settings(subject.settings):
-        yield _unsuitable("unused_setting", line.partition(" ")[0], line)
+        yield warn(line.partition(" ")[0], line, kind="unused_setting")
 
 
 @check("settings")
@@ -385,19 +378,19 @@ def settings_of_tiny_models(subject: Subject) -> Iterator[Finding]:
     limit = _MAX_LR_LORA if is_lora else _MAX_LR
     if lr > limit or (lr == limit and not is_lora):
         usual = "1e-4" if is_lora else "1e-6 to 1e-5, or model.lora.type=lora with 1e-4"
-        yield _unsuitable(
-            "toy_learning_rate",
+        yield warn(
             "learn.optim.lr",
             f"learn.optim.lr = {lr:g} is too high for a pretrained model and will degrade it within a few updates.",
             f"Try {usual}.",
+            kind="toy_learning_rate",
         )
     if settings.rollout.temperature < _MIN_TEMPERATURE and settings.rollout.group_size > 1:
-        yield _unsuitable(
-            "low_temperature",
+        yield warn(
             "rollout.temperature",
             f"rollout.temperature = {settings.rollout.temperature:g} gives the same replies in all rollouts of a "
             "group, so that their returns do not differ.",
             "Set it to 0.7 to 1.",
+            kind="low_temperature",
         )
     if settings.warm_start.type == "none":
         yield from _without_warm_start(main_world(settings))
@@ -407,30 +400,26 @@ def _without_warm_start(world: World) -> Iterator[Finding]:
     """What a pretrained model cannot know without demonstrations."""
     context, answer = world.context, world.context.answer
     if context.instructions == "none" and not world.is_judged:
-        yield _unsuitable(
-            "no_instructions",
+        yield warn(
             "context.instructions",
             "context.instructions is 'none': the prompt of a pretrained model has neither the rules nor the actions "
             "nor the answer format.",
             "Set context.instructions=full, or warm_start.type=oracle.",
+            kind="no_instructions",
         )
     if context.max_response_tokens < _MIN_REPLY_TOKENS and not world.is_judged:
-        yield _unsuitable(
-            "toy_reply",
+        yield warn(
             "context.max_response_tokens",
             f"context.max_response_tokens = {context.max_response_tokens} suits the built-in model; in the tokens of "
             "another one an answer with its tags seldom fits.",
             "Set it to 32 or more.",
+            kind="toy_reply",
         )
     if answer.is_strict and answer.type != "plain":
-        yield _unsuitable(
-            "strict_answer",
+        yield warn(
             "context.answer.is_strict",
             "context.answer.is_strict rejects every reply with text beside its tags, which models without a warm "
             "start write.",
             "Set context.answer.is_strict=false.",
+            kind="strict_answer",
         )
-
-
-def _unsuitable(kind: str, where: str, message: str, fix: str = "") -> Finding:
-    return Finding(kind=kind, level="warning", where=where, message=message, fix=fix)

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from turnwise.checks.stages import Subject, check, describe, fail, ok, run_checks
+from turnwise.checks.stages import Subject, check, fail, ok, run_checks
 from turnwise.config.load import env_params
 from turnwise.config.schema import (
     EndpointWarmStart,
@@ -50,7 +50,7 @@ def validate_run(settings: TurnwiseSettings, *, is_resumed: bool = False) -> lis
         found = check_setup(subject)
     errors = [each for each in found if each.level == "error" and not (is_resumed and each.where == "model")]
     if errors:
-        lines = [describe(error) for error in errors]
+        lines = [error.text for error in errors]
         raise ConfigError("\n  ".join(["Invalid configuration:", *lines]) if lines[1:] else lines[0])
     return found
 
@@ -86,7 +86,7 @@ def envs_start(subject: Subject) -> Iterator[Finding]:
                 break
             except TurnwiseError as error:
                 reasons[_at_path(str(error), path)] = None
-        yield from (Finding(kind="environment", level="error", where=path, message=reason) for reason in reasons)
+        yield from (fail(path, reason, kind="environment") for reason in reasons)
 
 
 def _splits_played(settings: TurnwiseSettings, world: World) -> dict[Literal["train", "eval"], bool]:

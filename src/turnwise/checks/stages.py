@@ -160,12 +160,8 @@ def envs_by_path(settings: TurnwiseSettings) -> dict[str, World]:
     return {"env": main, **{f"mix.{world.tag}.env": world for world in mixed}}
 
 
-def run_checks(subject: Subject, stage: FindingStage, *, catch_all: bool = False) -> list[Finding]:
-    """Run the checks of a stage; add what they find to the subject and return it.
-
-    Args:
-        catch_all: Whether an unexpected exception becomes a finding too, so that the other checks still run.
-    """
+def run_checks(subject: Subject, stage: FindingStage) -> list[Finding]:
+    """Run the checks of a stage; add what they find to the subject and return it."""
     before = len(subject.findings)
     if stage in _MODULES:
         import_module(_MODULES[stage])
@@ -179,22 +175,8 @@ def run_checks(subject: Subject, stage: FindingStage, *, catch_all: bool = False
             # What was not imported is not judged.
             continue
         except TurnwiseError as error:
-            subject.findings.append(_error(each, stage, str(error)))
-        except Exception as error:
-            if not catch_all:
-                raise
-            subject.findings.append(_error(each, stage, f"cannot be checked: {tell_error(error)}"))
+            subject.findings.append(replace(fail(each.where, str(error), kind=each.name), stage=stage))
     return subject.findings[before:]
-
-
-def _error(failed: Check, stage: FindingStage, message: str) -> Finding:
-    return Finding(kind=failed.name, level="error", where=failed.where, message=message, stage=stage)
-
-
-def describe(finding: Finding) -> str:
-    """One line: the config path unless the message names it, the message and the fix."""
-    is_path = "." in finding.where and finding.where not in finding.message
-    return f"{finding.where}: {finding.text}" if is_path else finding.text
 
 
 def report_findings(found: Sequence[Finding], directory: RunDirectory, console: Console) -> None:
@@ -205,24 +187,27 @@ def report_findings(found: Sequence[Finding], directory: RunDirectory, console: 
         print_notice(console, f"{step}{finding.kind}: {finding.text}")
 
 
-# --- lines of the doctor ---------------------------------------------------------------------------------------------
-
-
 def ok(where: str, message: str) -> Finding:
-    return _line(where, "note", message)
+    """A check that passed: a line of `turnwise doctor`."""
+    return _finding("note", where, message)
 
 
-def warn(where: str, message: str, fix: str = "") -> Finding:
-    return _line(where, "warning", message, fix)
+def warn(where: str, message: str, fix: str = "", *, kind: str = "") -> Finding:
+    """Something that runs and is probably not meant."""
+    return _finding("warning", where, message, fix, kind)
 
 
-def fail(where: str, message: str, fix: str = "") -> Finding:
-    return _line(where, "error", message, fix)
+def fail(where: str, message: str, fix: str = "", *, kind: str = "") -> Finding:
+    """A reason why a run cannot start, or cannot learn."""
+    return _finding("error", where, message, fix, kind)
 
 
-def _line(where: str, level: Literal["error", "warning", "note"], message: str, fix: str = "") -> Finding:
-    kind = where.partition(" ")[0]
-    return Finding(kind=kind, level=level, where=where, message=message, fix=fix, stage="model")
+def _finding(
+    level: Literal["error", "warning", "note"], where: str, message: str, fix: str = "", kind: str = ""
+) -> Finding:
+    """The kind is by default the last key of a config path, or the first word of `where`."""
+    kind = kind or where.partition(" ")[0].rpartition(".")[2]
+    return Finding(kind=kind, level=level, where=where, message=message, fix=fix, stage="setup")
 
 
 def run_check(where: str, find: Callable[[], Iterable[Finding]]) -> list[Finding]:

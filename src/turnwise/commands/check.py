@@ -14,7 +14,6 @@ from typing import Any
 from rich.console import Console
 
 from turnwise.checks.setup import validate_run
-from turnwise.checks.stages import describe
 from turnwise.config.component import ENVS
 from turnwise.config.load import dump_settings, load_recipe, parse_params, translate_file
 from turnwise.config.recipes import find_recipe, list_recipes
@@ -70,7 +69,7 @@ def _check_file(
     loaded = load_recipe(options.target, overrides)
     found = validate_run(loaded.settings)
     settings = loaded.settings if unseen else settle_length(loaded.settings)
-    notes = [describe(each) for each in found if each.level == "warning"]
+    notes = [each.text for each in found if each.level == "warning"]
     notes += _notes_on_model(settings, unseen)
     notes += [f"'{name}' was not looked at: that would run it. Read it, then give --trust." for name in unseen]
     if options.json:

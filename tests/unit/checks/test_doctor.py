@@ -12,7 +12,7 @@ import pytest
 
 from turnwise.checks.doctor import DoctorReport, label, run_doctor
 from turnwise.checks.plan import check_memory, check_packages, describe_plan, make_plan
-from turnwise.checks.stages import describe, run_check
+from turnwise.checks.stages import run_check
 from turnwise.cli import main
 from turnwise.config.load import load_settings
 from turnwise.loop.policies import resolve_model
@@ -87,7 +87,7 @@ def look_at(recipe: dict[str, Any], *overrides: str) -> DoctorReport:
 
 
 def problems(report: DoctorReport) -> list[str]:
-    return [describe(finding) for finding in report.having("error")]
+    return [finding.text for finding in report.having("error")]
 
 
 @pytest.fixture(scope="module")
