@@ -149,7 +149,8 @@ class FormatHeader(Settings):
     def count_matches(self, raw: Mapping[str, Any]) -> int:
         if self.detect_one_of and not raw.keys() & self.detect_one_of:
             return 0
-        return sum(_has_key(raw, key) for key in self.detect)
+        # A long key is better evidence than a section that several projects have.
+        return sum(key.count(".") + 1 for key in self.detect if _has_key(raw, key))
 
 
 def _has_key(raw: object, key: str) -> bool:

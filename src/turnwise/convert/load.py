@@ -64,7 +64,11 @@ class TableFormat(ConfigFormat):
         self.own = rows[path]
         """The rows of its own file, for the documentation."""
         self.rows = [row for part in rows.values() for row in part]
-        self.no_counterpart = [key for part in parts.values() for key in part.no_counterpart]
+        self.no_counterpart = {key for part in parts.values() for key in part.no_counterpart}
+        self.decided = {key for part in parts.values() for key in part.also_sets}.union(
+            *(row.names() for row in self.rows)
+        )
+        """Our settings that a file of this format can decide, and names of sections."""
         self._finish = open_functions(path, file)(file.finish) if file.finish else None
         self._exact = {row.key: row for row in self.rows if "*" not in row.key}
         self._patterns = [row for row in self.rows if "*" in row.key]

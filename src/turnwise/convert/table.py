@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -186,16 +187,16 @@ class FormatFile(FormatHeader):
     """Python files beside this one, without their suffix, that have the functions of the rows; by default NAME.py."""
     finish: str = ""
     """Function of the `SourceConfig` and the settings of all rows that returns the settings of several keys."""
-    finish_sets: list[str] = Field(default_factory=list)
-    """Settings that `finish` decides and no row names."""
     reasons: dict[str, str] = Field(default_factory=dict)
     """Texts that several rows share."""
     defaults: dict[str, Any] = Field(default_factory=dict)
     """Our settings if the file says nothing."""
     rows: dict[str, Row]
     """Keys are dotted; `*` stands for one part of any name, `**` at the end for everything below."""
+    also_sets: list[str] = Field(default_factory=list)
+    """Our settings that functions return and no row names."""
     no_counterpart: list[str] = Field(default_factory=list)
-    """Our settings that no key of this format decides; with those of the rows, all there are."""
+    """All our other settings, but those of environments: no key of this format decides them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +209,17 @@ class KeyMapping:
     note: str
     convert: Callable[[KeyValue], Native] | None
     """Returns the settings; None if `finish` decides."""
+
+    def names(self) -> set[str]:
+        """The settings in `to`, which is a text such as "context.window, window_turns"."""
+        found: set[str] = set()
+        section = ""
+        for part in re.split(r", (?:or )?", self.to):
+            path = part if "." in part or not section else f"{section}.{part}"
+            section = path.rpartition(".")[0]
+            # Of a section the kind is meant.
+            found |= {path, f"{path}.type"}
+        return found
 
     def matches(self, key: str) -> bool:
         """Whether a row with stars is about this key."""
