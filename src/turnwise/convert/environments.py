@@ -6,6 +6,7 @@ at all.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -123,11 +124,11 @@ def _find_tagged(source: SourceConfig, tags: Any) -> list[ImportedEnv]:
         raise UnsupportedValue(f"{where}.n_groups: expected a list with one number for each of the {len(tags)} tags")
     if groups is not None and sum(c for c in counts if isinstance(c, int)) != groups:
         raise UnsupportedValue(f"{where}.n_groups: their sum is not es_manager.train.env_groups = {groups!r}")
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
     envs = []
     for tag, count in zip(tags, counts, strict=True):
-        seen[tag] = seen.get(tag, 0) + 1
-        unique = str(tag) if seen[tag] == 1 else f"{tag}_{seen[tag]}"
+        seen[str(tag)] += 1
+        unique = str(tag) if seen[str(tag)] == 1 else f"{tag}_{seen[str(tag)]}"
         section = f"custom_envs.{tag}"
         name = source.get(f"{section}.env_type", default=tag)
         config = source.under(f"{section}.env_config")

@@ -96,6 +96,7 @@ def test_groups_without_numbers_are_shared_out() -> None:
         ({"n_groups": [1, 2]}, "their sum is not es_manager.train.env_groups = 2"),
         ({"tags": "FrozenLake"}, "expected a list of environments"),
         ({"tags": ["FrozenLak", "Sokoban"]}, "Did you mean 'FrozenLake'?"),
+        ({"tags": [{"FrozenLake": 1}, "Sokoban"]}, "expected an environment's name"),
     ],
 )
 def test_tags_that_cannot_be_played_are_refused(change: dict[str, Any], words: str) -> None:
