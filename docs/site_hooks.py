@@ -10,7 +10,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-_OUTSIDE = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+(?:src|tests|examples|benchmarks|recipes)/[^)#\s]+)[^)]*\)")
+_FILE = r"(?:src|tests|examples|benchmarks|recipes)/[^)#\s]+|[A-Z]+\.md"
+_OUTSIDE = re.compile(rf"\[([^\]]+)\]\(((?:\.\./)+(?:{_FILE}))[^)]*\)")
 
 
 def on_config(config: Any) -> Any:
