@@ -25,7 +25,7 @@ _INTRO = """\
 
 What `turnwise COMMAND --help` says. Exit codes: 0 done; 2 a user's mistake; 1 a run that failed; 130 interrupted, 143
 ended by the system. Every command that prints a table also takes `--json`. `turnwise completion bash` (or `zsh`) prints
-what a shell needs to complete words.
+the completion script of a shell.
 """
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.cli import COMMANDS
+from turnwise.cli import find_commands
 from turnwise.config.recipes import SHIPPED
 
 from ..small_run import SMALL_LAKE
@@ -123,7 +123,7 @@ def test_recipes_and_the_mark_of_types_are_in_the_wheel(installed: Installed) ->
 
 def test_every_command_is_tried() -> None:
     # `serve`, `view` and `show` below, and `serve-env` is served alike; `explorers` only goes with a run on a cluster.
-    assert COMMAND_LINES.keys() | {"serve", "serve-env", "view", "show", "explorers"} == set(COMMANDS)
+    assert COMMAND_LINES.keys() | {"serve", "serve-env", "view", "show", "explorers"} == set(find_commands())
 
 
 @pytest.mark.parametrize("command", COMMAND_LINES)

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 import turnwise
-from turnwise.cli import COMMANDS, build_parser, main, parse_overrides
+from turnwise.cli import build_parser, find_commands, main, parse_overrides
 from turnwise.config.component import CREDITS
 from turnwise.config.load import load_settings
 from turnwise.errors import LearnError
@@ -29,6 +29,8 @@ from turnwise.learn.trainer import Trainer
 from turnwise.run.api import Run, train
 
 from ..small_run import SMALL_LAKE, without_plots
+
+COMMANDS = tuple(find_commands())
 
 
 @pytest.fixture(scope="module")
@@ -176,19 +178,19 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "--config", "missing.yaml"], "--config: file 'missing.yaml' does not exist"),
         (["train", "--config-name", "nothing"], "no recipe named 'nothing'"),
         (["train", "frozenlake", "--config-name", "bandit"], "frozenlake and bandit given; expected one recipe"),
-        (["train", ""], "RECIPE: an empty word given"),
-        (["train", "--config-name", ""], "--config-name: an empty word given"),
-        (["train", "--config", " "], "--config: an empty word given"),
-        (["train", "--resume", ""], "--resume: an empty word given"),
-        (["plan", ""], "RECIPE: an empty word given"),
-        (["doctor", ""], "RECIPE: an empty word given"),
-        (["eval", "oracle", "--recipe", ""], "--recipe: an empty word given"),
+        (["train", ""], "RECIPE must not be empty"),
+        (["train", "--config-name", ""], "--config-name must not be empty"),
+        (["train", "--config", " "], "--config must not be empty"),
+        (["train", "--resume", ""], "--resume must not be empty"),
+        (["plan", ""], "RECIPE must not be empty"),
+        (["doctor", ""], "RECIPE must not be empty"),
+        (["eval", "oracle", "--recipe", ""], "--recipe must not be empty"),
         (["train", "frozenlake", "bandit"], "override 'bandit' is not of the form key.path=value"),
         (["train", "rollout.group_size=1", "credit={type: grpo}", "--credit.type", "grpo"], "credit"),
         (["train", "buffer.train_batch_size=2", "rollout.group_size=3"], "a group does not fit into"),
         (["train", "--resume", "no_run"], "no_run is not a run"),
-        (["train", "frozenlake", "--resume", "no_run"], "give no recipe and no overrides beside it"),
-        (["train", "--resume", "no_run", "learn.steps=3"], "give no recipe and no overrides beside it"),
+        (["train", "frozenlake", "--resume", "no_run"], "omit the recipe and overrides"),
+        (["train", "--resume", "no_run", "learn.steps=3"], "omit the recipe and overrides"),
         (["tarin"], "unknown command 'tarin'. Did you mean 'train'?"),
         ([], "COMMAND"),
         (["eval"], "TARGET"),
@@ -196,8 +198,8 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["eval", "nothing"], "'nothing' is neither a run directory nor a model folder"),
         (["eval", "oracle", "--env", "bandit", "--recipe", "bandit"], "expected one of them"),
         (["check", "frozen_lake", "size=1"], "size"),
-        (["eval", "oracle", "--episodes", "0"], "--episodes: 0 given; expected at least 1"),
-        (["eval", "oracle", "--episodes", "-3"], "--episodes: -3 given"),
+        (["eval", "oracle", "--episodes", "0"], "--episodes must be at least 1, got 0"),
+        (["eval", "oracle", "--episodes", "-3"], "--episodes must be at least 1, got -3"),
         (["eval", "oracle", "--episodes", "few"], "invalid int value: 'few'"),
         (["eval", "oracle", "--env", "lake"], "no environment named 'lake'"),
         (["eval", "oracle", "--split", "nowhere"], "no split 'nowhere'"),
@@ -205,7 +207,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["play", "frozen_lak"], "Did you mean 'frozen_lake'?"),
         (["play", "frozen_lake", "--agent", "nobody"], "--agent: 'nobody' given; expected human, oracle, random"),
         (["play", "frozen_lake", "sise=3", "--agent", "random"], "sise: unknown setting"),
-        (["envs", "more"], "'more' is not understood here"),
+        (["envs", "more"], "unrecognized argument 'more'"),
         (["check", "frozenlake", "learn.steps=-1"], "learn.steps: -1 given"),
         (["check", "frozenlake", "env.train.sise=3"], "env.train"),
         (["plan", "frozenlake", "engine.type=nope"], "engine.type: there is no engine named 'nope'"),
@@ -242,7 +244,7 @@ def test_an_empty_argument_is_named_as_the_help_names_it(capsys: pytest.CaptureF
                 value = "" if action is chosen else "1" if action.type is int else next(iter(action.choices or "x"))
                 words += [*action.option_strings[:1], value]
         name = chosen.option_strings[0] if chosen.option_strings else chosen.metavar
-        assert f"turnwise: {name}: an empty word given" in refused(capsys, *words), words
+        assert f"turnwise: {name} must not be empty" in refused(capsys, *words), words
 
 
 def test_broken_yaml(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -317,7 +319,7 @@ def test_a_disk_that_fails_wherever_it_is_met_gets_one_clear_message(
     def fail(*_: object) -> int:
         raise OSError(number, os.strerror(number), file)
 
-    monkeypatch.setattr("turnwise.commands.train.run", fail)
+    monkeypatch.setattr("turnwise.cli.call_command", fail)
     monkeypatch.setattr("turnwise.cli.find_users_line", lambda _: None)
     assert message in refused(capsys, "train", "frozenlake")
 
@@ -347,7 +349,7 @@ def test_an_error_that_is_ours_is_not_blamed_on_a_disk(monkeypatch: pytest.Monke
     def fail(*_: object) -> int:
         raise ConnectionResetError(errno.ECONNRESET, "gone")
 
-    monkeypatch.setattr("turnwise.commands.train.run", fail)
+    monkeypatch.setattr("turnwise.cli.call_command", fail)
     monkeypatch.setattr("turnwise.cli.find_users_line", lambda _: None)
     with pytest.raises(ConnectionResetError):
         main(["train", "frozenlake"])
@@ -393,7 +395,7 @@ def test_eval_of_a_run(capsys: pytest.CaptureFixture[str], run: Run) -> None:
     assert (row["target"], row["env"], row["split"], row["episodes"]) == (str(run.path), "frozen_lake", "eval", 4)
     assert 0 <= row["success"] <= 1
     assert "success" in call(capsys, "eval", str(run.path), "--episodes", "4")[1]
-    assert "--env goes with oracle, random, other rules and endpoints" in refused(
+    assert "--env goes with oracle, random, other scripted policies and endpoints" in refused(
         capsys, "eval", str(run.path), "--env", "bandit"
     )
     assert json.loads(call(capsys, "eval", str(run.path), "--json")[1])[0]["episodes"] == 5

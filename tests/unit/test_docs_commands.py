@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 
 from turnwise.checks.setup import validate_run
-from turnwise.cli import build_parser, parse_overrides
-from turnwise.commands import train as commands
+from turnwise.cli import build_parser, call_command, parse_overrides
 from turnwise.config.component import ENVS
 from turnwise.config.load import Loaded, load_settings, parse_params
 from turnwise.config.recipes import list_recipes
@@ -134,7 +133,7 @@ def whole_commands() -> Iterator[Any]:
 
 def test_commands_in_sentences_and_help_are_found() -> None:
     names = {param.id for param in whole_commands()}
-    assert {name.rsplit("-", 1)[0] for name in names} >= {"quickstart", "commands-0", "commands-3"}
+    assert {name.rsplit("-", 1)[0] for name in names} >= {"quickstart", "commands-0", "commands-4"}
 
 
 @pytest.mark.parametrize("words", list(whole_commands()))
@@ -163,7 +162,7 @@ def run_ours(words: Sequence[str], run: Path) -> None:
             setattr(options, key, given)
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Resolved):
         IN_SMALL.get(options.command, lambda *_: None)(options, " ".join(words), patch)
-        assert commands.run(options, parse_overrides(rest)) == 0
+        assert call_command(options, parse_overrides(rest)) == 0
 
 
 def train_small(options: argparse.Namespace, words: str, patch: pytest.MonkeyPatch) -> None:
@@ -184,7 +183,7 @@ def eval_small(options: argparse.Namespace, words: str, patch: pytest.MonkeyPatc
 
     options.episodes = 2
     if options.target.startswith(ELSEWHERE):
-        patch.setattr("turnwise.commands.eval.evaluate_policy", resolve)
+        patch.setattr("turnwise.run.evaluation.evaluate_policy", resolve)
 
 
 def play_small(options: argparse.Namespace, words: str, patch: pytest.MonkeyPatch) -> None:
@@ -212,7 +211,8 @@ def export_small(options: argparse.Namespace, words: str, patch: pytest.MonkeyPa
 
 
 def pretend_cluster(options: argparse.Namespace, words: str, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(commands, "load_settings", lambda _: load_settings("frozenlake", ["cluster.type=ray"]))
+    settings = load_settings("frozenlake", ["cluster.type=ray"])
+    patch.setattr("turnwise.config.load.load_settings", lambda _: settings)
 
 
 IN_SMALL: dict[str, Callable[[argparse.Namespace, str, pytest.MonkeyPatch], None]] = {

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import turnwise as tw
-from turnwise.cli import COMMANDS
+from turnwise.cli import find_commands
 from turnwise.config.component import ENVS
 from turnwise.config.load import load_settings
 from turnwise.report.run_dir import TIME_SECTIONS, RunDirectory, Summary
@@ -140,7 +140,7 @@ def test_commands_and_environments() -> None:
         "train eval play envs check plan doctor view show status report export replay audit lab serve convert compare "
         "export-model serve-env"
     )
-    assert set(commands.split()) <= set(COMMANDS)
+    assert set(commands.split()) <= set(find_commands())
     assert {"frozen_lake", "bandit", "sokoban", "countdown", "metamathqa", "webshop", "alfworld"} <= set(ENVS)
     assert {"gymnasium", "reasoning_gym", "textarena", "openenv", "verifiers", "gem"} <= set(ENVS.adapters)
 

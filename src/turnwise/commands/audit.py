@@ -1,50 +1,74 @@
-"""`turnwise audit`: faults put into small runs, or a finished run directory held against its own digests.
-
-In: a run directory, or nothing. Out: what was found, as a table or as JSON, and an exit code: 0 where nothing is wrong,
-1 otherwise. Nothing is written.
-"""
+"""`turnwise audit` and `turnwise replay`: the files of a run verified, a step computed again."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from rich.console import Console
-from rich.table import Table
-
-from turnwise.audit.records import describe
+from turnwise.commands import Option, RunPath, Target, command
 from turnwise.errors import ConfigError
-from turnwise.run.run_audit import Outcome, audit_run, seed_faults
 
 
-def run_audit(run: str | None, console: Console, *, seeds_faults: bool, as_json: bool) -> int:
-    if (run is None) is not seeds_faults:
-        raise ConfigError("expected a run directory or --seed-faults, one of them.")
+@command("audit", help="Verify the files of a run, or run fault-injection tests")
+def audit(
+    run: Annotated[Path | None, Target("RUN", "run directory")] = None,
+    seed_faults: Annotated[
+        bool, Option(help="run a small training with each known fault, and show what finds it")
+    ] = False,
+    json: bool = False,
+) -> int:
+    from turnwise.audit.records import describe
+    from turnwise.report.document import Document, show
+    from turnwise.run.run_audit import audit_run
+
+    if (run is None) is not seed_faults:
+        raise ConfigError("either RUN or --seed-faults is required.")
     if run is None:
-        return _seed(console, as_json=as_json)
-    counts, breaches = audit_run(Path(run))
-    if as_json:
-        found = [breach.details for breach in breaches]
-        console.print_json(json.dumps({"run": run, "checked": counts, "breaches": found}))
-    else:
-        console.print(", ".join(f"{count} {name}" for name, count in counts.items()) + " checked", highlight=False)
-        for breach in breaches:
-            console.print(describe(breach), markup=False, highlight=False, soft_wrap=True)
-        console.print(f"{len(breaches)} breaches", highlight=False)
+        return _inject_faults(json=json)
+    counts, breaches = audit_run(run)
+    checked = ", ".join(f"{count} {name}" for name, count in counts.items())
+    notes = [f"{checked} checked", *map(describe, breaches), f"{len(breaches)} breaches"]
+    data = {"run": str(run), "checked": counts, "breaches": [breach.details for breach in breaches]}
+    show(Document(notes=notes, data=data), json=json)
     return 1 if breaches else 0
 
 
-def _seed(console: Console, *, as_json: bool) -> int:
-    table = Table("fault", "room", "caught", "in step", "by", show_edge=False, pad_edge=False)
+def _inject_faults(*, json: bool) -> int:
+    from turnwise.report.document import Document, Table, show
+    from turnwise.run.run_audit import seed_faults
 
-    def add(outcome: Outcome) -> None:
-        steps = "" if outcome.after_steps is None else str(outcome.after_steps)
-        table.add_row(outcome.name, outcome.room, "yes" if outcome.caught else "NO", steps, outcome.by or "")
+    outcomes = seed_faults()
+    rows = [(one.name, one.room, "yes" if one.caught else "NO", one.after_steps, one.by or "") for one in outcomes]
+    num_caught = sum(one.caught for one in outcomes)
+    table = Table(("fault", "package", "caught", "in step", "by"), rows)
+    data = {"faults": [one.to_dict() for one in outcomes]}
+    show(Document(tables=[table], notes=[f"{num_caught} of {len(outcomes)} caught"], data=data), json=json)
+    return 0 if num_caught == len(outcomes) else 1
 
-    outcomes = seed_faults(on_outcome=add)
-    if as_json:
-        console.print_json(json.dumps({"faults": [outcome.to_dict() for outcome in outcomes]}))
-    else:
-        console.print(table)
-        console.print(f"{sum(o.caught for o in outcomes)} of {len(outcomes)} caught", highlight=False)
-    return 0 if all(outcome.caught for outcome in outcomes) else 1
+
+@command(
+    "replay",
+    help="Recompute a recorded step and compare it with the record",
+    epilog="settings of credit and loss show what the step would have been with them, for example\n"
+    "  turnwise replay runs/mine --step 7 credit.type=grpo",
+)
+def replay(
+    run: RunPath,
+    *,
+    step: Annotated[int, Option(help="step to recompute, from 1")],
+    json: bool = False,
+    overrides: Sequence[str] = (),
+) -> int:
+    from turnwise.report.document import Document, Table, show
+    from turnwise.run.replay import replay
+
+    result = replay(run, step, overrides)
+    words = {True: "identical", False: "DIFFERENT", None: "not on record"}
+    tables = [Table(("part", "is"), [(name, words[same]) for name, same in result.parts.items()])]
+    if result.other:
+        recorded, replayed = result.other["recorded"], result.other["replayed"]
+        rows = [(name, recorded[name], replayed[name]) for name in recorded if name in replayed]
+        tables.append(Table(("number", "was", "would be"), rows))
+    show(Document(tables=tables, data=result.to_dict()), json=json)
+    return 0 if result.identical else 1

@@ -1,100 +1,206 @@
-"""`turnwise check`: is a config file right, and does an environment keep its contract?
+"""`turnwise check`, `plan` and `doctor`: a set-up before it runs.
 
-A file that is only looked at runs nothing that it names, unless it is trusted.
+A file that is only checked runs nothing that it names, unless it is trusted.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import json as json_lib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
-
-from turnwise.checks.setup import validate_run
-from turnwise.config.component import ENVS
-from turnwise.config.load import dump_settings, load_recipe, parse_params, translate_file
-from turnwise.config.recipes import find_recipe, list_recipes
-from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.trust import only_looking
-from turnwise.convert.load import describe_translation, to_translation_rows
-from turnwise.envs.base import make_env
-from turnwise.envs.check import check_env
-from turnwise.envs.isolation import check_elsewhere
+from turnwise.commands import (
+    OVERRIDES_HELP,
+    ConfigFile,
+    ConfigName,
+    Option,
+    Python,
+    RecipeName,
+    Target,
+    Trust,
+    choose_recipe,
+    command,
+)
 from turnwise.errors import ConfigError, did_you_mean
-from turnwise.report.document import show_rows
-from turnwise.rollout.env_specs import settle_length
 
-_SECTIONS = frozenset(TurnwiseSettings.model_fields)
+if TYPE_CHECKING:
+    from turnwise.config.schema import TurnwiseSettings
+
 _PASSED = {True: "yes", False: "NO", None: "not made"}
-"""What a check of an environment found, in a word."""
+"""Result of one check of an environment."""
 
 
-def check(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
-    if _names_environment(options.target, overrides):
-        if options.python is None:
-            report = check_env(lambda: make_env(options.target, **parse_params(overrides)))
-        else:
-            report = check_elsewhere(options.python, options.target, parse_params(overrides))
-        rows: list[dict[str, Any]] = [
-            {"check": check.name, "passed": _PASSED[check.passed], "detail": check.detail} for check in report.checks
-        ]
-        show_rows(console, rows, as_json=options.json)
-        return 0 if report.ok else 2
-    if options.python is not None:
-        raise ConfigError("--python goes with an environment; a recipe says it with rollout.isolation.python.")
+@command("check", help="Check a config file, or an environment against its contract", epilog=OVERRIDES_HELP)
+def check(
+    target: Annotated[str, Target("FILE|ENV", "recipe, YAML file or environment", complete="files")],
+    python: Python = None,
+    json: bool = False,
+    trust: Trust = False,
+    overrides: Sequence[str] = (),
+) -> int:
+    from turnwise.config.component import ENVS
+    from turnwise.config.recipes import list_recipes
+    from turnwise.config.trust import only_looking
+
+    if _names_environment(target, overrides):
+        return _check_env(target, python, overrides, json=json)
+    if python is not None:
+        raise ConfigError("--python goes with an environment; in a recipe, set rollout.isolation.python.")
     known = [*list_recipes(), *ENVS]
-    if options.target not in known and not Path(options.target).suffix and not Path(options.target).exists():
-        meant = did_you_mean(options.target, known)
-        raise ConfigError(f"there is no recipe, file or environment named '{options.target}'. {meant}")
-    with only_looking(trusts=options.trust) as unseen:
-        return _check_file(options, overrides, console, unseen)
+    if target not in known and not Path(target).suffix and not Path(target).exists():
+        raise ConfigError(f"there is no recipe, file or environment named '{target}'. {did_you_mean(target, known)}")
+    with only_looking(trusts=trust) as not_imported:
+        return _check_file(target, overrides, not_imported, json=json)
 
 
 def _names_environment(target: str, overrides: Sequence[str]) -> bool:
-    """A name that a recipe has as well means the recipe where anything beside the environment is changed."""
-    if target in list_recipes() and any(word.partition("=")[0].partition(".")[0] in _SECTIONS for word in overrides):
+    """A name of both means the recipe if an override is none of the environment's."""
+    from turnwise.config.component import ENVS
+    from turnwise.config.recipes import list_recipes
+    from turnwise.config.schema import TurnwiseSettings
+
+    sections = {word.partition("=")[0].partition(".")[0] for word in overrides}
+    if target in list_recipes() and not sections.isdisjoint(TurnwiseSettings.model_fields):
         return False
     return target in ENVS or (":" in target and not Path(target).exists())
 
 
-def _check_file(
-    options: argparse.Namespace, overrides: list[str], console: Console, unseen: Mapping[str, object]
-) -> int:
-    translation = translate_file(options.target, overrides)
-    if translation is not None and not options.json:
+def _check_env(target: str, python: str | None, overrides: Sequence[str], *, json: bool) -> int:
+    from turnwise.config.load import parse_params
+    from turnwise.envs.base import make_env
+    from turnwise.envs.check import check_env
+    from turnwise.envs.isolation import check_elsewhere
+    from turnwise.report.document import Document, Table, show
+
+    params = parse_params(list(overrides))
+    if python is None:
+        report = check_env(lambda: make_env(target, **params))
+    else:
+        report = check_elsewhere(python, target, params)
+    rows = [(check.name, _PASSED[check.passed], check.detail) for check in report.checks]
+    show(Document(tables=[Table(("check", "passed", "detail"), rows)]), json=json)
+    return 0 if report.ok else 2
+
+
+def _check_file(target: str, overrides: Sequence[str], not_imported: Mapping[str, object], *, json: bool) -> int:
+    from rich.console import Console
+
+    from turnwise.checks.setup import validate_run
+    from turnwise.config.load import dump_settings, load_recipe, translate_file
+    from turnwise.config.recipes import find_recipe
+    from turnwise.convert.load import describe_translation, to_translation_rows
+    from turnwise.report.document import Document, show
+    from turnwise.rollout.env_specs import settle_length
+
+    console = Console()
+    translation = translate_file(target, list(overrides))
+    if translation is not None and not json:
         console.print(describe_translation(translation), soft_wrap=True)
-    loaded = load_recipe(options.target, overrides)
+    loaded = load_recipe(target, list(overrides))
     found = validate_run(loaded.settings)
-    settings = loaded.settings if unseen else settle_length(loaded.settings)
+    settings = loaded.settings if not_imported else settle_length(loaded.settings)
     notes = [each.text for each in found if each.level == "warning"]
-    notes += _notes_on_model(settings, unseen)
-    notes += [f"'{name}' was not looked at: that would run it. Read it, then give --trust." for name in unseen]
-    if options.json:
+    notes += _notes_on_model(settings, not_imported)
+    notes += [f"'{name}' was not imported. Review it, then pass --trust." for name in not_imported]
+    file = find_recipe(target)
+    if json:
         keys = {}
         if translation is not None:
             keys = {"dialect": translation.format_name, "keys": to_translation_rows(translation)}
-        report = {
-            "file": str(find_recipe(options.target)),
-            "settings": settings.model_dump(mode="json"),
-            "notes": notes,
-        }
-        console.print_json(json.dumps({**report, "not_looked_at": list(unseen), **keys}))
-        return 0
+        data = {"file": str(file), "settings": settings.model_dump(mode="json"), "notes": notes}
+        return show(Document(data={**data, "not_looked_at": list(not_imported), **keys}), json=True)
     console.print(dump_settings(settings, loaded.pretrained), markup=False, highlight=False)
-    for note in notes:
-        console.print(f"note: {note}", markup=False)
-    verdict = "is valid as far as it was looked at" if unseen else "is valid"
-    console.print(f"{find_recipe(options.target)} {verdict}.", markup=False, highlight=False)
-    return 0
+    verdict = "is valid (untrusted code not checked)" if not_imported else "is valid"
+    return show(Document(notes=[*(f"note: {note}" for note in notes), f"{file} {verdict}."]))
 
 
-def _notes_on_model(settings: TurnwiseSettings, unseen: Mapping[str, object]) -> list[str]:
-    """The built-in model is made to fit, so there is nothing to check, and no reason to load torch."""
-    if settings.model.path == "tiny" or unseen:
+def _notes_on_model(settings: TurnwiseSettings, not_imported: Mapping[str, object]) -> list[str]:
+    """The built-in model is made to fit, so there is nothing to check, and no reason to import torch."""
+    if settings.model.path == "tiny" or not_imported:
         return []
-    from turnwise.models.resolve import note_on  # noqa: PLC0415
+    from turnwise.models.resolve import note_on
 
     return list(filter(None, [note_on(settings.model.path)]))
+
+
+@command("plan", help="Describe what a recipe will do: steps, episodes, memory, first prompt", epilog=OVERRIDES_HELP)
+def plan(
+    recipe: RecipeName = None,
+    config: ConfigFile = None,
+    config_name: ConfigName = None,
+    model: Annotated[
+        str | None, Option("NAME", "plan for qwen2.5-0.5b, qwen2.5-7b or qwen2.5-32b on GPUs instead")
+    ] = None,
+    gpus: Annotated[int | None, Option(help="number of GPUs, with --model (default: 1, 8 and 64)")] = None,
+    json: bool = False,
+    trust: Trust = False,
+    overrides: Sequence[str] = (),
+) -> int:
+    from turnwise.checks.setup import validate_run
+    from turnwise.config.load import load_recipe
+    from turnwise.config.trust import only_looking
+
+    name, overrides = choose_recipe(recipe, config, config_name, overrides)
+    with only_looking(trusts=trust) as not_imported:
+        loaded = load_recipe(name, overrides)
+        validate_run(loaded.settings)
+    if not_imported:
+        modules = " and ".join(f"'{module}'" for module in not_imported)
+        raise ConfigError(f"planning needs {modules}, which the file names. Review the code, then pass --trust.")
+    if model is not None or gpus is not None:
+        return _plan_on_gpus(name, overrides, model, gpus, json=json)
+    from rich.console import Console
+
+    from turnwise.checks.model import describe_preview, make_preview
+    from turnwise.checks.plan import describe_plan, make_plan
+    from turnwise.report.console import phase
+    from turnwise.report.document import Document, show
+    from turnwise.rollout.env_specs import settle_length
+
+    settings = settle_length(loaded.settings)
+    made = make_plan(settings, loaded.pretrained)
+    if not json:
+        show(Document(notes=[describe_plan(made)]))
+    with phase(Console(quiet=json), "asking the model for one reply"):
+        preview = make_preview(settings)
+    return show(Document(notes=[describe_preview(preview)], data={**made.to_dict(), **preview.to_dict()}), json=json)
+
+
+def _plan_on_gpus(recipe: str, overrides: Sequence[str], model: str | None, gpus: int | None, *, json: bool) -> int:
+    from turnwise.config.load import load_recipe
+    from turnwise.models.gpus import describe_on_gpus, plan_on_gpus, to_rows
+    from turnwise.report.document import Document, show
+
+    # Such a model is pretrained: the recipe's section for those applies, unless an override names another model.
+    settings = load_recipe(recipe, [f"model.path={json_lib.dumps(str(model))}", *overrides]).settings
+    plans = plan_on_gpus(settings, model or "", gpus)
+    return show(Document(notes=[describe_on_gpus(plans)], data=to_rows(plans)), json=json)
+
+
+@command(
+    "doctor",
+    help="Check a whole setup and try it: packages, settings, models, data, sixteen episodes",
+    epilog=OVERRIDES_HELP,
+)
+def doctor(
+    recipe: RecipeName = None,
+    config: ConfigFile = None,
+    config_name: ConfigName = None,
+    json: bool = False,
+    overrides: Sequence[str] = (),
+) -> int:
+    from rich.console import Console
+
+    from turnwise.checks.doctor import run_doctor, show_report
+    from turnwise.report.console import phase
+    from turnwise.report.document import Document, show
+
+    name, overrides = choose_recipe(recipe, config, config_name, overrides)
+    console = Console(quiet=json)
+    report = run_doctor(name, overrides, lambda text: phase(console, text))
+    if json:
+        show(Document(data=report.to_dict()), json=True)
+    else:
+        show_report(console, report)
+    return 0 if report.ok else 2

@@ -1,36 +1,65 @@
-"""`turnwise lab credit`: from command-line arguments to tables."""
+"""`turnwise lab credit`: benchmark of advantage estimators."""
 
 from __future__ import annotations
 
-import argparse
-import json
-from contextlib import nullcontext
-from dataclasses import fields
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from rich.console import Console
-
-from turnwise.lab import estimator_benchmark as tables
-from turnwise.lab.estimator_benchmark import CreditStudy, check_page, make_rules, run_study, write_page
-from turnwise.report.console import phase
+from turnwise.commands import Option, Target, command
 
 
-def run_experiment(options: argparse.Namespace, overrides: list[str], console: Console) -> int:
-    given = {field.name: value for field in fields(CreditStudy) if (value := getattr(options, field.name)) is not None}
-    study, rules = CreditStudy(**given), make_rules(overrides)
-    folder = Path(options.out) if options.out else None
-    if folder:
-        check_page(folder)
-    # Progress on the console would stand in front of the JSON.
-    quiet = nullcontext(lambda num_done, num_total: None)
-    with quiet if options.json else phase(console, "comparing credit rules") as advance:
+@command(
+    "lab",
+    help="Benchmark advantage estimators on MDPs with known advantages",
+    epilog="settings of an estimator can be changed with NAME.setting=value\n  turnwise lab credit gae.lam=0.9",
+)
+def lab(
+    experiment: Annotated[str, Target("credit", "credit", choices=("credit",))],
+    world: Annotated[str | None, Option("NAME", "one MDP: bandit, corridor, key_door or lake (default: all)")] = None,
+    critic: Annotated[str | None, Option("C", "noisy (true values with an error) or exact (default: noisy)")] = None,
+    critic_noise: Annotated[float | None, Option("X", "that error, in typical advantages (default: 1)")] = None,
+    episodes: Annotated[int | None, Option(help="episodes per batch (default: 48)")] = None,
+    group_size: Annotated[int | None, Option(help="rollouts per group (default: 8)")] = None,
+    batches: Annotated[int | None, Option(help="independent batches to average over (default: 100)")] = None,
+    seed: Annotated[int | None, Option(help="seed of policy, critic and episodes (default: 0)")] = None,
+    out: Annotated[Path | None, Option("DIR", "also write credit_lab.md and credit_lab.png there")] = None,
+    json: bool = False,
+    overrides: Sequence[str] = (),
+) -> int:
+    from rich.console import Console
+
+    from turnwise.lab.estimator_benchmark import (
+        CreditStudy,
+        check_page,
+        make_rules,
+        run_study,
+        to_rows,
+        to_table,
+        write_page,
+    )
+    from turnwise.report.console import phase
+    from turnwise.report.document import Document, show
+
+    given = {
+        "world": world,
+        "critic": critic,
+        "critic_noise": critic_noise,
+        "episodes": episodes,
+        "group_size": group_size,
+        "batches": batches,
+        "seed": seed,
+    }
+    study = CreditStudy(**{name: value for name, value in given.items() if value is not None})
+    rules = make_rules(overrides)
+    if out:
+        check_page(out)
+    with phase(Console(quiet=json), "comparing advantage estimators") as advance:
         reports = run_study(study, rules, advance)
-    page = write_page(reports, study, overrides, folder) if folder else None
-    if options.json:
-        console.print_json(json.dumps(tables.to_rows(reports)))
-        return 0
-    for report in reports:
-        console.print(tables.to_table(report), "")
-    if page:
-        console.print(f"written: {page}", markup=False, highlight=False, soft_wrap=True)
-    return 0
+    page = write_page(reports, study, overrides, out) if out else None
+    document = Document(
+        tables=[to_table(report) for report in reports],
+        notes=[f"written: {page}"] if page else [],
+        data=to_rows(reports),
+    )
+    return show(document, json=json)

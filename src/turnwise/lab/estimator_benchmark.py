@@ -14,8 +14,6 @@ from typing import Any, cast
 
 import numpy as np
 from pydantic import ValidationError
-from rich.table import Table
-from rich.text import Text
 
 from turnwise.config.component import CREDITS
 from turnwise.config.load import parse_params
@@ -38,6 +36,7 @@ from turnwise.lab.mdps import (
 )
 from turnwise.protocols import CreditRule
 from turnwise.report.console import Advance
+from turnwise.report.document import Document, Table, to_markdown
 from turnwise.report.plots import HeatMap, HeatRow, plot_heat_map
 from turnwise.types import Annotations
 
@@ -362,24 +361,14 @@ def to_rows(reports: Sequence[WorldReport]) -> list[dict[str, str | float | None
 
 
 def to_table(report: WorldReport) -> Table:
-    title = Text(report.world.name, style="bold").append(f"  {describe_world(report)}", style="not bold dim")
-    table = Table(
-        title=title, title_justify="left", box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0)
-    )
-    table.add_column("rule", no_wrap=True)
-    for name in COLUMNS:
-        table.add_column(name, justify="right")
-    for rule, score in report.scores.items():
-        table.add_row(rule, *_words(score), style="dim" if rule == TRUTH else "")
-    return table
+    rows = [(rule, *_format(score)) for rule, score in report.scores.items()]
+    return Table(("rule", *COLUMNS), rows, title=f"{report.world.name}: {describe_world(report)}")
 
 
-def to_markdown(report: WorldReport) -> str:
-    lines = [f"| rule | {' | '.join(COLUMNS)} |", "|---" * (1 + len(COLUMNS)) + "|"]
-    for rule, score in report.scores.items():
-        name = f"*{rule}*" if rule == TRUTH else f"`{rule}`"
-        lines.append(f"| {name} | {' | '.join(_words(score))} |")
-    return "\n".join(lines)
+def _table_page(report: WorldReport) -> str:
+    named = {rule: f"*{rule}*" if rule == TRUTH else f"`{rule}`" for rule in report.scores}
+    rows = [(named[rule], *_format(score)) for rule, score in report.scores.items()]
+    return to_markdown(Document(tables=[Table(("rule", *COLUMNS), rows)])).strip()
 
 
 def describe_world(report: WorldReport) -> str:
@@ -387,7 +376,7 @@ def describe_world(report: WorldReport) -> str:
     return f"{report.world.about}; {turns}, expected return {report.expected_return:.2f}"
 
 
-def _words(score: Score) -> list[str]:
+def _format(score: Score) -> list[str]:
     """In the order of `COLUMNS`."""
     errors = score.errors
     parts = [_NOTHING] * 3 if errors is None else [f"{part:.2f}" for part in (errors.bias, errors.offset, errors.noise)]
@@ -451,7 +440,7 @@ def _describe(reports: Sequence[WorldReport], study: CreditStudy, command: str, 
     )
     parts = [f"Made with:\n\n```\n{command}\n```", played, columns, units]
     for report in reports:
-        parts.append(f"## {report.world.name}\n\n{_sentence(describe_world(report))}\n\n{to_markdown(report)}")
+        parts.append(f"## {report.world.name}\n\n{_sentence(describe_world(report))}\n\n{_table_page(report)}")
     parts.append(f"![One episode as each rule sees it]({picture})")
     return "\n\n".join(parts)
 

@@ -1,14 +1,11 @@
-"""`turnwise compare`: two or more evaluations task by task, and how sure the difference is.
+"""Evaluations compared task by task: differences with intervals and p-values, and the tasks where the sides differ.
 
-In: what `turnwise eval`, or the end of a run, wrote down. Out: differences with intervals and p-values, and the tasks
-where the sides differ. Nothing is played. Only tasks that all sides played are compared, and only in equal worlds.
+Reads what `turnwise eval`, or the end of a run, saved. Compares only tasks that all sides have, and only in
+environments with equal settings.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,13 +14,9 @@ from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import quote, urlencode
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from turnwise.errors import ConfigError, RunError
-from turnwise.infra.atomic_files import write_whole
 from turnwise.infra.untrusted import UNKNOWN
+from turnwise.report.document import Document, Table
 from turnwise.report.evaluation import RESULT, SavedEval, TaskResult, find_evals, read_eval
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.statistics import paired_interval, relabel_p_value, sign_flip_p_value
@@ -62,86 +55,67 @@ def link_to(pages: tuple[PlaceOfEval, PlaceOfEval] | None, task: str) -> str:
 
 
 _SHOWN_TASKS = 10
-_SURE = 0.05
+_SIGNIFICANT = 0.05
 
 
-def show_comparisons(console: Console, comparisons: Sequence[Comparison]) -> None:
-    for comparison in comparisons:
-        for line in _lines(comparison):
-            console.print(Text(line), soft_wrap=True)
-        if comparison.differing:
-            table = Table(show_edge=False, pad_edge=False)
-            for name in ("task", "first", "second"):
-                table.add_column(name)
-            for task in comparison.differing[:_SHOWN_TASKS]:
-                table.add_row(Text(task.task), f"{task.first:.2f}", f"{task.second:.2f}")
-            console.print(table)
-        if (rest := len(comparison.differing) - _SHOWN_TASKS) > 0:
-            console.print(f"and {rest} tasks more; --json and --markdown have them all", highlight=False)
-        for line in _places(comparison):
-            console.print(Text(line), soft_wrap=True)
-        console.print()
+def to_document(c: Comparison) -> Document:
+    """Shorten for the terminal: the tasks that differ most."""
+    table = Table(("task", "first", "second"), [(t.task, t.first, t.second) for t in c.differing[:_SHOWN_TASKS]])
+    num_left = len(c.differing) - _SHOWN_TASKS
+    left = [f"and {num_left} more tasks; --json and --markdown list all of them"] if num_left > 0 else []
+    return Document(_title(c), _facts(c), [table] if c.differing else [], notes=[*left, *_places(c)])
 
 
-def to_markdown(comparisons: Sequence[Comparison]) -> str:
-    lines = ["# Comparison", ""]
-    for comparison in comparisons:
-        lines += [f"## {comparison.second} against {comparison.first}", ""]
-        lines += [f"- {line}" for line in "\n".join(_lines(comparison)[1:]).replace("\n   ", ";").splitlines()]
-        if comparison.differing:
-            lines += ["", "| task | first | second | on the page |", "|---|---|---|---|"]
-        lines += [
-            f"| {task.task} | {task.first:.2f} | {task.second:.2f} | {_cell(task.link)} |"
-            for task in comparison.differing
-        ]
-        lines += ["", *(f"- {line}" for line in _places(comparison)), ""]
-    return "\n".join(re.sub(r"(?<=\S) {2,}", " ", line) for line in lines)
+def to_page(c: Comparison) -> Document:
+    """All tasks that differ, with their place on the page of `turnwise view`."""
+    rows = [(t.task, t.first, t.second, f"`{t.link}`" if t.link else "") for t in c.differing]
+    table = Table(("task", "first", "second", "on the page"), rows)
+    return Document(_title(c), _facts(c), [table] if c.differing else [], notes=_places(c))
 
 
-def _lines(c: Comparison) -> list[str]:
-    found = [
-        f"{c.second} against {c.first}, {c.tasks} tasks" + (f", {c.unpaired} unpaired left out" if c.unpaired else ""),
-        *_success_lines(c),
-        f"p-value     {c.p_value:.3g} over tasks: {_verdict(c.p_value)}",
-    ]
+def _title(c: Comparison) -> str:
+    return f"{c.second} against {c.first}, {c.tasks} tasks" + (
+        f", {c.unpaired} unpaired left out" if c.unpaired else ""
+    )
+
+
+def _facts(c: Comparison) -> dict[str, str | list[str]]:
+    p_value = [f"{c.p_value:.3g} over tasks: {_verdict(c.p_value)}"]
     if c.p_value_over_seeds is not None:
-        found.append(
-            f"            {c.p_value_over_seeds:.3g} over seeds ({c.seeds[0]} and {c.seeds[1]}): "
-            f"{_verdict(c.p_value_over_seeds)}"
-        )
+        seeds = f"over seeds ({c.seeds[0]} and {c.seeds[1]})"
+        p_value.append(f"{c.p_value_over_seeds:.3g} {seeds}: {_verdict(c.p_value_over_seeds)}")
     elif max(c.seeds) == 1:
-        found.append("            about these two policies; other seeds of the same recipes may differ otherwise")
+        p_value[0] += " between these two policies; other seeds of the same recipes may differ"
     low, high = c.return_interval
-    found.append(f"return      {c.return_difference:+.3f} ({low:+.3f} to {high:+.3f})")
     num_compared = c.tasks - c.unknown if c.measure == "success" else c.tasks
-    found.append(f"tasks       {c.num_better} better, {c.num_worse} worse, {num_compared - len(c.differing)} the same")
-    return found
+    return {
+        **_success_facts(c),
+        "p-value": p_value,
+        "return": f"{c.return_difference:+.3f} ({low:+.3f} to {high:+.3f})",
+        "tasks": f"{c.num_better} better, {c.num_worse} worse, {num_compared - len(c.differing)} equal",
+    }
 
 
-def _success_lines(c: Comparison) -> list[str]:
+def _success_facts(c: Comparison) -> dict[str, str]:
     if c.success is None or c.difference is None or c.interval is None:
-        return [f"success     {UNKNOWN}: a side does not say it (is_success); what follows is about the return"]
+        return {"success": f"{UNKNOWN}: one side does not report it (is_success); the rest is about the return"}
     low, high = c.interval
-    told = f", over the {c.tasks - c.unknown} tasks of which both sides say it" if c.unknown else ""
-    return [
-        f"success     {c.success[0]:.3f} -> {c.success[1]:.3f}{told}",
-        f"difference  {c.difference:+.3f} ({low:+.3f} to {high:+.3f}), 95 % interval",
-    ]
+    known = f", over the {c.tasks - c.unknown} tasks for which both sides report it" if c.unknown else ""
+    return {
+        "success": f"{c.success[0]:.3f} -> {c.success[1]:.3f}{known}",
+        "difference": f"{c.difference:+.3f} ({low:+.3f} to {high:+.3f}), 95 % interval",
+    }
 
 
 def _verdict(p_value: float) -> str:
-    return "a difference" if p_value < _SURE else "no difference can be told"
+    return "significant" if p_value < _SIGNIFICANT else "not significant"
 
 
 def _places(c: Comparison) -> list[str]:
     """Where the episodes can be looked at."""
     links = [task.link for task in c.differing if task.link][:1]
     look = [f"side by side  turnwise view {shlex.join(c.runs)} --at {shlex.quote(link)}" for link in links]
-    return [*(f"episodes    {file}" for file in c.episodes), *look]
-
-
-def _cell(link: str) -> str:
-    return f"`{link}`" if link else ""
+    return [*(f"episodes      {file}" for file in c.episodes), *look]
 
 
 _Results: TypeAlias = Mapping[str, TaskResult]
@@ -210,22 +184,6 @@ class Comparison:
 
     def to_dict(self) -> dict[str, object]:
         return {**asdict(self), "better": self.num_better, "worse": self.num_worse}
-
-
-def run_compare(options: argparse.Namespace, console: Console) -> int:
-    if len(options.sides) < 2:
-        raise ConfigError(f"'{options.sides[0]}' given alone; expected at least two sides to compare.")
-    first, *others = (read_side(word) for word in options.sides)
-    comparisons = [compare(first, other) for other in others]
-    if options.markdown:
-        write_whole(Path(options.markdown), to_markdown(comparisons))
-    if options.json:
-        console.print_json(json.dumps([comparison.to_dict() for comparison in comparisons]))
-    else:
-        show_comparisons(console, comparisons)
-        if options.markdown:
-            console.print(Text(f"written: {options.markdown}"), soft_wrap=True)
-    return 0
 
 
 def read_side(word: str) -> Side:

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from turnwise.infra.untrusted import show_success
 from turnwise.report.console import format_duration, print_trajectory, printable
+from turnwise.report.document import Document
 from turnwise.report.run_dir import TIME_SECTIONS
 from turnwise.report.token_log_reader import RecordedToken
 from turnwise.types import Trajectory
@@ -108,34 +109,25 @@ def _ends(steps: list[int]) -> dict[str, int] | None:
 _STATE_STYLES = {"running": "bold cyan", "ended": "bold green", "collapsed": "bold red", "killed": "bold yellow"}
 
 
-def print_status(console: Console, status: Mapping[str, Any]) -> None:
-    """How a run stands: one line each."""
-    facts = Table.grid(padding=(0, 2, 0, 0))
-    facts.add_column(style="dim")
-    facts.add_column(overflow="fold")
-    for name, value in _facts(status):
-        facts.add_row(name, value)
-    console.print(facts)
-
-
-def _facts(status: Mapping[str, Any]) -> list[tuple[str, Text]]:
+def to_document(status: Mapping[str, Any]) -> Document:
+    """What `turnwise status` prints of `describe_status`."""
     state = status["state"]
-    facts = [
-        ("run", Text(status["run"])),
-        ("recipe", Text(printable(f"{status['recipe']} on {status['env']}, seed {status['seed']}"))),
-        ("state", Text(state, style=_STATE_STYLES[state]).append(_silence(status), style="not bold dim")),
-        ("step", Text(f"{status['step']} of {status['steps']}{_taken(status)}")),
-        *[(name, Text(show_success(value, ".4g"))) for name, value in status["latest"].items()],
-        ("checkpoints", Text(", ".join(map(str, status["checkpoints"][-5:])) or "none yet")),
-    ]
-    facts += [("works", Text(printable(describe_worker(one)))) for one in status["workers"] if one["is_there"]]
-    facts += [("waits", Text(describe_wait(wait), style="yellow")) for wait in status["waits"]]
-    facts += [("failed", Text(printable(f"{n} episodes: {why}"))) for why, n in status["failures"].items()]
-    facts += [
-        ("finding", Text(printable(f"step {found.get('step')}, {found.get('kind')}: {found.get('message')}")))
-        for found in status["findings"]
-    ]
-    return facts
+    lists = {
+        "works": [describe_worker(one) for one in status["workers"] if one["is_there"]],
+        "waits": [Text(describe_wait(wait), style="yellow") for wait in status["waits"]],
+        "failed": [f"{count} episodes: {cause}" for cause, count in status["failures"].items()],
+        "finding": [f"step {one.get('step')}, {one.get('kind')}: {one.get('message')}" for one in status["findings"]],
+    }
+    facts = {
+        "run": status["run"],
+        "recipe": f"{status['recipe']} on {status['env']}, seed {status['seed']}",
+        "state": Text(state, style=_STATE_STYLES[state]).append(_silence(status), style="not bold dim"),
+        "step": f"{status['step']} of {status['steps']}{_taken(status)}",
+        **{name: show_success(value, ".4g") for name, value in status["latest"].items()},
+        "checkpoints": ", ".join(map(str, status["checkpoints"][-5:])) or "none yet",
+        **{name: values for name, values in lists.items() if values},
+    }
+    return Document(facts=facts, data=status)
 
 
 def _silence(status: Mapping[str, Any]) -> str:

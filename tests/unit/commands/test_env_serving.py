@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from turnwise.commands.serve import ServedEnv, serve_env
+from turnwise.commands.serve import ServedEnv, run_env_server
 from turnwise.envs.base import make_env
 from turnwise.envs.check import check_env
 from turnwise.envs.safe_calls import describe_env, reset_env, step_env
@@ -37,7 +37,7 @@ def serving(name: str, *, max_sessions: int = 64, **params: object) -> Iterator[
         is_up.set()
 
     served = ServedEnv(name=name, params=params, max_sessions=max_sessions)
-    thread = threading.Thread(target=serve_env, args=(served, Console(quiet=True)), kwargs={"started": started})
+    thread = threading.Thread(target=run_env_server, args=(served, Console(quiet=True)), kwargs={"started": started})
     thread.start()
     assert is_up.wait(HANG_S)
     try:
@@ -173,4 +173,4 @@ def test_what_cannot_be_served_is_told_at_once() -> None:
         (ServedEnv(name="bandit", params={}, port=70_000), "--port 70000"),
     ):
         with pytest.raises(ConfigError, match=cause):
-            serve_env(served, console)
+            run_env_server(served, console)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
 import shutil
@@ -10,7 +9,6 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 import pytest
-from rich.console import Console
 
 from turnwise.cli import build_parser, main
 from turnwise.commands.inspect import view
@@ -189,4 +187,4 @@ def test_what_a_page_cannot_show_of_an_evaluation_is_said(two_runs: tuple[Path, 
     with pytest.raises(RunError, match="were not kept"):
         ANSWERS["evaluated"](shelf, {**about, "task": "frozen_lake/eval/99999999"})
     with pytest.raises(RunError, match=r"expected a place on the page"):
-        view(argparse.Namespace(runs=[str(two_runs[0])], port=0, at="http://evil.example"), Console())
+        view([two_runs[0]], at="http://evil.example")

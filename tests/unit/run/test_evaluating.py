@@ -16,10 +16,11 @@ from turnwise.commands.eval import SUITES
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError
 from turnwise.loop.policies import find_policy
+from turnwise.report.document import show, to_markdown
 from turnwise.report.evaluation import read_eval
 from turnwise.report.trajectories import read_trajectories
 from turnwise.run.api import Run, train
-from turnwise.run.evaluation import EvalReport, evaluate_policy, evaluate_rule, show_report, to_markdown
+from turnwise.run.evaluation import EvalReport, evaluate_policy, evaluate_rule, make_page, to_document
 
 from ...small_run import SMALL_LAKE, without_plots
 
@@ -32,7 +33,7 @@ def evaluate(target: object, *words: str, recipe: str | None = None) -> EvalRepo
 
 def shown(report: EvalReport) -> str:
     console = Console(width=200, file=io.StringIO(), record=True)
-    show_report(console, report)
+    show(to_document(report), console=console)
     return console.export_text()
 
 
@@ -45,7 +46,7 @@ def test_replies_are_shown_with_whether_they_were_understood(finished: Run) -> N
         assert sample.understood == bool(sample.actions)
     assert sum(report.stop_reasons.values()) == 4
     text = shown(report)
-    assert "reply 1:" in text
+    assert "Reply 1:" in text
     assert "95 % interval" in text
 
 
@@ -89,7 +90,7 @@ def test_rules_have_an_interval_and_no_replies() -> None:
     row = report.to_dict()
     assert row["success_interval"] == pytest.approx([0.4385, 1.0], abs=1e-3)
     assert (row["invalid"], row["replies"], row["tokens"]) == (None, [], None)
-    assert "reply" not in shown(report)
+    assert "Reply" not in shown(report)
 
 
 def test_a_policy_folder_of_a_run_plays_in_the_setting_of_that_run(finished: Run) -> None:
@@ -179,7 +180,7 @@ def test_a_checkpoint_stands_for_its_policy(finished: Run) -> None:
 def test_text_of_a_model_stays_inside_its_fence(finished: Run) -> None:
     report = evaluate(finished.path)
     sample = replace(report.replies[0], reply="```\n# heading\n````\n<script>")
-    page = to_markdown([replace(report, replies=(sample,), target="a | b")])
+    page = to_markdown(make_page([replace(report, replies=(sample,), target="a | b")]))
     assert "`````text\n```\n# heading\n````\n<script>\n`````" in page
     assert "a \\| b" in page
 
@@ -224,10 +225,10 @@ def test_what_a_model_or_a_rule_has_played_is_saved_under_the_root_of_runs(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["eval"], "who is to play"),
+        (["eval"], "TARGET is required"),
         (["eval", "oracle", "--suite", "missoin"], "Did you mean 'mission'"),
         (["eval", "oracle", "--suite", "mission", "--env", "bandit"], "expected one of them"),
-        (["eval", "oracle", "--samples", "0"], "--samples: 0 given"),
+        (["eval", "oracle", "--samples", "0"], "--samples must be at least 1, got 0"),
     ],
 )
 def test_words_that_do_not_fit_are_refused(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

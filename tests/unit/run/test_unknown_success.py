@@ -16,12 +16,13 @@ from turnwise.checks.episodes import check_policy_probe, count_episodes
 from turnwise.cli import main
 from turnwise.config.load import load_settings
 from turnwise.report.comparison import compare, read_side
+from turnwise.report.document import show, to_markdown
 from turnwise.report.evaluation import read_eval, results_of
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.trajectories import read_trajectories
 from turnwise.rollout.env_specs import main_world
 from turnwise.run.api import Run, resume, train
-from turnwise.run.evaluation import EvalReport, Figures, evaluate_policy, show_report, to_markdown
+from turnwise.run.evaluation import EvalReport, Figures, evaluate_policy, make_page, to_document
 from turnwise.run.export_model import write_card
 from turnwise.run.training_run import _most_telling
 from turnwise.types import Group, StopReason, Task, Trajectory, TrajectoryId
@@ -47,7 +48,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def shown(report: EvalReport) -> str:
     console = Console(width=200, file=io.StringIO(), record=True)
-    show_report(console, report)
+    show(to_document(report), console=console)
     return console.export_text()
 
 
@@ -134,13 +135,13 @@ def test_eval_says_unknown_gives_the_return_and_blames_nobody(run: Run) -> None:
     report = evaluate_policy(str(run.path), words, QUIET, recipe=None, split="eval").report
     assert (report.success, report.figures.unknown, report.figures.pass_at, report.reasons) == (None, 8, {}, ())
     text = shown(report)
-    assert "success  unknown: the workflow does not say it (is_success), so the return tells" in text
+    assert "success  unknown: the workflow does not report it (is_success); see the return" in text
     assert "pass@" not in text
     assert "%" not in text.partition("ended")[0].replace("0% of all turns", "")
     row = json.loads(json.dumps(report.to_dict()))
     assert (row["success"], row["success_interval"], row["average_at"]) == (None, None, {"2": None})
     assert row["return"] > 0
-    assert "| unknown |" in to_markdown([report])
+    assert "| unknown |" in to_markdown(make_page([report]))
 
 
 def test_shares_are_over_the_plays_that_say_it(run: Run) -> None:
@@ -182,8 +183,8 @@ def test_compare_goes_by_the_return(run: Run, tmp_path: Path, capsys: pytest.Cap
     assert (found.num_better, found.num_worse) == (8, 0)
     assert main(["compare", str(tmp_path / "one"), str(tmp_path / "two")]) == 0
     text = capsys.readouterr().out
-    assert "success     unknown: a side does not say it (is_success); what follows is about the return" in text
-    assert "8 better, 0 worse, 0 the same" in text
+    assert "success  unknown: one side does not report it (is_success); the rest is about the return" in text
+    assert "8 better, 0 worse, 0 equal" in text
     assert main(["compare", str(tmp_path / "one"), str(tmp_path / "one"), "--json"]) == 0
     (same,) = json.loads(capsys.readouterr().out)
     assert (same["p_value"], same["differing"], same["success"]) == (1.0, [], None)
