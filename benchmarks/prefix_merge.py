@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from turnwise.config.schema import TinySettings
 from turnwise.config.schema_learn import LearnSettings, PpoClipParams
-from turnwise.credit.step_level import MultiStepGrpo, MultiStepGrpoParams
+from turnwise.credit.step_level import MultiStepGrpo
 from turnwise.experience.build import merge_prefixes
 from turnwise.learn.losses import PpoClip
 from turnwise.learn.pack import pack
@@ -41,7 +41,7 @@ def run(
         for name, rows in forms.items():
             trainer = _trainer(num_steps * sum(lengths))
             started = time.perf_counter()
-            trainer.step(pack(MultiStepGrpo(MultiStepGrpoParams())(rows(), Annotations())))
+            trainer.step(pack(MultiStepGrpo()(rows(), Annotations())))
             seconds[name].append(time.perf_counter() - started)
     update_s = {name: statistics.median(times) for name, times in seconds.items()}
     return {

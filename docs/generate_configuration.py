@@ -19,6 +19,7 @@ from generated_page import main
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from turnwise.config.component import Registry
 from turnwise.config.kinds import Choice
 from turnwise.config.schema import CHOICES, MixedEnv, MixSettings, TurnwiseSettings
 
@@ -116,13 +117,18 @@ def _describe_choice(choice: Choice) -> Iterator[str]:
     if not choice.takes_params:
         return
     for name in choice.registry:
-        params: Any = choice.registry.get_params(name)
-        if params is None or not params.model_fields:
+        if isinstance(choice.registry, Registry):
+            component = choice.registry.find(name)
+            fields = {key: f for key, f in component.model_fields.items() if key not in choice.base.model_fields}
+        else:
+            params: Any = choice.registry.get_params(name)
+            fields = {} if params is None else params.model_fields
+        if not fields:
             continue
         default = ", default" if name == choice.field.default else ""
         yield f"## `{choice.path}` with `{choice.key}: {name}` ({choice.registry.kind}{default})\n"
-        yield _table(params.model_fields)
-        for inner, field in params.model_fields.items():
+        yield _table(fields)
+        for inner, field in fields.items():
             if _models_in(field.annotation):
                 yield from _describe_section(field, f"{choice.path}.{inner}")
 

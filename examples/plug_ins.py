@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,12 @@ from transformers import AutoModelForCausalLM
 
 from turnwise import BaseEnv, Experience, types
 from turnwise.chat_types import Message
+from turnwise.config.kinds import AdvantageEstimator
 from turnwise.config.settings import Settings
 from turnwise.context.answer import parse_answer
 from turnwise.context.recorder import Response
-from turnwise.credit.layout import make_samples, play_back
+from turnwise.credit.layout import flatten_experiences, make_samples
+from turnwise.credit.reference import TokenTrajectory
 from turnwise.deps import BufferSite, EngineSite, LearnerSite, TransportSite
 from turnwise.engine.sampling import draw_uniforms, sample_tokens
 from turnwise.errors import ConfigError
@@ -209,20 +212,24 @@ class ListBuffer:
 # --- 5. rewards become advantages ------------------------------------------------------------------------------------
 
 
-class MedianBaseline:
-    """`credit.type`: what a trajectory earned, minus the median of its group."""
+class MedianBaseline(AdvantageEstimator):
+    """`credit.type`: the return of a trajectory minus the median of its group."""
 
-    needs_values, needs_groups, needs_greedy = False, True, False
-
-    def __init__(self, settings: Any) -> None:
-        """It has no settings of its own."""
+    needs_groups = True
+    scale: float = Field(default=1.0, gt=0)
+    """Factor on every advantage."""
 
     def __call__(self, experiences: Sequence[Experience], annotations: types.Annotations) -> list[types.Sample]:
-        played = play_back(experiences, annotations)
-        earned, groups = played.layout.sum_turns(played.turn_rewards), played.group_of_trajectory
-        medians = np.array([np.median(earned[groups == group]) for group in groups])
-        per_token = played.layout.trajectories_to_tokens(earned - medians)
-        return make_samples(played, per_token, per_token, annotations)
+        flat = flatten_experiences(experiences, annotations)
+        returns, groups = flat.layout.sum_turns(flat.turn_rewards), flat.group_of_trajectory
+        medians = np.array([np.median(returns[groups == group]) for group in groups])
+        per_token = flat.layout.trajectories_to_tokens(self.scale * (returns - medians))
+        return make_samples(flat, per_token, per_token, annotations)
+
+    def reference(self, trajectories: Sequence[TokenTrajectory]) -> list[list[float]]:
+        """What the audit compares one group of each batch with."""
+        middle = median(trajectory.total for trajectory in trajectories)
+        return [[self.scale * (t.total - middle)] * len(t.turns) for t in trajectories]
 
 
 # --- 6. samples become gradients -------------------------------------------------------------------------------------

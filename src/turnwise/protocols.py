@@ -252,13 +252,6 @@ class GroupPriority(Protocol):
 class CreditRule(Protocol):
     """Rewards become advantages. Pure; cutting a trajectory into several experiences changes nothing."""
 
-    needs_values: bool
-    """Whether it asks a critic."""
-    needs_groups: bool
-    """Whether it compares siblings, so that a task must be played at least twice."""
-    needs_greedy: bool
-    """Whether it measures against a greedy play of the same task."""
-
     def __call__(self, experiences: Sequence[Experience], annotations: Annotations) -> list[Sample]: ...
 
 

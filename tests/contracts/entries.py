@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+from turnwise.config.component import Component, Registry
 from turnwise.config.kinds import Choice
 from turnwise.config.schema import CHOICES
 from turnwise.envs.base import BaseEnv
@@ -54,18 +55,25 @@ def plug_in_modules() -> tuple[ModuleType, ...]:
 def _names_in(module: ModuleType, choice: Choice) -> Iterator[str]:
     for name, member in vars(module).items():
         is_own = getattr(member, "__module__", None) == module.__name__ and not name.startswith("_")
-        if is_own and (_is_class_for(member, choice) if choice.methods else _is_loop(member)):
+        if is_own and _is_for(member, choice):
             yield name
 
 
-def _is_class_for(member: object, choice: Choice) -> bool:
-    if not isinstance(member, type) or inspect.isabstract(member):
+def _is_for(member: object, choice: Choice) -> bool:
+    if isinstance(choice.registry, Registry):
+        is_new = isinstance(member, type) and issubclass(member, choice.registry.base)
+        return is_new or _is_class_for(member, choice, choice.registry.old_form)
+    return _is_class_for(member, choice, choice.methods) if choice.methods else _is_loop(member)
+
+
+def _is_class_for(member: object, choice: Choice, methods: tuple[str, ...]) -> bool:
+    if not isinstance(member, type) or inspect.isabstract(member) or issubclass(member, Component):
         return False
     if choice.path in _BASES:
         return issubclass(member, _BASES[choice.path])
-    if not all(hasattr(member, method) for method in choice.methods):
+    if not all(hasattr(member, method) for method in methods):
         return False
-    if choice.methods != ("__call__",):
+    if methods[-1] != "__call__":
         return True
     # Looked for in the classes themselves: every class can be called, its objects only where it says so.
     call = next((vars(cls)["__call__"] for cls in member.__mro__ if "__call__" in vars(cls)), None)

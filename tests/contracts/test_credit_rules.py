@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.credit.rows import Play, make_batch, sampled
-from turnwise.config.component import CREDITS
-from turnwise.protocols import CreditRule
+from turnwise.config.kinds import AdvantageEstimator
 from turnwise.types import Annotations
 
 from .entries import names_of
@@ -37,10 +35,9 @@ every_rule = pytest.mark.parametrize("words", [*names_of("credit"), *VARIANTS])
 
 
 @cache
-def open_rule(words: str) -> CreditRule:
+def open_rule(words: str) -> AdvantageEstimator:
     name, *own = words.split()
-    target: Any = CREDITS.get_target(name)
-    return target(settings_with(f"credit.type={name}", *(f"credit.{setting}" for setting in own)).credit)
+    return settings_with(f"credit.type={name}", *(f"credit.{setting}" for setting in own)).credit
 
 
 @st.composite

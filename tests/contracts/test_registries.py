@@ -9,9 +9,10 @@ import pytest
 
 from turnwise import protocols
 from turnwise.checks.settings import _class_problems
+from turnwise.config.component import Registry
 from turnwise.config.kinds import Choice
 from turnwise.config.schema import CHOICES
-from turnwise.protocols import Buffer, CreditRule, Engine, GroupPriority, Learner, Mailbox, PolicyLoss
+from turnwise.protocols import Buffer, Engine, GroupPriority, Learner, Mailbox, PolicyLoss
 
 from .entries import EXAMPLES, choice_at, names_of, plug_in_modules, plug_ins
 
@@ -19,7 +20,6 @@ PROTOCOLS: dict[str, type] = {
     "engine": Engine,
     "buffer": Buffer,
     "buffer.priority": GroupPriority,
-    "credit": CreditRule,
     "learn": Learner,
     "learn.loss": PolicyLoss,
     "sync": Mailbox,
@@ -47,14 +47,30 @@ def test_the_table_of_methods_says_what_the_protocol_promises(path: str) -> None
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.path)
 def test_every_name_has_what_its_kind_must_have(choice: Choice) -> None:
     for name in names_of(choice.path):
-        assert list(_class_problems(choice, name, choice.registry.get_target(name))) == []
+        if isinstance(choice.registry, Registry):
+            assert issubclass(choice.registry.find(name), choice.registry.base)
+        else:
+            assert list(_class_problems(choice, name, choice.registry.get_target(name))) == []
+
+
+@pytest.mark.parametrize(
+    "choice", [choice for choice in CHOICES if choice.is_component], ids=lambda choice: choice.path
+)
+def test_the_names_in_the_source_are_those_of_the_classes(choice: Choice) -> None:
+    registry = choice.registry
+    assert isinstance(registry, Registry)
+    for name, module in registry.shipped.items():
+        component = registry.find(name)
+        assert component.__module__ == module
+        assert component.model_fields[registry.key].default == name
 
 
 def test_the_page_about_plug_ins_names_every_key_and_all_that_a_class_must_have() -> None:
     rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
     for choice in CHOICES:
         (row,) = [line for line in rows if line.startswith(f"| `{choice.path}.{choice.key}` |")]
-        assert [method for method in choice.methods if f"`{method}" not in row and method != "open"] == []
+        methods = choice.registry.old_form if isinstance(choice.registry, Registry) else choice.methods
+        assert [method for method in methods if f"`{method}" not in row and method != "open"] == []
         assert ("Class.open(" in row) == (choice.path in OPENED)
 
 

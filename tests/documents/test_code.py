@@ -16,7 +16,7 @@ import pytest
 
 import turnwise as tw
 from tests.small_run import SMALL_MODEL, without_plots
-from turnwise.config.component import Registry
+from turnwise.config.component import ClassRegistry
 from turnwise.rollout.agents import EnvironmentAgent
 
 from .blocks import needs_documents, read_blocks
@@ -269,13 +269,13 @@ def test_the_documents_workflow_trains(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_documents
 def test_the_documents_registry_is_a_registry() -> None:
-    names: dict[str, Any] = {"Registry": Registry}
+    names: dict[str, Any] = {"Registry": ClassRegistry}
     exec(block_with("WORKFLOWS = Registry("), names)
     assert "step_wise_alfworld_workflow" in names["WORKFLOWS"]
 
 
 def test_a_registry_takes_dotted_paths_and_a_decorator() -> None:
-    workflows = Registry("workflows", default_mapping={"lake": "turnwise.rollout.workflow.EnvironmentWorkflow"})
+    workflows = ClassRegistry("workflows", default_mapping={"lake": "turnwise.rollout.workflow.EnvironmentWorkflow"})
     assert workflows.get_target("lake").__name__ == "EnvironmentWorkflow"  # type: ignore[attr-defined]
 
     @workflows.register_module("mine")

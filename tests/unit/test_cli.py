@@ -21,7 +21,7 @@ import yaml
 
 import turnwise
 from turnwise.cli import build_parser, find_commands, main, parse_overrides
-from turnwise.config.component import CREDITS
+from turnwise.config.kinds import ADVANTAGE_ESTIMATORS
 from turnwise.config.load import load_settings
 from turnwise.errors import LearnError
 from turnwise.lab.mdps import WORLDS
@@ -584,7 +584,9 @@ def test_lab_credit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, _ = call(capsys, *words, "--json")
     assert code == 0
     rows = json.loads(out)
-    assert {(row["world"], row["rule"]) for row in rows} >= {(world, rule) for world in WORLDS for rule in CREDITS}
+    assert {(row["world"], row["rule"]) for row in rows} >= {
+        (world, rule) for world in WORLDS for rule in ADVANTAGE_ESTIMATORS
+    }
     assert call(capsys, *words, "--json", "gae.lam=0.1")[1] != out
     code, out, _ = call(capsys, *words, "--world", "bandit", "--out", str(tmp_path / "new"))
     assert code == 0

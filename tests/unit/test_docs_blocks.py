@@ -47,8 +47,7 @@ my_model = lambda prompt_ids: "<answer>Right</answer>"
 """,
     "token_log": """
 from turnwise.config.load import load_settings
-from turnwise.loop.build import open_credit
-rule = open_credit(load_settings("frozenlake"))
+rule = load_settings("frozenlake").credit
 """,
     "custom_components": "from turnwise.config.settings import Settings",
     "custom_workflow": "import turnwise as tw\nfrom examples.train_agent import LakeAgent as MyAgent",

@@ -1,9 +1,6 @@
-"""Credit once more, slowly: the advantages of a few trajectories from their rewards, in plain Python and float64.
+"""Recompute advantages and losses of an update with the slow `reference` of the chosen estimator and loss.
 
-In: the rows that credit saw, what the learner said about them, and the samples that came out. Out: breaches. Written
-from the formulas in docs/advantage_estimators.md and not from the rules in `credit`, so that a mistake would have to be
-made twice.
-Rules that are not known here, a user's own among them, are held to finite numbers alone.
+`BatchAudit` calls these checks. An estimator without a reference is only checked for finite numbers.
 """
 
 from __future__ import annotations
@@ -17,44 +14,38 @@ from numpy.typing import NDArray
 
 from turnwise.audit.records import batch_finding, of_experience
 from turnwise.config import schema_learn as learning
-from turnwise.credit.reference import TOLD_AS_RETURNS, Play, batch_spread, expect, play_back
+from turnwise.config.kinds import AdvantageEstimator
+from turnwise.credit.reference import WHITENING_VARIANCE, TokenTrajectory, unpack_samples
 from turnwise.errors import Finding
 from turnwise.types import Annotations, Batch, Experience, Sample, StepReport, UpdateTrace
 
 _TOLERANCE = 1e-4
 """Of float32 against float64, relative to the largest number of a trajectory."""
-_VARIANCE = 1e-8
-"""Added to the variance that whitening divides by."""
 _ROUNDING = float(np.finfo(np.float32).eps)
 """Of a number in float32, relative to it."""
 
 
-def check_credit(samples: Sequence[Sample], annotations: Annotations, credit: Any, *, seed: int) -> list[Finding]:
-    """One group, another in each update, against what its rule should have said; `credit` is the section."""
+def check_credit(
+    samples: Sequence[Sample], annotations: Annotations, estimator: AdvantageEstimator, *, seed: int
+) -> list[Finding]:
+    """Compare one group, another one in each update, with the `reference` of its estimator, if it has one."""
     breaches = _check_numbers(samples)
     if breaches or not samples:
         return breaches
     groups = list(dict.fromkeys(sample.experience.id.trajectory.group for sample in samples))
     chosen = groups[(seed * 2654435761) % len(groups)]
-    if credit.type == "reinforce_pp_baseline":
-        return _check_whitened_scores(samples, annotations, credit, chosen)
-    rows = [i for i, sample in enumerate(samples) if sample.experience.id.trajectory.group == chosen]
-    plays = list(play_back(samples, annotations, rows).values())
-    expected = expect(plays, credit, spread=_spread_of_batch(samples, annotations, credit))
+    rows = range(len(samples))
+    if not estimator.needs_batch():
+        rows = [i for i, sample in enumerate(samples) if sample.experience.id.trajectory.group == chosen]
+    trajectories = list(unpack_samples(samples, annotations, rows).values())
+    expected = estimator.reference(trajectories)
     if expected is None:
         return []
+    of_group = [pair for pair in zip(trajectories, expected, strict=True) if pair[0].group == chosen]
     # Whitened advantages are compared as the returns they came from; the whitening is checked over the whole batch.
-    breaches = _compare(samples, plays, expected, "returns" if credit.type in TOLD_AS_RETURNS else "advantages")
-    if breaches or credit.type not in TOLD_AS_RETURNS:
-        return breaches
-    return _check_whitening(samples, credit.type, is_wanted=getattr(credit, "whiten", True))
-
-
-def _spread_of_batch(samples: Sequence[Sample], annotations: Annotations, credit: Any) -> float | None:
-    """None where the rule takes that of a group."""
-    if credit.type != "multi_step_grpo" or credit.std_level != "batch":
-        return None
-    return batch_spread(list(play_back(samples, annotations, range(len(samples))).values()))
+    is_whitened = estimator.whitening == "from_returns"
+    breaches = _compare(samples, of_group, "returns" if is_whitened else "advantages")
+    return _check_whitening(samples, estimator) if is_whitened and not breaches else breaches
 
 
 def _check_numbers(samples: Sequence[Sample]) -> list[Finding]:
@@ -67,18 +58,18 @@ def _check_numbers(samples: Sequence[Sample]) -> list[Finding]:
     return []
 
 
-# --- against what was said ------------------------------------------------------------------------------------------
+# --- against the reference --------------------------------------------------------------------------------------------
 
 
 def _compare(
-    samples: Sequence[Sample], plays: Sequence[Play], expected: Sequence[Sequence[float]], field: str
+    samples: Sequence[Sample], expected: Sequence[tuple[TokenTrajectory, Sequence[float]]], field: str
 ) -> list[Finding]:
-    for play, numbers in zip(plays, expected, strict=True):
-        found = np.array([getattr(samples[row], field)[token] for row, token in play.places], dtype=np.float64)
+    for trajectory, numbers in expected:
+        found = np.array([getattr(samples[row], field)[token] for row, token in trajectory.places], dtype=np.float64)
         wrong = np.abs(found - np.array(numbers)) > _TOLERANCE * max(1.0, max(map(abs, numbers)))
         if wrong.any():
             first = int(wrong.argmax())
-            row, token = play.places[first]
+            row, token = trajectory.places[first]
             return [_other(samples[row], token, field, numbers[first], float(found[first]))]
     return []
 
@@ -95,16 +86,15 @@ def _other(sample: Sample, token: int, field: str, expected: float, found: float
     )
 
 
-def _check_whitening(samples: Sequence[Sample], rule: str, *, is_wanted: bool) -> list[Finding]:
+def _check_whitening(samples: Sequence[Sample], estimator: AdvantageEstimator) -> list[Finding]:
     """Over all tokens: what comes before the whitening is in the returns."""
-    bases = {"gae": _values, "bi_level_gae": _values, "turn_gae": _values_of_turns}
-    base = bases[rule] if rule in bases else lambda sample: np.zeros(int(sample.experience.segment.loss_mask.sum()))
+    bases = [base for base in map(estimator.value_baseline, samples) if base is not None]
     returns, found = _flat(samples, "returns"), _flat(samples, "advantages")
     if len(returns) < 2:
         return []
-    plain = returns - np.concatenate([base(sample) for sample in samples])
-    unit = sqrt(plain.var(ddof=1) + _VARIANCE) if is_wanted else 1.0
-    expected = (plain - plain.mean()) / unit if is_wanted else plain
+    plain = returns - np.concatenate(bases).astype(np.float64) if bases else returns
+    unit = sqrt(plain.var(ddof=1) + WHITENING_VARIANCE) if estimator.whitens() else 1.0
+    expected = (plain - plain.mean()) / unit if estimator.whitens() else plain
     # The rule whitened what it had before returns were rounded to float32, and a small unit makes that large.
     tolerance = 1e-3 + 2 * _ROUNDING * float(np.abs(returns).max()) / unit
     wrong = np.abs(found - expected) > tolerance * max(1.0, float(np.abs(expected).max()))
@@ -125,36 +115,9 @@ def _find(samples: Sequence[Sample], number: int) -> tuple[Sample, int]:
     raise IndexError(number)
 
 
-def _check_whitened_scores(
-    samples: Sequence[Sample], annotations: Annotations, credit: Any, chosen: str
-) -> list[Finding]:
-    """Nothing in a sample says what came before the whitening, so all groups are computed, and one is compared."""
-    groups: dict[str, list[Play]] = {}
-    for play in play_back(samples, annotations, range(len(samples))).values():
-        groups.setdefault(play.group, []).append(play)
-    plain = {group: expect(plays, credit) or [] for group, plays in groups.items()}
-    every = np.array([number for plays in plain.values() for tokens in plays for number in tokens])
-    if len(every) < 2:
-        return []
-    unit = sqrt(every.var(ddof=1) + _VARIANCE)
-    expected = [[(number - every.mean()) / unit for number in tokens] for tokens in plain[chosen]]
-    return _compare(samples, groups[chosen], expected, "advantages")
-
-
 def _flat(samples: Sequence[Sample], name: str) -> NDArray[np.float64]:
     """[tokens] of all samples, sampled ones alone."""
     return np.concatenate([getattr(s, name)[s.experience.segment.loss_mask] for s in samples]).astype(np.float64)
-
-
-def _values(sample: Sample) -> NDArray[np.float64]:
-    return sample.values[sample.experience.segment.loss_mask].astype(np.float64)
-
-
-def _values_of_turns(sample: Sample) -> NDArray[np.float64]:
-    """The value before the first token of each turn, for all its tokens."""
-    turns = sample.experience.segment.turn_ids[sample.experience.segment.loss_mask]
-    firsts = np.flatnonzero(np.diff(turns, prepend=-1))
-    return np.repeat(_values(sample)[firsts], np.diff(firsts, append=len(turns)))
 
 
 def check_rows(experiences: Sequence[Experience], samples: Sequence[Sample], batch: Any) -> list[Finding]:

@@ -15,9 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from statistics import fmean, median
-from typing import Any
 
-from turnwise.config.component import CREDITS
 from turnwise.config.schema import TurnwiseSettings, WatchSettings
 from turnwise.errors import Finding
 from turnwise.report.run_dir import RunDirectory
@@ -193,8 +191,7 @@ class HealthMonitor:
     @classmethod
     def of_run(cls, settings: TurnwiseSettings, directory: RunDirectory) -> HealthMonitor:
         """The monitor of a run, after the steps that the run has recorded."""
-        estimator: Any = CREDITS.get_target(settings.credit.type)
-        monitor = cls(settings.watch, needs_groups=estimator.needs_groups)
+        monitor = cls(settings.watch, needs_groups=settings.credit.needs_groups)
         for row in directory.read_metrics():
             monitor.check_step(int(row["step"]), row)
         return monitor

@@ -12,7 +12,7 @@ from typing import cast
 from pydantic import ValidationError
 
 from turnwise.checks.stages import Subject, check, fail, run_checks, warn
-from turnwise.config.component import BUFFERS, CREDITS, ENVS, LEARNERS, TRANSPORTS, Registry, import_shaping
+from turnwise.config.component import BUFFERS, ENVS, LEARNERS, TRANSPORTS, ClassRegistry, import_shaping
 from turnwise.config.kinds import Choice
 from turnwise.config.load import env_params
 from turnwise.config.schema import EndpointWarmStart, RayCluster, RayIsolation, TurnwiseSettings, chosen_in
@@ -44,8 +44,9 @@ def find_unused_settings(settings: TurnwiseSettings) -> list[str]:
 
 def _unused(section: Settings, path: str, run: TurnwiseSettings) -> Iterator[str]:
     made = type(section)
-    # A section in which a class is chosen speaks for itself and for the chosen class.
-    speakers = (made,) if "idle_settings" in vars(made) else made.__bases__
+    # A section in which a plain class is chosen speaks for itself and for the chosen class.
+    is_composed = made.__bases__[1:] and "idle_settings" not in vars(made)
+    speakers = made.__bases__ if is_composed else (made,)
     for speaker in cast("tuple[type[Settings], ...]", speakers):
         yield from (f"{path}.{name} {reason}." for name, reason in speaker.idle_settings(section, path, run).items())
     for name in made.model_fields:
@@ -57,21 +58,9 @@ def _unused(section: Settings, path: str, run: TurnwiseSettings) -> Iterator[str
 
 
 @check("settings")
-def check_estimator_flags(subject: Subject) -> Iterator[Finding]:
-    name = subject.settings.credit.type
-    estimator = CREDITS.get_target(name)
-    if missing := [need for need in ("needs_values", "needs_groups", "needs_greedy") if not hasattr(estimator, need)]:
-        yield fail(
-            "credit.type",
-            f"credit.type '{name}' does not say what it needs.",
-            f"Set {', '.join(missing)} = True or False on the class.",
-        )
-
-
-@check("settings")
 def check_critic(subject: Subject) -> Iterator[Finding]:
     name = subject.settings.credit.type
-    if getattr(CREDITS.get_target(name), "needs_values", False) and isinstance(subject.settings.learn.critic, NoCritic):
+    if subject.settings.credit.needs_values and isinstance(subject.settings.learn.critic, NoCritic):
         yield fail(
             "credit.type",
             f"credit.type '{name}' needs a critic and learn.critic.type is 'none'.",
@@ -83,7 +72,7 @@ def check_critic(subject: Subject) -> Iterator[Finding]:
 @check("settings")
 def check_group_size(subject: Subject) -> Iterator[Finding]:
     name, group_size = subject.settings.credit.type, subject.settings.rollout.group_size
-    if getattr(CREDITS.get_target(name), "needs_groups", False) and group_size < 2:
+    if subject.settings.credit.needs_groups and group_size < 2:
         yield fail(
             "rollout.group_size",
             f"{group_size} given; credit.type '{name}' compares rollouts of a group and needs at least 2.",
@@ -145,7 +134,7 @@ def check_custom_classes(subject: Subject) -> Iterator[Finding]:
     Shipped ones are tested against the same table: to import them here would import torch.
     """
     for path, choice, name in chosen_in(subject.settings):
-        if name not in choice.registry.shipped:
+        if isinstance(choice.registry, ClassRegistry) and name not in choice.registry.shipped:
             try:
                 problems = list(_class_problems(choice, name, choice.registry.get_target(name)))
             except ConfigError as error:
@@ -313,7 +302,7 @@ def check_warm_start_mode(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def is_shared(registry: Registry, name: str) -> bool:
+def is_shared(registry: ClassRegistry, name: str) -> bool:
     """Whether what is chosen reaches from one process of a run to another."""
     return bool(getattr(registry.get_target(name), "is_shared", False))
 

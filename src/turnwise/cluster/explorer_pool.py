@@ -40,7 +40,6 @@ from turnwise.loop.build import (
     load_words,
     needs_greedy,
     open_audit,
-    open_credit,
 )
 from turnwise.loop.components import ExploreParts, TrainParts
 from turnwise.protocols import Imitation, Learner, PolicyMark, Weights
@@ -711,4 +710,4 @@ def build_on_cluster(
         open_mailbox=ReferenceMailbox,
     )
     audit = open_audit(settings, learner, directory.path)
-    return join(explore, {"credit": open_credit(settings), "learner": learner, "audit": audit})
+    return join(explore, {"credit": settings.credit, "learner": learner, "audit": audit})

@@ -1,24 +1,35 @@
-"""Every pluggable name, in pipeline order: a table of strings that is also the index of the library.
+"""What a config can choose: `Component`, its `Registry` of names, and tables of the classes that are no components.
 
-In: a registered name, another system's spelling of it, a user's `package.module:Class` (or `package.module.Class`), or
-`adapter:NAME` for what another package offers under NAME. Out: the object. Nothing is imported before it is chosen.
+A choice is a registered name, another system's spelling of it, a user's `package.module:Class` (or
+`package.module.Class`), an entry point of an installed package, or `adapter:NAME` for what another package offers under
+NAME. Nothing is imported before it is chosen.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache, cached_property
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from types import MappingProxyType
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
-from turnwise.config.trust import refuse_stranger
+from pydantic import GetCoreSchemaHandler, ValidationError, create_model
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from turnwise.config.settings import Settings, WholeSettings
+from turnwise.config.trust import DistrustError, refuse_stranger
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.infra.untrusted import tell_error
 
 T = TypeVar("T")
+C = TypeVar("C", bound="Component")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +40,8 @@ class Alias:
     params: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
-class Registry(Mapping[str, str]):
-    """Names to `module:attribute` targets, resolved on use."""
+class ClassRegistry(Mapping[str, str]):
+    """Names to `module:attribute` targets, resolved on use: what is created per episode, and small tables of names."""
 
     def __init__(
         self,
@@ -194,7 +205,266 @@ def _import_function(
     return function
 
 
-ENVS = Registry(
+class Component(Settings):
+    """A choice in the config. Its fields are the settings of the choice, and it does the work or builds what does."""
+
+    registry: ClassVar[Registry[Any]]
+    """Of the kind; set once, on the base class of the kind, by `component_kind`."""
+
+    def __init_subclass__(cls, *, name: str = "", aliases: Mapping[str, Mapping[str, object]] = MappingProxyType({})):
+        """Give the field that chooses the registered name as its default, before pydantic collects the fields."""
+        super().__init_subclass__()
+        if name:
+            key = cls.registry.key
+            cls.__annotations__ = {**inspect.get_annotations(cls), key: "str"}
+            setattr(cls, key, name)
+
+    @classmethod
+    def __pydantic_init_subclass__(
+        cls, *, name: str = "", aliases: Mapping[str, Mapping[str, object]] = MappingProxyType({}), **options: Any
+    ) -> None:
+        super().__pydantic_init_subclass__(**options)
+        if name:
+            cls.registry.add(name, cls, aliases)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """A field that is annotated with the base class of a kind accepts any component of that kind."""
+        if "registry" in cls.__dict__:
+            return core_schema.no_info_plain_validator_function(cls.registry.parse)
+        return handler(source)
+
+
+def component_kind(
+    kind: str, package: str, *, key: str = "type", old_form: tuple[str, ...] = ()
+) -> Callable[[type[C]], type[C]]:
+    """Class decorator: make a class the base of a kind, with a registry of its own.
+
+    Args:
+        kind: Its name in messages.
+        package: Where the components of turnwise are, and the group of entry points of other packages.
+        key: The field that chooses; its default is the default component.
+        old_form: What a class must have that is no component, to be adapted to one.
+    """
+
+    def make(base: type[C]) -> type[C]:
+        base.registry = Registry(kind, base, package, key=key, old_form=old_form)
+        base.model_rebuild(force=True)
+        return base
+
+    return make
+
+
+class Registry(Generic[C]):
+    """The components of one kind, by name. Nothing is imported before it is chosen."""
+
+    def __init__(self, kind: str, base: type[C], package: str, *, key: str, old_form: tuple[str, ...]) -> None:
+        self.kind = kind
+        self.base = base
+        self.package = package
+        self.key = key
+        self.old_form = old_form
+        self.aliases: dict[str, Alias] = {}
+        self._loaded: dict[str, type[C]] = {}
+        self._adapted: dict[object, type[C]] = {}
+
+    @property
+    def default(self) -> str:
+        return self.base.model_fields[self.key].default
+
+    @property
+    def shipped(self) -> Mapping[str, str]:
+        """The names that come with the library, and the module of each."""
+        return find_declared(self.package, self.base.__name__)
+
+    def names(self) -> tuple[str, ...]:
+        entries = (entry.name for entry in entry_points(group=self.package))
+        return tuple(dict.fromkeys([*self.shipped, *self._loaded, *entries]))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names()
+
+    def add(
+        self, name: str, component: type[C], aliases: Mapping[str, Mapping[str, object]] = MappingProxyType({})
+    ) -> None:
+        """Register a class; called by `class X(Base, name="x")`."""
+        known = self._loaded.get(name)
+        if known is not None and not _is_written_again(known, component):
+            raise ConfigError(f"{self.kind} '{name}' is registered already; choose another name.")
+        self._loaded[name] = component
+        self.aliases.update({alias: Alias(name, settings) for alias, settings in aliases.items()})
+
+    def register(self, name: str, target: object) -> None:
+        """Register a class of either form, or its `module:Class`, under a name of your own."""
+        found = import_target(target, self.kind, is_known=True) if isinstance(target, str) else target
+        self.add(name, self._as_component(found, name))
+
+    def find(self, name: str) -> type[C]:
+        """Return the class behind a registered name, an entry point, or `package.module:Class`."""
+        if name in self._loaded:
+            return self._loaded[name]
+        if ":" in name or "." in name:
+            return self._as_component(import_target(name, self.kind), name)
+        if (module := self.shipped.get(name)) is not None:
+            importlib.import_module(module)
+            return self._loaded[name]
+        for entry in entry_points(group=self.package, name=name):
+            return self._as_component(entry.load(), name)
+        raise ConfigError(
+            f"there is no {self.kind} named '{name}'. {did_you_mean(name, self.names())} "
+            f"Your own class can be given as 'package.module:Class'."
+        )
+
+    def parse(self, raw: object) -> C:
+        """`{"type": "gae", "lam": 0.9}` -> `Gae(lam=0.9)`."""
+        if isinstance(raw, self.base):
+            return raw
+        if not isinstance(raw, Mapping):
+            raise _problem(raw, f"{raw!r} given; expected a section of settings.")
+        section = {self.key: self.default, **cast("Mapping[str, object]", raw)}
+        name = section[self.key]
+        if not isinstance(name, str):
+            raise _problem(name, f"{name!r} given; expected a name such as '{self.default}'.", self.key)
+        try:
+            alias = self.unalias(name)
+            component = self.find(alias.name)
+        except DistrustError:
+            return self._unseen(name).model_validate({k: section[k] for k in section.keys() & self.base.model_fields})
+        except ConfigError as error:
+            raise _problem(name, str(error), self.key) from error
+        return component.model_validate({**alias.params, **section, self.key: alias.name})
+
+    def class_of(self, raw: object) -> type[C]:
+        """The class that a section chooses, for a message about it; the base class if it cannot be found."""
+        name = raw.get(self.key, self.default) if isinstance(raw, Mapping) else self.default
+        try:
+            return self.find(self.unalias(str(name)).name)
+        except (ConfigError, DistrustError):
+            return self.base
+
+    def unalias(self, name: str) -> Alias:
+        """What another system's spelling stands for; every other name stands for itself."""
+        if name not in self._loaded and ":" not in name and name not in self.shipped:
+            for module in dict.fromkeys(self.shipped.values()):  # aliases are on the classes
+                importlib.import_module(module)
+            for spelling, alias in self.aliases.items():
+                if spelling.lower() == name.lower():
+                    return alias
+        return Alias(name)
+
+    def _as_component(self, found: object, name: str) -> type[C]:
+        """A class of the kind; classes of the old form (`Params`, `open`) are adapted here and nowhere else."""
+        if isinstance(found, type) and issubclass(found, self.base):
+            if unwritten := sorted(found.__abstractmethods__):
+                words = " and ".join(unwritten)
+                raise ConfigError(f"'{name}' has no {words}, which its kind must have; write {words}.")
+            return found
+        if not self.old_form or not callable(found):
+            place = f"{self.base.__module__}.{self.base.__name__}"
+            raise ConfigError(f"'{name}' is {found!r}; expected a class that extends {place}.")
+        if found not in self._adapted:
+            self._adapted[found] = _adapt(self, found, name)
+        return self._adapted[found]
+
+    def _unseen(self, name: str) -> type[C]:
+        """Stands in for a class that may not be imported: its settings are left out, and its facts are not known."""
+
+        def refuse(_: object) -> None:
+            refuse_stranger(name)
+
+        facts = {fact: property(refuse) for fact in self.base.__class_vars__ - Component.__class_vars__}
+        made = type(self.base)(self.base.__name__, (self.base,), {"__module__": self.base.__module__, **facts})
+        made.__abstractmethods__ = frozenset()
+        return made
+
+
+def _problem(given: object, message: str, *keys: str) -> ValidationError:
+    """A mistake at a key of the section, in the form in which pydantic adds the path of the section."""
+    kind = PydanticCustomError("component", "{message}", {"message": message})
+    return ValidationError.from_exception_data("component", [{"type": kind, "loc": keys, "input": given}])
+
+
+_DECLARED = re.compile(r"^class (\w+)\(([^)]*)", re.MULTILINE)
+_NAME = re.compile(r'\bname="(\w+)"')
+
+
+@cache
+def find_declared(package: str, base: str) -> Mapping[str, str]:
+    """Names written as `class X(Base, name="x")` in a package, and the module of each: read, not imported."""
+    spec = find_spec(package)
+    folders = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
+    bases_of: dict[str, set[str]] = {}
+    named: dict[str, tuple[str, str]] = {}
+    for folder in folders:
+        for file in sorted([*folder.glob("*.py"), *folder.glob("*/__init__.py")]):
+            parts = file.relative_to(folder).with_suffix("").parts
+            module = ".".join([package, *(part for part in parts if part != "__init__")])
+            for written, bases in _DECLARED.findall(file.read_text("utf-8")):
+                bases_of[written] = set(re.findall(r"\w+", bases.partition("=")[0]))
+                if name := _NAME.search(bases):
+                    named[written] = name[1], module
+
+    def extends(written: str) -> bool:
+        return written == base or any(extends(each) for each in bases_of.get(written, ()))
+
+    return dict(place for written, place in named.items() if extends(written))
+
+
+def _adapt(registry: Registry[C], found: Callable[..., Any], name: str) -> type[C]:
+    """A component from a class with nested `Params` that is called or opened with its section, or from a function."""
+    base, params = registry.base, getattr(found, "Params", None) or Settings
+    if not (isinstance(params, type) and issubclass(params, Settings)):
+        raise ConfigError(
+            f"'Params' of '{name}' is {params!r}; expected a subclass of turnwise.config.settings.Settings."
+        )
+    if twice := (params.model_fields.keys() & base.model_fields.keys()) - {registry.key}:
+        raise ConfigError(
+            f"'Params' of '{name}' has {', '.join(map(repr, sorted(twice)))}, which the section has already; "
+            "choose another name."
+        )
+    # Not hasattr: every class can be called, its objects only where it says so.
+    written = set(dir(found)) - getattr(found, "__abstractmethods__", frozenset[str]())
+    if isinstance(found, type) and (missing := [each for each in registry.old_form if each not in written]):
+        raise ConfigError(
+            f"'{name}' has no {', '.join(missing)}; expected a class with {', '.join(registry.old_form)}."
+        )
+    bases = (base,) if params is Settings else (params, base)
+    chosen: Any = (str, base.model_fields[registry.key])
+    made: type[Any] = create_model(base.__name__, __base__=bases, __module__=base.__module__, **{registry.key: chosen})
+    for fact in (base.__class_vars__ - Component.__class_vars__) & written:
+        setattr(made, fact, getattr(found, fact))
+    own: dict[str, object] = _called(found) if "__call__" in vars(base) else _opened(found)
+
+    def idle_settings(self: Settings, path: str, run: WholeSettings) -> dict[str, str]:
+        return base.idle_settings(cast("C", self), path, run) | params.idle_settings(self, path, run)
+
+    for key, member in {**own, "idle_settings": idle_settings}.items():
+        setattr(made, key, member)
+    made.__abstractmethods__ = frozenset()
+    return made
+
+
+def _called(found: Callable[..., Any]) -> dict[str, object]:
+    made = cached_property(lambda self: found(self))
+    made.__set_name__(Component, "_made")
+
+    def call(self: Any, *arguments: Any) -> Any:
+        return self._made(*arguments)
+
+    return {"_made": made, "__call__": call}
+
+
+def _opened(found: Any) -> dict[str, object]:
+    def build(self: Any, deps: Any) -> Any:
+        return found.open(self, deps)
+
+    return {"build": build}
+
+
+ENVS = ClassRegistry(
     "environment",
     {
         "frozen_lake": "turnwise.envs.frozen_lake:FrozenLake",
@@ -237,7 +507,7 @@ def gives_no_rewards(env_type: str) -> bool:
     return bool(getattr(ENVS.get_target(env_type), "is_judged", False))
 
 
-CALL_PARSERS = Registry(
+CALL_PARSERS = ClassRegistry(
     "parser of tool calls",
     {
         "hermes": "turnwise.context.tool_calls:HermesCalls",
@@ -246,7 +516,7 @@ CALL_PARSERS = Registry(
         "mistral": "turnwise.context.tool_calls:MistralCalls",
     },
 )
-ENGINES = Registry(
+ENGINES = ClassRegistry(
     "engine",
     {
         "local": "turnwise.engine.local:LocalEngine",
@@ -261,7 +531,7 @@ ENGINES = Registry(
         "vllm": "turnwise.engine:VllmEngineParams",
     },
 )
-WORKFLOWS = Registry(
+WORKFLOWS = ClassRegistry(
     "workflow",
     {
         "environment": "turnwise.rollout.workflow:EnvironmentWorkflow",
@@ -291,14 +561,14 @@ WORKFLOWS = Registry(
         "math_workflow": Alias("single_turn"),
     },
 )
-BUFFERS = Registry(
+BUFFERS = ClassRegistry(
     "buffer",
     {
         "memory": "turnwise.experience.buffer:MemoryBuffer",
         "sqlite": "turnwise.experience.store:ExperienceStore",
     },
 )
-PRIORITIES = Registry(
+PRIORITIES = ClassRegistry(
     "priority",
     {
         "newest": "turnwise.experience.buffer:Newest",
@@ -306,33 +576,14 @@ PRIORITIES = Registry(
         "decay_limit_randomization": "turnwise.experience.buffer:DecayLimitRandomization",
     },
 )
-CREDITS = Registry(
-    "credit rule",
-    {
-        "gae": "turnwise.credit.gae:Gae",
-        "bi_level_gae": "turnwise.credit.gae:BiLevelGae",
-        "turn_gae": "turnwise.credit.gae:TurnGae",
-        "grpo": "turnwise.credit.group:Grpo",
-        "dr_grpo": "turnwise.credit.group:DrGrpo",
-        "rloo": "turnwise.credit.group:Rloo",
-        "opmd": "turnwise.credit.group:Opmd",
-        "reinforce": "turnwise.credit.group:Reinforce",
-        "reinforce_pp": "turnwise.credit.group:ReinforcePp",
-        "reinforce_pp_baseline": "turnwise.credit.group:ReinforcePpBaseline",
-        "multi_step_grpo": "turnwise.credit.step_level:MultiStepGrpo",
-        "step_return": "turnwise.credit.step_level:StepReturn",
-        "gigpo": "turnwise.credit.step_level:Gigpo",
-        "remax": "turnwise.credit.group:Remax",
-    },
-)
-LEARNERS = Registry(
+LEARNERS = ClassRegistry(
     "learner",
     {
         "ppo": "turnwise.learn.trainer:Trainer",
     },
     params={"ppo": None},
 )
-LOSSES = Registry(
+LOSSES = ClassRegistry(
     "policy loss",
     {
         "ppo_clip": "turnwise.learn.losses:PpoClip",
@@ -353,7 +604,7 @@ LOSSES = Registry(
         "sft": None,
     },
 )
-TRANSPORTS = Registry(
+TRANSPORTS = ClassRegistry(
     "weight transport",
     {
         "memory": "turnwise.sync.weight_store:MemoryMailbox",
@@ -361,8 +612,8 @@ TRANSPORTS = Registry(
     },
     params={"memory": None, "checkpoint": None},
 )
-CALLBACKS = Registry("callback", {})
-TRACKERS = Registry(
+CALLBACKS = ClassRegistry("callback", {})
+TRACKERS = ClassRegistry(
     "tracker",
     {
         "wandb": "turnwise.report.trackers:WandbTracker",
@@ -371,7 +622,7 @@ TRACKERS = Registry(
         "trackio": "turnwise.report.trackers:TrackioTracker",
     },
 )
-LOOPS = Registry(
+LOOPS = ClassRegistry(
     "loop",
     {
         "serial": "turnwise.loop.serial:train_serial",

@@ -1,23 +1,29 @@
-"""The registered choices: sections whose keys are their own and those of the class that is chosen in them.
+"""The base class of every kind of choice in the config, in pipeline order, and sections that choose a plain class.
 
-In: the keys of a file. Out: a settings class in which each such section is made of the chosen class's `Params` and the
-section's own keys. One table says where the choices are and what they choose from; no chosen class is known by name.
+A section of a kind is an object of the chosen component. Environments and workflows are plain classes: their sections
+are made of the nested `Params` of the chosen class and the keys that the section always has.
 """
 
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, create_model, field_validator
 from pydantic.fields import FieldInfo
 
-from turnwise.config.component import Registry
+from turnwise.config.component import ClassRegistry, Component, Registry, component_kind
 from turnwise.config.settings import Settings
 from turnwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from turnwise.credit.reference import TokenTrajectory
+    from turnwise.types import Annotations, Experience, FloatArray, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +31,10 @@ class Choice:
     """A section in which a registered name, or `package.module:Class`, is chosen."""
 
     path: str
-    registry: Registry
+    registry: ClassRegistry | Registry[Any]
     base: type[Settings]
     """The keys that the section always has."""
-    methods: tuple[str, ...]
+    methods: tuple[str, ...] = ()
     """What a chosen class must have, as its protocol says; none: a function is chosen."""
     key: str = "type"
     """The key that chooses."""
@@ -40,6 +46,11 @@ class Choice:
     """Whether its default is the same for all runs; where it follows from other choices, `fitted.py` fills it in."""
     also_own: tuple[str, ...] = ()
     """Keys of the section that speak of the chosen class, and go with it."""
+
+    @property
+    def is_component(self) -> bool:
+        """Whether the section is an object of the chosen component, and needs no class made for it."""
+        return isinstance(self.registry, Registry)
 
     @property
     def field(self) -> FieldInfo:
@@ -83,6 +94,8 @@ def params_class(choice: Choice, name: object, path: str) -> type[Settings]:
     if not isinstance(name, str):
         raise ConfigError(f"{where}: {name!r} given; expected a name such as '{next(iter(registry))}'.")
     try:
+        if isinstance(registry, Registry):
+            return registry.find(registry.unalias(name).name)
         params = registry.get_params(name)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
@@ -166,10 +179,52 @@ class EngineSettings(Settings):
     """A registered engine or 'package.module:Class'."""
 
 
-class CreditSettings(Settings):
+@component_kind("credit rule", "turnwise.credit", old_form=("needs_values", "needs_groups", "needs_greedy", "__call__"))
+class AdvantageEstimator(Component):
+    """`credit`: turns rewards into advantages. Pure: cutting a trajectory into more experiences changes nothing."""
+
+    needs_values: ClassVar[bool] = False
+    """Reads `annotations.values`, so `learn.critic` must be set."""
+    needs_groups: ClassVar[bool] = False
+    """Compares rollouts of a group, so `rollout.group_size` must be at least 2."""
+    needs_greedy: ClassVar[bool] = False
+    """Compares with one greedy rollout of the same task."""
+    whitening: ClassVar[Literal["none", "from_returns"]] = "none"
+    """What `reference` recomputes: the advantages, or returns. In the latter case the advantages are the returns minus
+    `value_baseline`, whitened over the batch if `whitens`."""
+
     type: str = "grpo"
     """A registered credit rule or 'package.module:Class'. Not given, it is 'gae' with a critic (`learn.critic`), 'grpo'
     without one, and 'reinforce_pp' where also `rollout.group_size` is 1."""
+
+    @abstractmethod
+    def __call__(self, experiences: Sequence[Experience], annotations: Annotations) -> list[Sample]:
+        """Return one sample per experience with `advantages` and `returns` per token, zero off the loss mask."""
+
+    def reference(self, trajectories: Sequence[TokenTrajectory]) -> list[list[float]] | None:
+        """Recompute one number per sampled token in plain Python, sharing nothing with `__call__`. None: not checked.
+
+        Args:
+            trajectories: Those of one group, or of the whole batch if `needs_batch`.
+        """
+        return None
+
+    def needs_batch(self) -> bool:
+        """Whether the advantages of a group depend on the other groups of its batch."""
+        return False
+
+    def value_baseline(self, sample: Sample) -> FloatArray | None:
+        """Return what is subtracted from the returns of the sampled tokens; None: nothing."""
+        return None
+
+    def whitens(self) -> bool:
+        """Whether advantages are scaled to mean 0 and variance 1 over the batch."""
+        return False
+
+
+ADVANTAGE_ESTIMATORS: Registry[AdvantageEstimator] = AdvantageEstimator.registry
+CREDITS = ADVANTAGE_ESTIMATORS
+"""Old name of `ADVANTAGE_ESTIMATORS`."""
 
 
 class LoopSettings(Settings):

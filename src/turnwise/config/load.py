@@ -255,7 +255,7 @@ def refuse_broken(raw: dict[str, Any], section: Mapping[str, Any]) -> None:
         settings_class.model_validate(raw)
     except ValidationError as error:
         found = [dict(problem) for problem in error.errors() if _holds(section, written_keys(raw, problem["loc"]))]
-        lines = [f"{SECTION}.{describe_problem(problem, settings_class)}" for problem in found]
+        lines = [f"{SECTION}.{describe_problem(problem, settings_class, raw)}" for problem in found]
         if lines:
             several = ["the settings have several problems:", *lines]
             raise ConfigError("\n  ".join(several) if lines[1:] else lines[0]) from error
@@ -615,7 +615,7 @@ def validate(raw: dict[str, Any]) -> TurnwiseSettings:
     try:
         return settings_class.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError(describe_problems(error, settings_class)) from error
+        raise ConfigError(describe_problems(error, settings_class, raw)) from error
 
 
 def env_params(env: EnvSettings, split: str) -> dict[str, Any]:
@@ -687,7 +687,7 @@ class _Mending:
             except ValidationError as error:
                 found = [(dict(problem), written_keys(raw, problem["loc"])) for problem in error.errors()]
                 for problem, keys in found:
-                    self._note(describe_problem(problem, settings_class), ".".join(keys))
+                    self._note(describe_problem(problem, settings_class, raw), ".".join(keys))
                     if not keys:
                         return None
                     _drop(raw, keys)

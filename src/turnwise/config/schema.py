@@ -14,7 +14,6 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_v
 
 from turnwise.config.component import (
     BUFFERS,
-    CREDITS,
     ENGINES,
     ENVS,
     LEARNERS,
@@ -23,10 +22,12 @@ from turnwise.config.component import (
     PRIORITIES,
     TRANSPORTS,
     WORKFLOWS,
+    Registry,
 )
 from turnwise.config.kinds import (
+    ADVANTAGE_ESTIMATORS,
+    AdvantageEstimator,
     Choice,
-    CreditSettings,
     EndpointSettings,
     EngineSettings,
     EnvSettings,
@@ -547,7 +548,7 @@ class TurnwiseSettings(Settings):
     rollout: RolloutSettings = RolloutSettings()
     reward: RewardSettings = RewardSettings()
     buffer: BufferSettings = BufferSettings()
-    credit: CreditSettings = CreditSettings()
+    credit: AdvantageEstimator = Field(default_factory=lambda: ADVANTAGE_ESTIMATORS.parse({}))
     learn: LearnSettings = LearnSettings()
     audit: AuditSettings = AuditSettings()
     sync: SyncSettings = SyncSettings()
@@ -588,7 +589,7 @@ CHOICES = (
         methods=("open", "is_shared", "add", "take", "is_ready", "has_group", "__len__", "rewind"),
     ),
     Choice(path="buffer.priority", registry=PRIORITIES, base=PrioritySettings, methods=("__call__",)),
-    Choice(path="credit", registry=CREDITS, base=CreditSettings, methods=("__call__",), has_fixed_default=False),
+    Choice(path="credit", registry=ADVANTAGE_ESTIMATORS, base=AdvantageEstimator, has_fixed_default=False),
     Choice(
         path="learn",
         registry=LEARNERS,
@@ -618,6 +619,9 @@ def made_for(raw: dict[str, Any]) -> type[TurnwiseSettings]:
 def read_section(path: str, words: dict[str, Any]) -> Any:
     """One section with its choices, from what `model_dump` said of it: for a process that needs no other."""
     raw = {path: words}
+    choice = choice_at(path)
+    if choice is not None and isinstance(choice.registry, Registry):
+        return choice.registry.parse(words)
     choices = [choice for choice in CHOICES if choice.path == path or choice.path.startswith(f"{path}.")]
     return _classes(choices, raw)[path].model_validate(raw[path])
 
@@ -626,6 +630,8 @@ def _classes(choices: Iterable[Choice], raw: dict[str, Any]) -> dict[str, type[S
     """Their sections, by path; inner ones first, for they stand in the outer ones."""
     made: dict[str, type[Settings]] = {}
     for choice in sorted(choices, key=lambda choice: -choice.path.count(".")):
+        if choice.is_component:
+            continue
         section = reduce(_section, choice.path.split("."), raw)
         inside = {path.rpartition(".")[2]: made[path] for path in made if path.rpartition(".")[0] == choice.path}
         made[choice.path] = _section_class(choice, section, choice.path, inside)

@@ -5,11 +5,11 @@ They stand here and not beside their losses, so that reading settings does not i
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
-from turnwise.config.component import CREDITS, gives_no_rewards
+from turnwise.config.component import gives_no_rewards
 from turnwise.config.kinds import Device
 from turnwise.config.settings import Settings, WholeSettings
 
@@ -276,8 +276,7 @@ class LearnSettings(Settings):
     """CPU threads of torch; null leaves its own choice: with ranks, the cores divided by them."""
 
     def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
-        rule: Any = CREDITS.get_target(run.credit.type)
-        if isinstance(self.critic, NoCritic) or rule.needs_values:
+        if isinstance(self.critic, NoCritic) or run.credit.needs_values:
             return {}
         unasked = f"credit.type '{run.credit.type}' uses no critic: it is trained and never asked"
         return {"critic.type": f"is '{self.critic.type}' and {unasked}"}

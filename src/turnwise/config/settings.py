@@ -59,16 +59,16 @@ def shorten(text: str) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]} … ({len(text):,} characters)"
 
 
-def describe_problems(error: ValidationError, root: type[BaseModel]) -> str:
-    """One line per problem."""
-    lines = [describe_problem(dict(problem), root) for problem in error.errors()]
+def describe_problems(error: ValidationError, root: type[BaseModel], raw: object = None) -> str:
+    """One line per problem; `raw` is what was validated, which says what is chosen where a component is."""
+    lines = [describe_problem(dict(problem), root, raw) for problem in error.errors()]
     return lines[0] if len(lines) == 1 else "the settings have several problems:\n  " + "\n  ".join(lines)
 
 
-def describe_problem(problem: dict[str, Any], root: type[BaseModel]) -> str:
+def describe_problem(problem: dict[str, Any], root: type[BaseModel], raw: object = None) -> str:
     """One of pydantic's findings."""
     location = [str(part) for part in problem["loc"]]
-    keys, models = _follow(root, location[:-1])
+    keys, models = _follow(root, location[:-1], raw)
     path, kind, given = ".".join([*keys, *location[-1:]]), problem["type"], problem["input"]
     if kind == "extra_forbidden":
         known = sorted({key for model in models for key in model.model_fields})
@@ -76,11 +76,13 @@ def describe_problem(problem: dict[str, Any], root: type[BaseModel]) -> str:
     if kind == "missing":
         return f"{path}: missing; it has no default."
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        choices = ", ".join(repr(tag) for model in _follow(root, location)[1] for tag in _tags(model))
+        choices = ", ".join(repr(tag) for model in _follow(root, location, raw)[1] for tag in _tags(model))
         if isinstance(given, dict) and "type" not in given:
             return f"{path}.type: missing beside {', '.join(map(repr, given))}; expected one of {choices}."
         value = given["type"] if isinstance(given, dict) else given
         return f"{path}.type: {value!r} given; expected one of {choices}."
+    if kind == "component":
+        return f"{path}: {problem['msg']}"
     message = str(problem["msg"]).rstrip(".")
     if kind == "value_error":
         # A class's own check speaks in whole sentences, often about several settings at once.
@@ -88,7 +90,7 @@ def describe_problem(problem: dict[str, Any], root: type[BaseModel]) -> str:
     return f"{path}: {given!r} given; expected {message.removeprefix('Input should be ')}."
 
 
-def _follow(root: type[BaseModel], location: list[str]) -> tuple[list[str], list[type[BaseModel]]]:
+def _follow(root: type[BaseModel], location: list[str], raw: object) -> tuple[list[str], list[type[BaseModel]]]:
     """A location as the keys a user wrote, without the tags of choices, and the models that could stand there."""
     keys: list[str] = []
     models: list[type[BaseModel]] = [root]
@@ -98,10 +100,16 @@ def _follow(root: type[BaseModel], location: list[str]) -> tuple[list[str], list
             models = tagged
             continue
         keys.append(part)
-        models = [
-            inner for m in models if part in m.model_fields for inner in _models_in(m.model_fields[part].annotation)
-        ]
+        raw = raw.get(part) if isinstance(raw, Mapping) else None
+        fields = [m.model_fields[part] for m in models if part in m.model_fields]
+        models = [_chosen(inner, raw) for field in fields for inner in _models_in(field.annotation)]
     return keys, models
+
+
+def _chosen(model: type[BaseModel], raw: object) -> type[BaseModel]:
+    """The class that a section chooses where its field accepts every component of a kind."""
+    registry = vars(model).get("registry")
+    return model if registry is None else registry.class_of(raw)
 
 
 def _tags(model: type[BaseModel]) -> list[str]:

@@ -12,19 +12,20 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from turnwise.config.settings import Settings
+from turnwise.config.kinds import AdvantageEstimator
 from turnwise.credit.layout import (
+    FlatTokens,
     Floats,
-    PlayedTokens,
     TurnLayout,
+    flatten_experiences,
     make_samples,
-    play_back,
     require_values,
     scan_back,
     shift_back,
     whiten,
 )
-from turnwise.types import Annotations, Experience, Sample
+from turnwise.credit.reference import TokenTrajectory, discount_with_values
+from turnwise.types import Annotations, Experience, FloatArray, Sample
 
 
 def estimate_gae(
@@ -40,53 +41,70 @@ def estimate_gae(
 Truncation = Literal["bootstrap", "end"]
 
 
-def values_behind(played: PlayedTokens, values: Floats, truncation: Truncation) -> Floats:
+def values_behind(flat: FlatTokens, values: Floats, truncation: Truncation) -> Floats:
     """[trajectories] what is still to come behind the end: 0 where the world ended it.
 
     Where a budget did, the critic's last word stands for the rest, unless the budget counts as part of the task.
     """
-    last = values[played.layout.trajectory_token_starts[1:] - 1]
-    return np.where(played.is_truncated & (truncation == "bootstrap"), last, 0.0)
+    last = values[flat.layout.trajectory_token_starts[1:] - 1]
+    return np.where(flat.is_truncated & (truncation == "bootstrap"), last, 0.0)
 
 
-class GaeParams(Settings):
+class _ValueEstimator(AdvantageEstimator):
+    """Advantages from the values of a critic: returns minus values, whitened over the batch."""
+
+    needs_values = True
+    whitening = "from_returns"
+
+    truncation: Truncation = "bootstrap"
+    """What a budget's end means: the state still has its value, or the episode is over like any other."""
+    whiten: bool = True
+    """Scale advantages to mean 0 and variance 1 over the batch's tokens."""
+
+    def __call__(self, experiences: Sequence[Experience], annotations: Annotations) -> list[Sample]:
+        flat = flatten_experiences(experiences, annotations)
+        values = flat.gather(require_values(annotations, self.type))
+        advantages, returns = self._estimate(flat, values, values_behind(flat, values, self.truncation))
+        return make_samples(flat, whiten(advantages) if self.whiten else advantages, returns, annotations)
+
+    def _estimate(self, flat: FlatTokens, values: Floats, behind: Floats) -> tuple[Floats, Floats]:
+        """[tokens] advantages and returns; `behind` is the value behind each trajectory's end."""
+        raise NotImplementedError
+
+    def reference(self, trajectories: Sequence[TokenTrajectory]) -> list[list[float]]:
+        return [self._reference(t, t.values[-1] if self._continues(t) else 0.0) for t in trajectories]
+
+    def _continues(self, trajectory: TokenTrajectory) -> bool:
+        return trajectory.is_truncated and self.truncation == "bootstrap"
+
+    def _reference(self, trajectory: TokenTrajectory, behind: float) -> list[float]:
+        raise NotImplementedError
+
+    def value_baseline(self, sample: Sample) -> FloatArray:
+        return sample.values[sample.experience.segment.loss_mask]
+
+    def whitens(self) -> bool:
+        return self.whiten
+
+
+class Gae(_ValueEstimator, name="gae"):
+    """Generalized advantage estimation from sampled token to sampled token."""
+
     gamma: float = Field(default=1.0, ge=0, le=1)
     """Discount from one sampled token to the next."""
     lam: float = Field(default=1.0, ge=0, le=1)
     """Lambda: 0 trusts the critic, 1 trusts the rewards."""
-    truncation: Truncation = "bootstrap"
-    """What a budget's end means: the state still has its value, or the episode is over like any other."""
-    whiten: bool = True
-    """Scale advantages to mean 0 and variance 1 over the batch."""
+
+    def _estimate(self, flat: FlatTokens, values: Floats, behind: Floats) -> tuple[Floats, Floats]:
+        return estimate_gae(flat.layout, flat.token_rewards, values, behind, gamma=self.gamma, lam=self.lam)
+
+    def _reference(self, trajectory: TokenTrajectory, behind: float) -> list[float]:
+        return discount_with_values(trajectory.token_rewards(), trajectory.values, behind, self.gamma, self.lam)
 
 
-class Gae:
-    """`credit: {type: gae}`"""
+class BiLevelGae(_ValueEstimator, name="bi_level_gae"):
+    """GAE from turn to turn, then from token to token inside each turn."""
 
-    Params = GaeParams
-    needs_values = True
-    needs_groups = False
-    needs_greedy = False
-
-    def __init__(self, params: GaeParams) -> None:
-        self.params = params
-
-    def __call__(self, experiences: Sequence[Experience], annotations: Annotations) -> list[Sample]:
-        played = play_back(experiences, annotations)
-        values = played.gather(require_values(annotations, "gae"))
-        advantages, returns = estimate_gae(
-            played.layout,
-            played.token_rewards,
-            values,
-            values_behind(played, values, self.params.truncation),
-            gamma=self.params.gamma,
-            lam=self.params.lam,
-        )
-        advantages = whiten(advantages) if self.params.whiten else advantages
-        return make_samples(played, advantages, returns, annotations)
-
-
-class BiLevelGaeParams(Settings):
     gamma: float = Field(default=1.0, ge=0, le=1)
     """Discount from token to token inside a turn."""
     lam: float = Field(default=1.0, ge=0, le=1)
@@ -97,14 +115,27 @@ class BiLevelGaeParams(Settings):
     """Lambda from turn to turn."""
     turn_value_at: Literal["last", "first"] = "last"
     """Which token's value speaks for a turn: its last one, or its first (the state before anything was said)."""
-    truncation: Truncation = "bootstrap"
-    """What a budget's end means: the state still has its value, or the episode is over like any other."""
-    whiten: bool = True
-    """Scale advantages to mean 0 and variance 1 over the batch."""
+
+    def _estimate(self, flat: FlatTokens, values: Floats, behind: Floats) -> tuple[Floats, Floats]:
+        return estimate_bi_level_gae(flat.layout, flat.token_rewards, values, behind, self)
+
+    def _reference(self, trajectory: TokenTrajectory, behind: float) -> list[float]:
+        rewards, values = trajectory.token_rewards(), trajectory.values
+        tokens = [[t for t, turn in enumerate(trajectory.turns) if turn == k] for k in range(len(trajectory.rewards))]
+        which = -1 if self.turn_value_at == "last" else 0
+        turn_values = [values[of_turn[which]] for of_turn in tokens]
+        turn_rewards = [sum(rewards[t] for t in of_turn) for of_turn in tokens]
+        goals = discount_with_values(turn_rewards, turn_values, behind, self.high_level_gamma, self.high_level_lam)
+        returns: list[float] = []
+        for of_turn, goal in zip(tokens, goals, strict=True):
+            paid = [rewards[t] for t in of_turn]
+            paid[-1] = goal - sum(paid[:-1])
+            returns += discount_with_values(paid, [values[t] for t in of_turn], 0.0, self.gamma, self.lam)
+        return returns
 
 
 def estimate_bi_level_gae(
-    layout: TurnLayout, token_rewards: Floats, values: Floats, bootstrap: Floats, params: BiLevelGaeParams
+    layout: TurnLayout, token_rewards: Floats, values: Floats, bootstrap: Floats, params: BiLevelGae
 ) -> tuple[Floats, Floats]:
     """Advantages and returns per sampled token. A turn's reward is the sum over its tokens."""
     turn_rewards = layout.sum_tokens(token_rewards)
@@ -123,24 +154,30 @@ def estimate_bi_level_gae(
     return advantages, advantages + values
 
 
-class BiLevelGae:
-    """`credit: {type: bi_level_gae}`"""
+class TurnGae(_ValueEstimator, name="turn_gae"):
+    """GAE from turn to turn; all tokens of a turn share its advantage."""
 
-    Params = BiLevelGaeParams
-    needs_values = True
-    needs_groups = False
-    needs_greedy = False
+    gamma: float = Field(default=0.95, ge=0, le=1)
+    """Discount from turn to turn."""
+    lam: float = Field(default=1.0, ge=0, le=1)
+    """Lambda from turn to turn."""
 
-    def __init__(self, params: BiLevelGaeParams) -> None:
-        self.params = params
+    def _estimate(self, flat: FlatTokens, values: Floats, behind: Floats) -> tuple[Floats, Floats]:
+        layout, turn_values = flat.layout, values[flat.layout.turn_first]
+        per_turn = estimate_turn_gae(layout, flat.turn_rewards, turn_values, behind, gamma=self.gamma, lam=self.lam)
+        advantages, returns = map(layout.turns_to_tokens, per_turn)
+        return advantages, returns
 
-    def __call__(self, experiences: Sequence[Experience], annotations: Annotations) -> list[Sample]:
-        played = play_back(experiences, annotations)
-        values = played.gather(require_values(annotations, "bi_level_gae"))
-        behind = values_behind(played, values, self.params.truncation)
-        advantages, returns = estimate_bi_level_gae(played.layout, played.token_rewards, values, behind, self.params)
-        advantages = whiten(advantages) if self.params.whiten else advantages
-        return make_samples(played, advantages, returns, annotations)
+    def _reference(self, trajectory: TokenTrajectory, behind: float) -> list[float]:
+        firsts = [trajectory.values[trajectory.turns.index(turn)] for turn in range(len(trajectory.rewards))]
+        returns = discount_with_values(trajectory.turn_rewards(), firsts, behind, self.gamma, self.lam)
+        return trajectory.turns_to_tokens(returns)
+
+    def value_baseline(self, sample: Sample) -> FloatArray:
+        """The value before the first token of each turn, for all its tokens."""
+        turns = sample.experience.segment.turn_ids[sample.experience.segment.loss_mask]
+        firsts = np.flatnonzero(np.diff(turns, prepend=-1))
+        return np.repeat(super().value_baseline(sample)[firsts], np.diff(firsts, append=len(turns)))
 
 
 def estimate_turn_gae(
@@ -150,41 +187,3 @@ def estimate_turn_gae(
     following = shift_back(turn_values, layout.trajectory_starts, behind)
     advantages = scan_back(turn_rewards + gamma * following - turn_values, layout.trajectory_starts, gamma * lam)
     return advantages, advantages + turn_values
-
-
-class TurnGaeParams(Settings):
-    gamma: float = Field(default=0.95, ge=0, le=1)
-    """Discount from turn to turn."""
-    lam: float = Field(default=1.0, ge=0, le=1)
-    """Lambda from turn to turn."""
-    truncation: Truncation = "bootstrap"
-    """What a budget's end means: the state still has its value, or the episode is over like any other."""
-    whiten: bool = True
-    """Scale advantages to mean 0 and variance 1 over the batch's tokens."""
-
-
-class TurnGae:
-    """`credit: {type: turn_gae}`"""
-
-    Params = TurnGaeParams
-    needs_values = True
-    needs_groups = False
-    needs_greedy = False
-
-    def __init__(self, params: TurnGaeParams) -> None:
-        self.params = params
-
-    def __call__(self, experiences: Sequence[Experience], annotations: Annotations) -> list[Sample]:
-        played = play_back(experiences, annotations)
-        values = played.gather(require_values(annotations, "turn_gae"))
-        advantages, returns = estimate_turn_gae(
-            played.layout,
-            played.turn_rewards,
-            values[played.layout.turn_first],
-            values_behind(played, values, self.params.truncation),
-            gamma=self.params.gamma,
-            lam=self.params.lam,
-        )
-        per_token = played.layout.turns_to_tokens(advantages)
-        per_token = whiten(per_token) if self.params.whiten else per_token
-        return make_samples(played, per_token, played.layout.turns_to_tokens(returns), annotations)

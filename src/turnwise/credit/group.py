@@ -7,23 +7,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import exp, isnan, log, sqrt
 from typing import Literal
 
 import numpy as np
 from pydantic import Field, PositiveFloat
 
+from turnwise.config.kinds import AdvantageEstimator
 from turnwise.config.schema_learn import NormaliseGrouping, NormaliseMethod
-from turnwise.config.settings import Settings, WholeSettings
+from turnwise.config.settings import WholeSettings
 from turnwise.credit.layout import (
+    FlatTokens,
     Floats,
     Ints,
-    PlayedTokens,
     TurnLayout,
+    flatten_experiences,
     make_samples,
     number_densely,
-    play_back,
     scan_back,
     whiten,
+)
+from turnwise.credit.reference import (
+    WHITENING_VARIANCE,
+    TokenTrajectory,
+    by_group,
+    center,
+    discount,
+    mean,
+    spread,
+    standardize,
 )
 from turnwise.types import Annotations, Experience, Sample
 
@@ -72,19 +84,17 @@ def estimate_opmd(scores: Floats, groups: Ints, *, baseline: OpmdBaseline, tau: 
     return scores - np.where(sizes > 1, means, 0.0)
 
 
-class _TrajectoryRule:
+class _TrajectoryEstimator(AdvantageEstimator):
     """One number per trajectory, the same for all its tokens."""
 
-    needs_values = False
     needs_groups = True
-    needs_greedy = False
 
     def __call__(self, experiences: Sequence[Experience], annotations: Annotations) -> list[Sample]:
-        played = play_back(experiences, annotations)
-        scores = played.layout.sum_turns(played.turn_rewards)
-        per_token = played.layout.trajectories_to_tokens(self._estimate(scores, played.group_of_trajectory))
+        flat = flatten_experiences(experiences, annotations)
+        scores = flat.layout.sum_turns(flat.turn_rewards)
+        per_token = flat.layout.trajectories_to_tokens(self._estimate(scores, flat.group_of_trajectory))
         per_token = self._finish(per_token)
-        return make_samples(played, per_token, per_token, annotations)
+        return make_samples(flat, per_token, per_token, annotations)
 
     def _estimate(self, scores: Floats, groups: Ints) -> Floats:
         raise NotImplementedError
@@ -92,44 +102,49 @@ class _TrajectoryRule:
     def _finish(self, per_token: Floats) -> Floats:
         return per_token
 
+    def reference(self, trajectories: Sequence[TokenTrajectory]) -> list[list[float]]:
+        numbers = self._reference([trajectory.total for trajectory in trajectories])
+        return [[number] * len(t.turns) for number, t in zip(numbers, trajectories, strict=True)]
 
-class Grpo(_TrajectoryRule):
-    """`credit: {type: grpo}`: the sum of rewards against the siblings', in units of their spread."""
+    def _reference(self, scores: Sequence[float]) -> list[float]:
+        """One number for each trajectory of a group."""
+        raise NotImplementedError
 
-    Params = Settings
 
-    def __init__(self, params: Settings) -> None:
-        self.params = params
+class Grpo(_TrajectoryEstimator, name="grpo"):
+    """Sum of rewards minus the mean of the group, in units of the group's standard deviation."""
 
     def _estimate(self, scores: Floats, groups: Ints) -> Floats:
         return estimate_grpo(scores, groups, scale_by_std=True)
 
+    def _reference(self, scores: Sequence[float]) -> list[float]:
+        return standardize(scores)
 
-class DrGrpo(_TrajectoryRule):
-    """`credit: {type: dr_grpo}`: GRPO without the division by the spread (arXiv 2503.20783)."""
 
-    Params = Settings
-
-    def __init__(self, params: Settings) -> None:
-        self.params = params
+class DrGrpo(_TrajectoryEstimator, name="dr_grpo"):
+    """GRPO without the division by the standard deviation (arXiv 2503.20783)."""
 
     def _estimate(self, scores: Floats, groups: Ints) -> Floats:
         return estimate_grpo(scores, groups, scale_by_std=False)
 
+    def _reference(self, scores: Sequence[float]) -> list[float]:
+        return center(scores)
 
-class Rloo(_TrajectoryRule):
-    """`credit: {type: rloo}`: the sum of rewards against the mean of the other siblings."""
 
-    Params = Settings
-
-    def __init__(self, params: Settings) -> None:
-        self.params = params
+class Rloo(_TrajectoryEstimator, name="rloo"):
+    """Sum of rewards minus the mean of the other trajectories of the group."""
 
     def _estimate(self, scores: Floats, groups: Ints) -> Floats:
         return estimate_rloo(scores, groups)
 
+    def _reference(self, scores: Sequence[float]) -> list[float]:
+        others = [[other for j, other in enumerate(scores) if j != i] for i in range(len(scores))]
+        return [score - (mean(rest) if rest else 0.0) for score, rest in zip(scores, others, strict=True)]
 
-class OpmdParams(Settings):
+
+class Opmd(_TrajectoryEstimator, name="opmd"):
+    """Sum of rewards minus the group's baseline, unscaled."""
+
     baseline: OpmdBaseline = "mean"
     """The group's mean, or its soft maximum at temperature `tau`."""
     tau: PositiveFloat = 1.0
@@ -138,26 +153,19 @@ class OpmdParams(Settings):
     def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
         return self.idle("tau", why=f"with {path}.baseline 'mean'") if self.baseline == "mean" else {}
 
-
-class Opmd(_TrajectoryRule):
-    """`credit: {type: opmd}`: the sum of rewards against the group's baseline, unscaled."""
-
-    Params = OpmdParams
-
-    def __init__(self, params: OpmdParams) -> None:
-        self.params = params
-
     def _estimate(self, scores: Floats, groups: Ints) -> Floats:
-        return estimate_opmd(scores, groups, baseline=self.params.baseline, tau=self.params.tau)
+        return estimate_opmd(scores, groups, baseline=self.baseline, tau=self.tau)
+
+    def _reference(self, scores: Sequence[float]) -> list[float]:
+        if self.baseline == "mean" or len(scores) == 1:
+            return center(scores)
+        top = max(scores)
+        soft = top + self.tau * log(mean([exp((score - top) / self.tau) for score in scores]))
+        return [score - soft for score in scores]
 
 
-class ReinforcePpBaseline(_TrajectoryRule):
-    """`credit: {type: reinforce_pp_baseline}`: minus the group's mean, then whitened over the batch's tokens."""
-
-    Params = Settings
-
-    def __init__(self, params: Settings) -> None:
-        self.params = params
+class ReinforcePpBaseline(_TrajectoryEstimator, name="reinforce_pp_baseline"):
+    """Sum of rewards minus the group's mean, then whitened over the batch's tokens."""
 
     def _estimate(self, scores: Floats, groups: Ints) -> Floats:
         return estimate_grpo(scores, groups, scale_by_std=False)
@@ -165,55 +173,50 @@ class ReinforcePpBaseline(_TrajectoryRule):
     def _finish(self, per_token: Floats) -> Floats:
         return whiten(per_token)
 
+    def needs_batch(self) -> bool:
+        return True
+
+    def reference(self, trajectories: Sequence[TokenTrajectory]) -> list[list[float]]:
+        plain = by_group(trajectories, super().reference)
+        every = [number for tokens in plain for number in tokens]
+        middle, unit = mean(every), sqrt(spread(every) ** 2 + WHITENING_VARIANCE)
+        return [[(number - middle) / unit for number in tokens] for tokens in plain]
+
+    def _reference(self, scores: Sequence[float]) -> list[float]:
+        return center(scores)
+
 
 def estimate_returns(layout: TurnLayout, token_rewards: Floats, gamma: float) -> Floats:
     """The discounted sum of rewards from each sampled token on; observations in between do not discount."""
     return scan_back(token_rewards, layout.trajectory_token_starts, gamma)
 
 
-class _ReturnRule:
-    """The rewards to come as advantage."""
+class _ReturnEstimator(AdvantageEstimator):
+    """Discounted rewards from each token on."""
 
-    needs_values = False
-    needs_groups = False
-    needs_greedy = False
-
-    def __init__(self, gamma: float, *, should_whiten: bool) -> None:
-        self._gamma = gamma
-        self._should_whiten = should_whiten
+    gamma: float = Field(default=1.0, ge=0, le=1)
+    """Discount from one sampled token to the next."""
 
     def __call__(self, experiences: Sequence[Experience], annotations: Annotations) -> list[Sample]:
-        played = play_back(experiences, annotations)
-        returns = estimate_returns(played.layout, played.token_rewards, self._gamma)
-        return make_samples(played, whiten(returns) if self._should_whiten else returns, returns, annotations)
+        flat = flatten_experiences(experiences, annotations)
+        returns = estimate_returns(flat.layout, flat.token_rewards, self.gamma)
+        return make_samples(flat, whiten(returns) if self.whitens() else returns, returns, annotations)
+
+    def reference(self, trajectories: Sequence[TokenTrajectory]) -> list[list[float]]:
+        return [discount(trajectory.token_rewards(), self.gamma) for trajectory in trajectories]
 
 
-class ReinforceParams(Settings):
-    gamma: float = Field(default=1.0, ge=0, le=1)
-    """Discount from one sampled token to the next."""
+class Reinforce(_ReturnEstimator, name="reinforce"):
+    """The rewards to come, as they are."""
 
 
-class Reinforce(_ReturnRule):
-    """`credit: {type: reinforce}`: the rewards to come, as they are."""
+class ReinforcePp(_ReturnEstimator, name="reinforce_pp"):
+    """The rewards to come, whitened over the batch (arXiv 2501.03262)."""
 
-    Params = ReinforceParams
+    whitening = "from_returns"
 
-    def __init__(self, params: ReinforceParams) -> None:
-        super().__init__(params.gamma, should_whiten=False)
-
-
-class ReinforcePpParams(Settings):
-    gamma: float = Field(default=1.0, ge=0, le=1)
-    """Discount from one sampled token to the next."""
-
-
-class ReinforcePp(_ReturnRule):
-    """`credit: {type: reinforce_pp}`: the rewards to come, whitened over the batch (arXiv 2501.03262)."""
-
-    Params = ReinforcePpParams
-
-    def __init__(self, params: ReinforcePpParams) -> None:
-        super().__init__(params.gamma, should_whiten=True)
+    def whitens(self) -> bool:
+        return True
 
 
 def estimate_remax(layout: TurnLayout, returns: Floats, greedy_returns: Floats) -> Floats:
@@ -222,21 +225,24 @@ def estimate_remax(layout: TurnLayout, returns: Floats, greedy_returns: Floats) 
     return np.where(np.isnan(baseline), 0.0, returns - baseline)
 
 
-class Remax:
-    """`credit: {type: remax}`"""
+class Remax(AdvantageEstimator, name="remax"):
+    """The rewards to come minus the return of a greedy rollout of the same task."""
 
-    Params = Settings
-    needs_values = False
-    needs_groups = False
     needs_greedy = True
 
-    def __init__(self, params: Settings) -> None:
-        self.params = params
-
     def __call__(self, experiences: Sequence[Experience], annotations: Annotations) -> list[Sample]:
-        played = play_back(experiences, annotations)
-        returns = estimate_returns(played.layout, played.token_rewards, gamma=1.0)
-        return make_samples(played, estimate_remax(played.layout, returns, played.greedy_returns), returns, annotations)
+        flat = flatten_experiences(experiences, annotations)
+        returns = estimate_returns(flat.layout, flat.token_rewards, gamma=1.0)
+        return make_samples(flat, estimate_remax(flat.layout, returns, flat.greedy_returns), returns, annotations)
+
+    def reference(self, trajectories: Sequence[TokenTrajectory]) -> list[list[float]]:
+        return [self._of_one(trajectory) for trajectory in trajectories]
+
+    def _of_one(self, trajectory: TokenTrajectory) -> list[float]:
+        greedy = trajectory.greedy_return
+        if greedy is None or isnan(greedy):
+            return [0.0] * len(trajectory.turns)
+        return [number - greedy for number in discount(trajectory.token_rewards(), 1.0)]
 
 
 def normalise_rewards(
@@ -250,36 +256,36 @@ def normalise_rewards(
     """
     if method == "identity" or not experiences:
         return list(experiences)
-    played = play_back(experiences, Annotations())
-    turn_rewards, greedy_returns = _normalise_plays(played, _number_comparable(played, grouping), method)
-    greedy_of = dict(zip(played.trajectory_ids, greedy_returns.tolist(), strict=True))
+    flat = flatten_experiences(experiences, Annotations())
+    turn_rewards, greedy_returns = _normalise_plays(flat, _number_comparable(flat, grouping), method)
+    greedy_of = dict(zip(flat.trajectory_ids, greedy_returns.tolist(), strict=True))
     normalised = []
-    for row, rewards in zip(experiences, played.scatter_turns(turn_rewards), strict=True):
+    for row, rewards in zip(experiences, flat.scatter_turns(turn_rewards), strict=True):
         greedy = None if row.greedy_return is None else greedy_of[row.id.trajectory]
         normalised.append(replace(row, turn_rewards=rewards, greedy_return=greedy))
     return normalised
 
 
-def _number_comparable(played: PlayedTokens, grouping: NormaliseGrouping) -> Ints:
+def _number_comparable(flat: FlatTokens, grouping: NormaliseGrouping) -> Ints:
     """[trajectories] equal numbers for plays that are compared."""
     if grouping == "state":
-        return played.group_of_trajectory
+        return flat.group_of_trajectory
     if grouping == "inductive":
-        return number_densely(trajectory.tag for trajectory in played.trajectory_ids)
-    return np.zeros(len(played.trajectory_ids), dtype=np.int64)
+        return number_densely(trajectory.tag for trajectory in flat.trajectory_ids)
+    return np.zeros(len(flat.trajectory_ids), dtype=np.int64)
 
 
-def _normalise_plays(played: PlayedTokens, comparable: Ints, method: NormaliseMethod) -> tuple[Floats, Floats]:
+def _normalise_plays(flat: FlatTokens, comparable: Ints, method: NormaliseMethod) -> tuple[Floats, Floats]:
     """[turns] rewards whose sum per trajectory is normalised, and [trajectories] greedy returns on the same scale."""
-    starts = played.layout.trajectory_starts
-    sums = played.layout.sum_turns(played.bare_rewards)
+    starts = flat.layout.trajectory_starts
+    sums = flat.layout.sum_turns(flat.bare_rewards)
     means, stds, sizes = group_mean_std(sums, comparable)
     is_alone = sizes == 1
     scales = np.where((method == "mean") | (stds <= EPSILON), 1.0, 1 / (stds + EPSILON))
-    turn_rewards = played.bare_rewards * np.repeat(scales, np.diff(starts))
+    turn_rewards = flat.bare_rewards * np.repeat(scales, np.diff(starts))
     targets = np.where(is_alone, sums, _normalise(sums, means, stds, method))
-    turn_rewards[starts[1:] - 1] += targets - played.layout.sum_turns(turn_rewards)
-    greedy = played.greedy_returns
+    turn_rewards[starts[1:] - 1] += targets - flat.layout.sum_turns(turn_rewards)
+    greedy = flat.greedy_returns
     return turn_rewards, np.where(is_alone, greedy, _normalise(greedy, means, stds, method))
 
 

@@ -77,7 +77,7 @@ def layout_from_keys(trajectory_of_token: Ints, turn_of_token: Ints) -> TurnLayo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PlayedTokens:
+class FlatTokens:
     """The sampled tokens of many experiences in playing order, and the way back to the rows they came from.
 
     Rewards come in two views with equal sums: per turn and per token. A rule reads one of them and has the penalties
@@ -149,7 +149,7 @@ class PlayedTokens:
         return [of_row[i] for i in range(len(self.experiences))]
 
 
-def play_back(experiences: Sequence[Experience], annotations: Annotations) -> PlayedTokens:
+def flatten_experiences(experiences: Sequence[Experience], annotations: Annotations) -> FlatTokens:
     """Put rows back into trajectories, whatever order they come in; turns of two rows may alternate."""
     order = np.array(sorted(range(len(experiences)), key=lambda i: experiences[i].id), dtype=np.int64)
     ordered = [experiences[i] for i in order]
@@ -164,7 +164,7 @@ def play_back(experiences: Sequence[Experience], annotations: Annotations) -> Pl
         np.concatenate([e.turn_indices for e in ordered]),
     )
     penalties = annotations.token_penalties
-    return PlayedTokens(
+    return FlatTokens(
         layout=layout_from_keys(trajectory_of_token[places], turn_of_token[places]),
         bare_rewards=np.concatenate([e.turn_rewards for e in ordered]).astype(np.float64)[turn_places],
         token_penalties=np.zeros(sum(counts)) if penalties is None else _gather(penalties, experiences, order)[places],
@@ -178,6 +178,10 @@ def play_back(experiences: Sequence[Experience], annotations: Annotations) -> Pl
         turn_places=turn_places,
         experiences=experiences,
     )
+
+
+play_back = flatten_experiences
+"""Old name of `flatten_experiences`."""
 
 
 def _in_playing_order(trajectories: Ints, turns: NDArray[np.integer]) -> Ints:
@@ -234,7 +238,7 @@ def require_values(annotations: Annotations, rule: str) -> Sequence[FloatArray]:
     return annotations.values
 
 
-def make_samples(played: PlayedTokens, advantages: Floats, returns: Floats, annotations: Annotations) -> list[Sample]:
+def make_samples(played: FlatTokens, advantages: Floats, returns: Floats, annotations: Annotations) -> list[Sample]:
     """Back to rows, in the order in which the experiences were given."""
     empty = [np.zeros(len(e.segment), dtype=np.float32) for e in played.experiences]
     values = annotations.values if annotations.values is not None else empty

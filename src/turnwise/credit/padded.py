@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnwise.credit.gae import BiLevelGaeParams, estimate_bi_level_gae, estimate_gae
+from turnwise.credit.gae import BiLevelGae, estimate_bi_level_gae, estimate_gae
 from turnwise.credit.group import estimate_grpo, estimate_rloo
 from turnwise.credit.layout import Floats, Ints, TurnLayout, layout_from_keys, number_densely, whiten
-from turnwise.credit.step_level import MultiStepGrpoParams, StdLevel, estimate_multi_step_grpo
+from turnwise.credit.step_level import MultiStepGrpo, StdLevel, estimate_multi_step_grpo
 
 
 def compute_bi_level_gae_advantage_return(
@@ -39,7 +39,7 @@ def compute_bi_level_gae_advantage_return(
     """
     if not isinstance(turn_ids, Tensor):
         turn_ids = _guess_turns(token_level_rewards, loss_mask, turn_ids)
-    params = BiLevelGaeParams(gamma=gamma, lam=lam, high_level_gamma=high_level_gamma, high_level_lam=lam)
+    params = BiLevelGae(gamma=gamma, lam=lam, high_level_gamma=high_level_gamma, high_level_lam=lam)
 
     def estimate(layout: TurnLayout, rewards: Floats, flat_values: Floats) -> tuple[Floats, Floats]:
         ended = np.zeros(len(layout.trajectory_starts) - 1)
@@ -108,7 +108,7 @@ def compute_multi_step_grpo_advantage(
     for row in sorted(range(len(keys)), key=lambda row: step_ids[row]):
         last[run_of_row[row]] = row
     groups = number_densely(task_ids)[last]
-    params = MultiStepGrpoParams(step_norm=enable_step_norm, std_level=std_cal_level, std_threshold=std_threshold)
+    params = MultiStepGrpo(step_norm=enable_step_norm, std_level=std_cal_level, std_threshold=std_threshold)
     final = rewards.detach().double().cpu().numpy()[last]
     per_run = estimate_multi_step_grpo(final, groups, np.bincount(run_of_row), params)
     advantages = torch.as_tensor(per_run[run_of_row], device=loss_mask.device)[:, None] * loss_mask.bool()

@@ -1,7 +1,6 @@
-"""Trajectories token by token in plain lists: what the slow oracle of credit reads.
+"""Trajectories as plain lists, and plain arithmetic: for the `reference` of each advantage estimator.
 
-In: samples and what the learner said about their rows. Out: one `Play` for each trajectory. It refuses to know how
-`credit` lays out the same tokens.
+Shares nothing with `credit.layout`, so that a mistake would have to be made twice. Uses Python floats alone.
 """
 
 from __future__ import annotations
@@ -9,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import starmap
-from math import exp, isnan, log, sqrt
-from typing import Any, NamedTuple
+from math import sqrt
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from turnwise.types import Annotations, Experience, Sample, TrajectoryId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Play:
+class TokenTrajectory:
     """One trajectory, token by token in playing order."""
 
     group: str
@@ -58,13 +57,15 @@ class Play:
             paid[turn] += penalty
         return paid
 
-    def spread(self, per_turn: Sequence[float]) -> list[float]:
+    def turns_to_tokens(self, per_turn: Sequence[float]) -> list[float]:
         """[tokens] from [turns]"""
         return [per_turn[turn] for turn in self.turns]
 
 
-def play_back(samples: Sequence[Sample], annotations: Annotations, rows: Sequence[int]) -> dict[TrajectoryId, Play]:
-    """Annotations are in the order of the samples' experiences, row by row."""
+def unpack_samples(
+    samples: Sequence[Sample], annotations: Annotations, rows: Sequence[int]
+) -> dict[TrajectoryId, TokenTrajectory]:
+    """The trajectories of some rows. Annotations are in the order of the samples' experiences, row by row."""
     of_trajectory: dict[TrajectoryId, list[int]] = {}
     for row in sorted(rows, key=lambda i: samples[i].experience.id.segment_index):
         of_trajectory.setdefault(samples[row].experience.id.trajectory, []).append(row)
@@ -87,13 +88,13 @@ class _Token(NamedTuple):
     value: float
 
 
-def _lay_out(samples: Sequence[Sample], annotations: Annotations, rows: Sequence[int]) -> Play:
+def _lay_out(samples: Sequence[Sample], annotations: Annotations, rows: Sequence[int]) -> TokenTrajectory:
     # Sorted, and not row by row: turns of two rows may alternate.
     turns = sorted(turn for row in rows for turn in _turns_of(samples[row].experience))
     tokens = sorted(token for row in rows for token in _tokens_of(samples, annotations, row))
     number_of = {turn.turn: number for number, turn in enumerate(turns)}
     last = samples[rows[-1]].experience
-    return Play(
+    return TokenTrajectory(
         group=last.id.trajectory.group,
         places=[(token.row, token.place) for token in tokens],
         turns=[number_of[token.turn] for token in tokens],
@@ -123,134 +124,45 @@ def _tokens_of(samples: Sequence[Sample], annotations: Annotations, row: int) ->
 
 
 _EPSILON = 1e-6
-"""As docs/advantage_estimators.md adds it to a spread."""
-Tokens = list[list[float]]
-"""[trajectories][tokens]"""
+"""As docs/advantage_estimators.md adds it to a standard deviation."""
+WHITENING_VARIANCE = 1e-8
+"""Added to the variance that whitening divides by."""
 
 
-def _mean(numbers: Sequence[float]) -> float:
+def mean(numbers: Sequence[float]) -> float:
     return sum(numbers) / len(numbers)
 
 
-def _spread(numbers: Sequence[float]) -> float:
+def spread(numbers: Sequence[float]) -> float:
     """The unbiased standard deviation; 0 of a single number."""
-    mean = _mean(numbers)
-    return sqrt(sum((number - mean) ** 2 for number in numbers) / max(len(numbers) - 1, 1))
+    middle = mean(numbers)
+    return sqrt(sum((number - middle) ** 2 for number in numbers) / max(len(numbers) - 1, 1))
 
 
-def _discount(rewards: Sequence[float], gamma: float) -> list[float]:
-    """What is still to come, from each on."""
+def center(scores: Sequence[float]) -> list[float]:
+    """Minus their mean; a single score stays as it is."""
+    return [score - mean(scores) for score in scores] if len(scores) > 1 else list(scores)
+
+
+def standardize(scores: Sequence[float]) -> list[float]:
+    """Minus their mean, divided by their standard deviation; a single score stays as it is."""
+    if len(scores) == 1:
+        return [scores[0] / (1 + _EPSILON)]
+    return [score / (spread(scores) + _EPSILON) for score in center(scores)]
+
+
+def discount(rewards: Sequence[float], gamma: float) -> list[float]:
+    """The discounted sum of rewards from each on."""
     to_come, following = [0.0] * len(rewards), 0.0
     for t in reversed(range(len(rewards))):
         following = to_come[t] = rewards[t] + gamma * following
     return to_come
 
 
-# --- one number for a trajectory --------------------------------------------------------------------------------------
-
-
-def _grpo(scores: Sequence[float], _: Any) -> list[float]:
-    if len(scores) == 1:
-        return [scores[0] / (1 + _EPSILON)]
-    return [(score - _mean(scores)) / (_spread(scores) + _EPSILON) for score in scores]
-
-
-def _centred(scores: Sequence[float], _: Any = None) -> list[float]:
-    return [score - _mean(scores) for score in scores] if len(scores) > 1 else list(scores)
-
-
-def _rloo(scores: Sequence[float], _: Any) -> list[float]:
-    others = [[other for j, other in enumerate(scores) if j != i] for i in range(len(scores))]
-    return [score - (_mean(rest) if rest else 0.0) for score, rest in zip(scores, others, strict=True)]
-
-
-def _opmd(scores: Sequence[float], credit: Any) -> list[float]:
-    if credit.baseline == "mean" or len(scores) == 1:
-        return _centred(scores)
-    top = max(scores)
-    soft = top + credit.tau * log(_mean([exp((score - top) / credit.tau) for score in scores]))
-    return [score - soft for score in scores]
-
-
-_BY_SCORE: dict[str, Callable[[Sequence[float], Any], list[float]]] = {
-    "grpo": _grpo,
-    "dr_grpo": _centred,
-    "reinforce_pp_baseline": _centred,
-    "rloo": _rloo,
-    "opmd": _opmd,
-}
-
-
-def last_score(play: Play) -> float:
-    """What a trajectory earned in its last step, with all its penalties."""
-    return play.rewards[-1] + sum(play.penalties)
-
-
-def batch_spread(plays: Sequence[Play]) -> float:
-    """That of the last steps of all trajectories; 1 of a single one."""
-    return _spread([last_score(play) for play in plays]) if len(plays) > 1 else 1.0
-
-
-def _multi_step_grpo(plays: Sequence[Play], credit: Any, spread: float | None) -> list[float]:
-    scores = [last_score(play) for play in plays]
-    unit = None if spread is None else spread + _EPSILON
-    numbers = _grpo(scores, credit) if unit is None else [score / unit for score in _centred(scores)]
-    if credit.step_norm:
-        numbers = [number / len(play.rewards) for number, play in zip(numbers, plays, strict=True)]
-    is_dead = credit.std_threshold is not None and (len(plays) == 1 or _spread(scores) <= credit.std_threshold)
-    return [0.0] * len(plays) if is_dead else numbers
-
-
-# --- one number for a turn --------------------------------------------------------------------------------------------
-
-
-def _gigpo(plays: Sequence[Play], credit: Any) -> Tokens:
-    scores = [play.total for play in plays]
-    whole = _grpo(scores, credit) if credit.scale_by_std else _centred(scores)
-    to_come = [_discount(play.turn_rewards(), credit.gamma) for play in plays]
-    met: dict[int, list[float]] = {}
-    for play, returns in zip(plays, to_come, strict=True):
-        for state, number in zip(play.states, returns, strict=True):
-            met.setdefault(state, []).append(number)
-
-    def beside(state: int, number: float) -> float:
-        centred = number - _mean(met[state])
-        return centred / (_spread(met[state]) + _EPSILON) if credit.scale_by_std else centred
-
-    return [
-        play.spread([score + credit.step_weight * beside(*turn) for turn in zip(play.states, returns, strict=True)])
-        for play, score, returns in zip(plays, whole, to_come, strict=True)
-    ]
-
-
-def _step_return(plays: Sequence[Play], credit: Any) -> Tokens:
-    """Calls of one step are one step: they share its reward and what is to come."""
-    to_come: list[list[float]] = []
-    step_of_turn: list[list[int]] = []
-    for play in plays:
-        paid: list[float] = []
-        places: list[int] = []
-        for turn, reward in enumerate(play.turn_rewards()):
-            if turn == 0 or play.steps[turn] != play.steps[turn - 1]:
-                paid.append(0.0)
-            paid[-1] += reward
-            places.append(len(paid) - 1)
-        to_come.append(_discount(paid, credit.gamma))
-        step_of_turn.append(places)
-    every = [number for returns in to_come for number in returns]
-    mean, spread = (_mean(every), _spread(every)) if len(every) > 1 else (0.0, 1.0)
-    unit = spread + _EPSILON if credit.scale_by_std else 1.0
-    return [
-        play.spread([(returns[place] - mean) / unit for place in places])
-        for play, returns, places in zip(plays, to_come, step_of_turn, strict=True)
-    ]
-
-
-# --- one number for a token -------------------------------------------------------------------------------------------
-
-
-def _chain(rewards: Sequence[float], values: Sequence[float], behind: float, gamma: float, lam: float) -> list[float]:
-    """Returns: advantages and values."""
+def discount_with_values(
+    rewards: Sequence[float], values: Sequence[float], behind: float, gamma: float, lam: float
+) -> list[float]:
+    """Returns of GAE: advantages plus values; `behind` is the value behind the end."""
     returns, advantage, following = [0.0] * len(rewards), 0.0, behind
     for t in reversed(range(len(rewards))):
         advantage = rewards[t] + gamma * following - values[t] + gamma * lam * advantage
@@ -259,70 +171,14 @@ def _chain(rewards: Sequence[float], values: Sequence[float], behind: float, gam
     return returns
 
 
-def _behind(play: Play, credit: Any) -> float:
-    return play.values[-1] if play.is_truncated and credit.truncation == "bootstrap" else 0.0
-
-
-def _gae(play: Play, credit: Any) -> list[float]:
-    return _chain(play.token_rewards(), play.values, _behind(play, credit), credit.gamma, credit.lam)
-
-
-def _turn_gae(play: Play, credit: Any) -> list[float]:
-    firsts = [play.values[play.turns.index(turn)] for turn in range(len(play.rewards))]
-    return play.spread(_chain(play.turn_rewards(), firsts, _behind(play, credit), credit.gamma, credit.lam))
-
-
-def _bi_level_gae(play: Play, credit: Any) -> list[float]:
-    paid, num_turns = play.token_rewards(), len(play.rewards)
-    tokens = [[t for t, turn in enumerate(play.turns) if turn == k] for k in range(num_turns)]
-    which = -1 if credit.turn_value_at == "last" else 0
-    turn_values = [play.values[of_turn[which]] for of_turn in tokens]
-    turn_rewards = [sum(paid[t] for t in of_turn) for of_turn in tokens]
-    goals = _chain(turn_rewards, turn_values, _behind(play, credit), credit.high_level_gamma, credit.high_level_lam)
-    returns: list[float] = []
-    for of_turn, goal in zip(tokens, goals, strict=True):
-        rewards = [paid[t] for t in of_turn]
-        rewards[-1] = goal - sum(rewards[:-1])
-        returns += _chain(rewards, [play.values[t] for t in of_turn], 0.0, credit.gamma, credit.lam)
-    return returns
-
-
-def _returns(play: Play, credit: Any) -> list[float]:
-    return _discount(play.token_rewards(), credit.gamma)
-
-
-def _remax(play: Play, _: Any) -> list[float]:
-    if play.greedy_return is None or isnan(play.greedy_return):
-        return [0.0] * len(play.turns)
-    return [number - play.greedy_return for number in _discount(play.token_rewards(), 1.0)]
-
-
-_BY_PLAY: dict[str, Callable[[Play, Any], list[float]]] = {
-    "gae": _gae,
-    "turn_gae": _turn_gae,
-    "bi_level_gae": _bi_level_gae,
-    "reinforce": _returns,
-    "reinforce_pp": _returns,
-    "remax": _remax,
-}
-_BY_TURNS: dict[str, Callable[[Sequence[Play], Any], Tokens]] = {"gigpo": _gigpo, "step_return": _step_return}
-TOLD_AS_RETURNS = frozenset({"gae", "turn_gae", "bi_level_gae", "reinforce_pp"})
-"""Whose advantages may be whitened: their returns are what comes before that."""
-
-
-def expect(plays: Sequence[Play], credit: Any, *, spread: float | None = None) -> Tokens | None:
-    """What the rule says of the trajectories of one group, before any whitening: returns of those named above,
-    advantages of the others; None of a rule that is not known. `spread` is that of the batch, where it counts.
-    """
-    if credit.type in _BY_PLAY:
-        return [_BY_PLAY[credit.type](play, credit) for play in plays]
-    if credit.type in _BY_TURNS:
-        return _BY_TURNS[credit.type](plays, credit)
-    numbers: list[float] | None = None
-    if credit.type == "multi_step_grpo":
-        numbers = _multi_step_grpo(plays, credit, spread)
-    elif credit.type in _BY_SCORE:
-        numbers = _BY_SCORE[credit.type]([play.total for play in plays], credit)
-    if numbers is None:
-        return None
-    return [[number] * len(play.turns) for number, play in zip(numbers, plays, strict=True)]
+def by_group(
+    trajectories: Sequence[TokenTrajectory], reference: Callable[[Sequence[TokenTrajectory]], list[list[float]]]
+) -> list[list[float]]:
+    """What `reference` says of each group, in the order of the trajectories."""
+    groups: dict[str, list[int]] = {}
+    for number, trajectory in enumerate(trajectories):
+        groups.setdefault(trajectory.group, []).append(number)
+    found: dict[int, list[float]] = {}
+    for numbers in groups.values():
+        found.update(zip(numbers, reference([trajectories[n] for n in numbers]), strict=True))
+    return [found[n] for n in range(len(trajectories))]

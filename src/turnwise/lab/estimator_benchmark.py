@@ -10,12 +10,11 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 from pydantic import ValidationError
 
-from turnwise.config.component import CREDITS
+from turnwise.config.kinds import ADVANTAGE_ESTIMATORS
 from turnwise.config.load import parse_params
 from turnwise.config.settings import describe_problems
 from turnwise.errors import ConfigError, did_you_mean
@@ -242,17 +241,18 @@ class WorldReport:
 def make_rules(overrides: Sequence[str] = ()) -> dict[str, CreditRule]:
     """Every registered rule; `gae.lam=0.9` changes a setting of one of them."""
     changes = parse_params(overrides)
-    for name in changes.keys() - CREDITS.keys():
-        raise ConfigError(f"'{name}' is no credit rule. {did_you_mean(name, CREDITS)} Give rule.setting=value.")
+    names = ADVANTAGE_ESTIMATORS.names()
+    for name in changes.keys() - set(names):
+        raise ConfigError(f"'{name}' is no credit rule. {did_you_mean(name, names)} Give rule.setting=value.")
     rules: dict[str, CreditRule] = {}
-    for name in CREDITS:
-        target, settings = cast(Any, CREDITS.get_target(name)), changes.get(name, {})
+    for name in names:
+        estimator, settings = ADVANTAGE_ESTIMATORS.find(name), changes.get(name, {})
         if not isinstance(settings, dict):
             raise ConfigError(f"{name}: {settings!r} given; expected a setting of that rule, as {name}.setting=value.")
         try:
-            rules[name] = target(target.Params.model_validate(settings))
+            rules[name] = estimator.model_validate(settings)
         except ValidationError as error:
-            raise ConfigError(f"{name}.{describe_problems(error, target.Params)}") from error
+            raise ConfigError(f"{name}.{describe_problems(error, estimator)}") from error
     return rules
 
 

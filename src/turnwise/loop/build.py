@@ -18,14 +18,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from turnwise.audit.batch_audit import BatchAudit
 from turnwise.config.component import (
     BUFFERS,
-    CREDITS,
     ENGINES,
     LEARNERS,
     LOOPS,
     LOSSES,
     PRIORITIES,
     TRANSPORTS,
-    Registry,
+    ClassRegistry,
     import_reward_function,
     import_shaping,
 )
@@ -45,7 +44,7 @@ from turnwise.loop.components import ExploreParts, LearnParts, PlayParts, TrainP
 from turnwise.loop.frozen_opponents import open_rivals
 from turnwise.models.load import cache_folder
 from turnwise.models.reward_model import load_judge, tiny_reward_folder
-from turnwise.protocols import Buffer, ChatTemplate, CreditRule, Engine, Judge, Learner, Mailbox, TaskSource
+from turnwise.protocols import Buffer, ChatTemplate, Engine, Judge, Learner, Mailbox, TaskSource
 from turnwise.rollout.agent_proxy import AgentProxy, PlayRules
 from turnwise.rollout.env_manager import EnvConfigs, EnvStateManager
 from turnwise.rollout.env_specs import World, count_held_out, find_workflow, rewards_have_a_source, worlds_of
@@ -160,7 +159,7 @@ def open_proxies(play: PlayParts, rivals: Rivals | None = None) -> tuple[AgentPr
 
 
 def needs_greedy(settings: TurnwiseSettings) -> bool:
-    return bool(getattr(_chosen(CREDITS, settings.credit), "needs_greedy", False))
+    return settings.credit.needs_greedy
 
 
 def count_groups(worlds: Sequence[World]) -> int:
@@ -208,8 +207,8 @@ def _make_probe(explore: ExploreParts, learner: Learner) -> Probe | None:
 
 
 def _learning(settings: TurnwiseSettings, model_path: str | Path, run_path: Path | None) -> dict[str, Any]:
-    learner, credit = open_learner(settings, str(model_path), run_path=run_path), open_credit(settings)
-    return {"credit": credit, "learner": learner, "audit": open_audit(settings, learner, run_path)}
+    learner = open_learner(settings, str(model_path), run_path=run_path)
+    return {"credit": settings.credit, "learner": learner, "audit": open_audit(settings, learner, run_path)}
 
 
 def chosen_engine(settings: TurnwiseSettings) -> Any:
@@ -232,7 +231,7 @@ def samples_in_place(settings: TurnwiseSettings) -> bool:
 # --- what a config names ---------------------------------------------------------------------------------------------
 
 
-def _chosen(registry: Registry, section: Any, key: str = "type") -> Any:
+def _chosen(registry: ClassRegistry, section: Any, key: str = "type") -> Any:
     return registry.get_target(getattr(section, key))
 
 
@@ -289,10 +288,6 @@ def open_learner(
     if settings.learn.parallel.type != "none":
         return ParallelLearner.open(settings.learn, site, start_ranks)
     return cast(Learner, _chosen(LEARNERS, settings.learn).open(settings.learn, site))
-
-
-def open_credit(settings: TurnwiseSettings) -> CreditRule:
-    return cast(CreditRule, _chosen(CREDITS, settings.credit)(settings.credit))
 
 
 def open_mailbox(settings: TurnwiseSettings, run_path: Path | None, ring: Callable[[], None]) -> Mailbox:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self, cast
 
-from turnwise.config.component import CREDITS, ENVS
+from turnwise.config.component import ENVS
 from turnwise.config.schema import NoIsolation, TurnwiseSettings
 from turnwise.context.answer import ParsedAnswer, parse_answer
 from turnwise.envs.safe_calls import describe_env
@@ -145,7 +145,7 @@ def _check_numbers(settings: TurnwiseSettings) -> None:
             f"rollout.group_size: {rollout.group_size} given; rollout.workflow '{rollout.workflow}' seats siblings in "
             f"pairs. Set it to an even number, such as {rollout.group_size + 1}."
         )
-    if getattr(CREDITS.get_target(credit), "needs_greedy", False):
+    if settings.credit.needs_greedy:
         raise ConfigError(
             f"credit.type: '{credit}' given; it measures against a greedy play of one episode, and with "
             f"rollout.workflow '{rollout.workflow}' an episode is half of a game. Choose another rule, such as 'grpo'."

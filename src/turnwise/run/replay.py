@@ -21,7 +21,7 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, RunError
 from turnwise.infra.threads import run_async
 from turnwise.learn.checkpoint import resumed_model
-from turnwise.loop.build import build_train, open_credit, open_learner
+from turnwise.loop.build import build_train, open_learner
 from turnwise.loop.components import LearnParts, TrainParts
 from turnwise.loop.policies import resolve_model
 from turnwise.loop.serial import Learnt, LoopStep, learn_from, train_serial
@@ -167,7 +167,7 @@ class _Replay:
             tokenizer=parts.tokenizer,
             template=parts.template,
             buffer=parts.buffer,
-            credit=open_credit(settings),
+            credit=settings.credit,
             learner=learner,
             open_mailbox=parts.open_mailbox,
         )

@@ -32,7 +32,7 @@ from turnwise.experience.build import build_experiences
 from turnwise.experience.store import inspect_store
 from turnwise.infra.atomic_files import find_damage
 from turnwise.infra.threads import run_async
-from turnwise.loop.build import build_explore, join, open_audit, open_credit, open_learner, open_proxies
+from turnwise.loop.build import build_explore, join, open_audit, open_learner, open_proxies
 from turnwise.loop.components import TrainParts
 from turnwise.loop.policies import resolve_model
 from turnwise.loop.serial import LoopStep, train_serial
@@ -281,7 +281,7 @@ def _open(fault: Fault, folder: Path) -> TrainParts:
         greedy_proxy=greedy,
         buffer=fault.buffer(explore.buffer) if fault.buffer else explore.buffer,
     )
-    credit, learner = open_credit(settings), open_learner(settings, model)
+    credit, learner = settings.credit, open_learner(settings, model)
     if fault.learner and not fault.at_resume:
         learner = fault.learner(learner)
     audit = open_audit(settings, learner, None)

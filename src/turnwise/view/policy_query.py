@@ -10,14 +10,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 
-from turnwise.config.component import CREDITS
+from turnwise.config.kinds import ADVANTAGE_ESTIMATORS, AdvantageEstimator
 from turnwise.errors import RunError, TurnwiseError
 from turnwise.report.token_log_reader import StepTokens
-from turnwise.types import MAX_ALTERNATIVES, Annotations, Experience, FloatArray, Sample
+from turnwise.types import MAX_ALTERNATIVES, Annotations, Experience, FloatArray
 from turnwise.view.episodes import TokenTexts, plain, tokens_of
 from turnwise.view.run_files import RunFiles, read_json, setting
 
@@ -183,15 +183,15 @@ def compute_credit(tokens: StepTokens, trained_with: str) -> StepCredit:
     experiences, annotations = tokens.experiences(), tokens.annotations()
     advantages: dict[str, FloatArray] = {}
     left_out: dict[str, str] = {}
-    for name in CREDITS:
+    for name in ADVANTAGE_ESTIMATORS.names():
         if name == trained_with:
             continue
-        rule = cast(Any, CREDITS.get_target(name))
-        if why := _missing(rule, tokens):
-            left_out[name] = why
-            continue
         try:
-            advantages[name] = _apply(rule, experiences, annotations)
+            estimator = ADVANTAGE_ESTIMATORS.find(name)()
+            if why := _missing(estimator, tokens):
+                left_out[name] = why
+            else:
+                advantages[name] = _apply(estimator, experiences, annotations)
         except Exception as error:  # noqa: BLE001 - a user's rule may raise whatever it likes, and the others count
             left_out[name] = f"{type(error).__name__}: {error}"
     return StepCredit(
@@ -212,12 +212,12 @@ def describe_credit(credit: StepCredit, tokens: StepTokens, trajectory: str) -> 
     }
 
 
-def _missing(rule: object, tokens: StepTokens) -> str:
-    if getattr(rule, "needs_values", False) and not tokens.has_values:
+def _missing(estimator: AdvantageEstimator, tokens: StepTokens) -> str:
+    if estimator.needs_values and not tokens.has_values:
         return "it needs a critic, and this run had none"
-    if getattr(rule, "needs_groups", False) and not _has_siblings(tokens):
+    if estimator.needs_groups and not _has_siblings(tokens):
         return "it compares siblings, and this run played every task once"
-    if getattr(rule, "needs_greedy", False) and np.isnan(tokens.rows.greedy_returns).any():
+    if estimator.needs_greedy and np.isnan(tokens.rows.greedy_returns).any():
         return "it needs a greedy play of every task, and this run made none"
     return ""
 
@@ -227,8 +227,6 @@ def _has_siblings(tokens: StepTokens) -> bool:
     return len(set(groups)) < len(groups)
 
 
-def _apply(rule: Any, experiences: Sequence[Experience], annotations: Annotations) -> FloatArray:
-    params = getattr(rule, "Params", None)
-    samples: list[Sample] = rule(params() if params is not None else None)(experiences, annotations)
-    of_experience = {sample.experience.id: sample.advantages for sample in samples}
+def _apply(estimator: AdvantageEstimator, experiences: Sequence[Experience], annotations: Annotations) -> FloatArray:
+    of_experience = {sample.experience.id: sample.advantages for sample in estimator(experiences, annotations)}
     return np.concatenate([of_experience[experience.id] for experience in experiences]).astype(np.float32)

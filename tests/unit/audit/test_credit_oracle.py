@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.audit.played import TASK, play
 from tests.unit.credit.rows import Play, make_batch, make_rows, spread_over
 from turnwise.audit.recompute import check_credit, check_rows
-from turnwise.config.component import CREDITS
-from turnwise.config.schema import read_section
+from turnwise.config.kinds import ADVANTAGE_ESTIMATORS
 from turnwise.experience.build import build_experiences
 from turnwise.learn.pack import pack
 from turnwise.types import Annotations, Experience, Group, Sample
@@ -45,8 +44,8 @@ RULES = {
 
 def apply(name: str, rows: list[Experience], annotations: Annotations, **more: float) -> tuple[list[Sample], Any]:
     rule = name.partition(" ")[0]
-    section = read_section("credit", {"type": rule, **RULES[name], **more})
-    return CREDITS.get_target(rule)(section)(rows, annotations), section  # type: ignore[operator]
+    section = ADVANTAGE_ESTIMATORS.parse({"type": rule, **RULES[name], **more})
+    return section(rows, annotations), section
 
 
 def credit_of(name: str) -> tuple[list[Sample], Any, Annotations]:
@@ -63,9 +62,7 @@ def credit_of(name: str) -> tuple[list[Sample], Any, Annotations]:
 
 
 def test_no_rule_is_without_an_oracle() -> None:
-    assert {name.partition(" ")[0] for name in RULES} == {
-        name for name in CREDITS if CREDITS[name].startswith("turnwise.")
-    }
+    assert {name.partition(" ")[0] for name in RULES} == {*ADVANTAGE_ESTIMATORS.shipped}
 
 
 @pytest.mark.parametrize("rule", RULES)

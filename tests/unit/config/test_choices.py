@@ -19,7 +19,7 @@ from turnwise.config.settings import Settings
 from turnwise.errors import ConfigError
 
 LAKE: dict[str, Any] = {"env": {"type": "frozen_lake"}, "learn": {"critic": {"type": "value_head"}}}
-WITH_PARAMS = [choice for choice in CHOICES if choice.takes_params]
+WITH_PARAMS = [choice for choice in CHOICES if choice.takes_params and not choice.is_component]
 WITH_METHODS = [choice for choice in CHOICES if choice.methods]
 
 PLUGIN = """

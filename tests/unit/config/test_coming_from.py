@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from turnwise.config.component import Registry
 from turnwise.config.schema import CHOICES, TurnwiseSettings
 from turnwise.config.settings import Settings
 from turnwise.convert.load import TableFormat, load_formats
@@ -84,7 +85,7 @@ def known_paths() -> set[str]:
 def _of_choice(choice: object) -> Iterator[str]:
     registry = choice.registry  # type: ignore[attr-defined]
     for name in registry.shipped:
-        params = registry.get_params(name)
+        params = registry.find(name) if isinstance(registry, Registry) else registry.get_params(name)
         if isinstance(params, type) and issubclass(params, Settings):
             yield from (path for path in _paths(params, ""))
 

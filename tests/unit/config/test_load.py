@@ -290,11 +290,8 @@ class Coin(BaseEnv):
     def step(self, action):
         return "done", 1.0, True, {"success": True}
 
-class HalfParams(Settings):
-    share: float = 0.5
-
 class Half(Grpo):
-    Params = HalfParams
+    share: float = 0.5
 """
 
 

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from turnwise.config.component import CREDITS, ENGINES, ENVS, LOSSES, WORKFLOWS, Alias, Registry
+from turnwise.config.component import ENGINES, ENVS, LOSSES, WORKFLOWS, Alias, ClassRegistry
 from turnwise.config.load import load_settings
 from turnwise.envs.base import make_env
 from turnwise.errors import ConfigError
 
 
 @pytest.fixture
-def registry() -> Registry:
-    return Registry("fruit", {"path": "pathlib:Path"})
+def registry() -> ClassRegistry:
+    return ClassRegistry("fruit", {"path": "pathlib:Path"})
 
 
-@pytest.mark.parametrize("registry", [ENVS, ENGINES, WORKFLOWS, CREDITS, LOSSES])
-def test_every_shipped_name_can_be_imported(registry: Registry) -> None:
+@pytest.mark.parametrize("registry", [ENVS, ENGINES, WORKFLOWS, LOSSES])
+def test_every_shipped_name_can_be_imported(registry: ClassRegistry) -> None:
     assert len(registry) > 0
     for name in registry:
         module, _, attribute = registry[name].partition(":")
@@ -30,12 +30,12 @@ def test_every_shipped_name_can_be_imported(registry: Registry) -> None:
         assert target.__module__.startswith(module)
 
 
-def test_names_and_paths_give_the_object(registry: Registry) -> None:
+def test_names_and_paths_give_the_object(registry: ClassRegistry) -> None:
     assert registry.get_target("path") is Path
     assert registry.get_target("pathlib:PurePath").__name__ == "PurePath"  # type: ignore[attr-defined]
 
 
-def test_names_can_be_added_once(registry: Registry) -> None:
+def test_names_can_be_added_once(registry: ClassRegistry) -> None:
     registry.register("number", int)
     registry.register("text", "builtins:str")
     assert (registry.get_target("number"), registry.get_target("text")) == (int, str)
@@ -46,13 +46,13 @@ def test_names_can_be_added_once(registry: Registry) -> None:
             registry.register(name, float)
 
 
-def test_an_unknown_name_gets_the_closest_match(registry: Registry) -> None:
+def test_an_unknown_name_gets_the_closest_match(registry: ClassRegistry) -> None:
     with pytest.raises(ConfigError, match=r"no fruit named 'paht'. Did you mean 'path'\?.*package\.module:Class"):
         registry.get_target("paht")
 
 
 def test_a_plug_in_beside_the_user_is_found(
-    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    registry: ClassRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "beside_me.py").write_text("class Own: pass\n")
     monkeypatch.chdir(tmp_path)
@@ -61,7 +61,7 @@ def test_a_plug_in_beside_the_user_is_found(
 
 
 def test_a_missing_module_behind_a_plug_in_is_named(
-    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    registry: ClassRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "needs_more.py").write_text("import not_installed_here\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -73,7 +73,7 @@ def test_a_missing_module_behind_a_plug_in_is_named(
 
 
 @pytest.mark.parametrize("registry", [ENVS, WORKFLOWS])
-def test_every_alias_stands_for_a_registered_name_with_settings_of_its_own(registry: Registry) -> None:
+def test_every_alias_stands_for_a_registered_name_with_settings_of_its_own(registry: ClassRegistry) -> None:
     assert registry.aliases
     for spelling, alias in registry.aliases.items():
         assert alias.name in registry
@@ -94,13 +94,13 @@ def test_an_alias_becomes_the_name_here_with_what_it_stands_for() -> None:
 
 
 def test_a_registered_name_comes_before_an_alias() -> None:
-    registry = Registry("fruit", {"path": "pathlib:Path"}, aliases={"Way": Alias("path")})
+    registry = ClassRegistry("fruit", {"path": "pathlib:Path"}, aliases={"Way": Alias("path")})
     assert registry.get_target("way") is Path
     registry.register("way", int)
     assert (registry.get_target("way"), registry.get_target("Way")) == (int, Path)
 
 
-def test_a_decorator_registers_and_a_cell_may_run_again(registry: Registry) -> None:
+def test_a_decorator_registers_and_a_cell_may_run_again(registry: ClassRegistry) -> None:
     def write() -> type:
         @registry.register_module("own")
         class Own: ...
@@ -115,7 +115,7 @@ def test_a_decorator_registers_and_a_cell_may_run_again(registry: Registry) -> N
 
 
 def test_dotted_paths_of_classes_are_imported() -> None:
-    workflows = Registry("workflows", default_mapping={"mine": "pathlib.Path"})
+    workflows = ClassRegistry("workflows", default_mapping={"mine": "pathlib.Path"})
     assert workflows.get_target("mine") is Path
     assert workflows.get_target("pathlib.PurePath").__name__ == "PurePath"  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"'no_such\.Class': module 'no_such' cannot be imported"):

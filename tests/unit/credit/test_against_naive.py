@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.credit.gae import BiLevelGae, BiLevelGaeParams, Gae, GaeParams
+from turnwise.credit.gae import BiLevelGae, Gae
 
 from .rows import Play, credited
 
@@ -44,7 +44,7 @@ def naive_gae(play: Play, gamma: float, lam: float) -> tuple[list[float], list[f
     return advantages, [a + v for a, v in zip(advantages, values, strict=True)]
 
 
-def naive_bi_level(play: Play, p: BiLevelGaeParams) -> tuple[list[float], list[float]]:
+def naive_bi_level(play: Play, p: BiLevelGae) -> tuple[list[float], list[float]]:
     at = -1 if p.turn_value_at == "last" else 0
     turn_values = [turn[at] for turn in play.values]
     following_value = play.values[-1][-1] if play.is_truncated else 0.0
@@ -75,7 +75,7 @@ def naive_bi_level(play: Play, p: BiLevelGaeParams) -> tuple[list[float], list[f
 @given(st.lists(plays(), min_size=1, max_size=4), shares, shares)
 def test_gae_equals_a_loop_over_tokens(batch: list[Play], gamma: float, lam: float) -> None:
     batch = numbered(batch)
-    found = credited(Gae(GaeParams(gamma=gamma, lam=lam, whiten=False)), batch)
+    found = credited(Gae(gamma=gamma, lam=lam, whiten=False), batch)
     for play, (advantages, returns) in zip(batch, found, strict=True):
         expected_advantages, expected_returns = naive_gae(play, gamma, lam)
         np.testing.assert_allclose(advantages, expected_advantages, atol=1e-5)
@@ -88,7 +88,7 @@ def test_bi_level_equals_a_loop_over_turns_and_tokens(
     batch: list[Play], gamma: float, lam: float, high_gamma: float, high_lam: float, at: str
 ) -> None:
     batch = numbered(batch)
-    params = BiLevelGaeParams.model_validate(
+    params = BiLevelGae.model_validate(
         {
             "gamma": gamma,
             "lam": lam,
@@ -98,14 +98,14 @@ def test_bi_level_equals_a_loop_over_turns_and_tokens(
             "whiten": False,
         }
     )
-    found = credited(BiLevelGae(params), batch)
+    found = credited(params, batch)
     for play, (advantages, returns) in zip(batch, found, strict=True):
         expected_advantages, expected_returns = naive_bi_level(play, params)
         np.testing.assert_allclose(advantages, expected_advantages, atol=1e-5)
         np.testing.assert_allclose(returns, expected_returns, atol=1e-5)
 
 
-@pytest.mark.parametrize("rule", [Gae(GaeParams(whiten=False)), BiLevelGae(BiLevelGaeParams(whiten=False))])
+@pytest.mark.parametrize("rule", [Gae(whiten=False), BiLevelGae(whiten=False)])
 def test_only_a_truncated_trajectory_is_bootstrapped(rule: object) -> None:
     ended, cut = (Play([0.0], [[0.25, 0.5]], is_truncated=t, sibling=int(t)) for t in (False, True))
     (ended_advantages, _), (cut_advantages, _) = credited(rule, [ended, cut])
@@ -115,14 +115,14 @@ def test_only_a_truncated_trajectory_is_bootstrapped(rule: object) -> None:
 
 def test_an_action_before_a_turn_of_zero_reward_gets_credit_for_what_follows() -> None:
     """Turns are recorded, not guessed from rewards: the middle turn earned nothing and still counts as one step."""
-    rule = BiLevelGae(BiLevelGaeParams(high_level_gamma=0.5, whiten=False))
+    rule = BiLevelGae(high_level_gamma=0.5, whiten=False)
     ((advantages, _),) = credited(rule, [Play([0.0, 0.0, 1.0], [[0.0], [0.0], [0.0]])])
     np.testing.assert_allclose(advantages, [0.25, 0.5, 1.0], atol=1e-6)
 
 
 def test_bi_level_charges_a_penalty_to_the_tokens_up_to_it_and_to_no_later_one() -> None:
     play = Play([1.0, 2.0], [[0.5, -1.0, 0.25], [0.75, 0.0]], penalties=[[-0.5, -0.25, -0.125], [0.0, -1.0]])
-    rule = BiLevelGae(BiLevelGaeParams(high_level_gamma=0.5, whiten=False))
+    rule = BiLevelGae(high_level_gamma=0.5, whiten=False)
     ((_, returns),) = credited(rule, [play])
     # Turn returns: 2 - 1, and 1 - 0.875 + 0.5 * 1. The first token of a turn sees exactly that.
     np.testing.assert_allclose(returns, [0.625, 0.625 + 0.5, 0.625 + 0.75, 1.0, 1.0], atol=1e-6)

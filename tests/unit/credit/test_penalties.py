@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnwise.config.component import CREDITS
-from turnwise.credit.layout import play_back
+from turnwise.config.kinds import ADVANTAGE_ESTIMATORS
+from turnwise.credit.layout import flatten_experiences
 from turnwise.types import Annotations
 
 from .rows import Play, make_batch, sampled
@@ -120,8 +120,8 @@ def remax(batch: list[Play]) -> Advantages:
 
 
 def bi_level(batch: list[Play]) -> Advantages:
-    rule: Any = CREDITS.get_target("bi_level_gae")
-    params = rule.Params(**NAIVE["bi_level_gae"][0])
+    rule: Any = ADVANTAGE_ESTIMATORS.find("bi_level_gae")
+    params = rule(**NAIVE["bi_level_gae"][0])
     return [naive_bi_level(play, params)[0] for play in batch]
 
 
@@ -168,22 +168,22 @@ def make_plays(seed: int) -> list[Play]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", CREDITS)
+@pytest.mark.parametrize("name", ADVANTAGE_ESTIMATORS)
 def test_penalties_count_as_the_definition_says(name: str, seed: int) -> None:
     settings, naive = NAIVE[name]
-    rule: Any = CREDITS.get_target(name)
+    rule: Any = ADVANTAGE_ESTIMATORS.find(name)
     batch = make_plays(seed)
-    for found, expected in zip(sampled(rule(rule.Params(**settings)), batch), naive(batch), strict=True):
+    for found, expected in zip(sampled(rule(**settings), batch), naive(batch), strict=True):
         np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
 def test_both_views_of_rewards_hold_the_same_and_none_means_no_penalty() -> None:
     play = Play([1.0, 2.0], [[0.0, 0.0], [0.0]], penalties=[[-0.5, -0.25], [-0.125]])
     rows, annotations = make_batch([play], cuts=(1,))
-    played = play_back(rows, annotations)
+    played = flatten_experiences(rows, annotations)
     assert played.token_rewards.tolist() == [-0.5, 0.75, 1.875]
     assert played.turn_rewards.tolist() == [0.25, 1.875]
     assert played.token_penalties.tolist() == [-0.5, -0.25, -0.125]
-    bare = play_back(rows, Annotations())
+    bare = flatten_experiences(rows, Annotations())
     assert bare.turn_rewards.tolist() == [1.0, 2.0]
     assert bare.token_rewards.tolist() == [0.0, 1.0, 2.0]

@@ -8,16 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnwise.config.component import CREDITS
-from turnwise.credit.gae import BiLevelGae, BiLevelGaeParams, Gae, GaeParams, TurnGae, TurnGaeParams
+from turnwise.config.kinds import ADVANTAGE_ESTIMATORS
+from turnwise.credit.gae import BiLevelGae, Gae, TurnGae
 from turnwise.credit.group import Grpo, Opmd, Reinforce, ReinforcePp, estimate_grpo, estimate_opmd, estimate_rloo
 from turnwise.credit.layout import TurnLayout, layout_from_keys, scan_back, shift_back, whiten
 from turnwise.credit.step_level import (
     Gigpo,
     MultiStepGrpo,
-    MultiStepGrpoParams,
     StepReturn,
-    StepReturnParams,
     estimate_multi_step_grpo,
 )
 from turnwise.errors import ConfigError
@@ -65,32 +63,32 @@ BATCH = [
     ],
 )
 def test_every_setting_changes_advantages(rule: type, key: str, other: object) -> None:
-    assert rule.Params.model_fields[key].default != other
+    assert rule.model_fields[key].default != other
     # Lambda 1 would hide where a turn's value is read: the sum telescopes.
     base: dict[str, object] = {"high_level_lam": 0.8} if rule is BiLevelGae and key == "turn_value_at" else {}
     base |= {"baseline": "logavgexp"} if (rule, key) == (Opmd, "tau") else {}
     # A second group, so that a statistic over the batch differs from one over siblings.
     batch = [*BATCH, *(Play([reward], [[0.1]], False, "lake/train/9", n) for n, reward in enumerate((3.0, -2.0)))]
-    default = np.concatenate(sampled(rule(rule.Params(**base)), batch))
-    changed = np.concatenate(sampled(rule(rule.Params(**base, **{key: other})), batch))
+    default = np.concatenate(sampled(rule(**base), batch))
+    changed = np.concatenate(sampled(rule(**base, **{key: other}), batch))
     assert np.abs(default - changed).max() > 1e-3
 
 
-@pytest.mark.parametrize("name", CREDITS)
+@pytest.mark.parametrize("name", ADVANTAGE_ESTIMATORS)
 def test_the_table_above_knows_every_setting(name: str) -> None:
-    rule: Any = CREDITS.get_target(name)
+    rule: Any = ADVANTAGE_ESTIMATORS.find(name)
     (marks,) = (m for m in test_every_setting_changes_advantages.pytestmark if m.name == "parametrize")  # type: ignore[attr-defined]
     covered = {key for tested, key, _ in marks.args[1] if tested is rule}
-    assert set(rule.Params.model_fields) == covered
+    assert rule.model_fields.keys() - {"type"} == covered
 
 
-@pytest.mark.parametrize("name", CREDITS)
+@pytest.mark.parametrize("name", ADVANTAGE_ESTIMATORS)
 def test_a_rule_reads_what_it_says_it_needs_and_nothing_more(name: str) -> None:
-    rule: Any = CREDITS.get_target(name)
+    rule: Any = ADVANTAGE_ESTIMATORS.find(name)
     shifted = [replace(play, values=[[v + i for i, v in enumerate(t, 1)] for t in play.values]) for play in BATCH]
     with_greedy = [replace(play, greedy_return=0.3) for play in BATCH]
     parted = [replace(play, group=f"lake/train/{play.sibling // 2}") for play in BATCH]
-    credit = rule(rule.Params())
+    credit = rule()
     plain = np.concatenate(sampled(credit, BATCH))
     found = [not np.allclose(np.concatenate(sampled(credit, other)), plain) for other in (shifted, parted, with_greedy)]
     assert found == [rule.needs_values, rule.needs_groups, rule.needs_greedy]
@@ -99,18 +97,18 @@ def test_a_rule_reads_what_it_says_it_needs_and_nothing_more(name: str) -> None:
 @pytest.mark.parametrize("key", ["gamma", "lam"])
 @pytest.mark.parametrize("value", [-0.1, 1.1])
 def test_discounts_lie_between_zero_and_one(key: str, value: float) -> None:
-    for params in (GaeParams, BiLevelGaeParams):
+    for params in (Gae, BiLevelGae):
         with pytest.raises(ValueError, match=key):
             params.model_validate({key: value})
 
 
-@pytest.mark.parametrize("rule", [Gae(GaeParams()), BiLevelGae(BiLevelGaeParams())])
+@pytest.mark.parametrize("rule", [Gae(), BiLevelGae()])
 def test_whitened_advantages_have_mean_zero_and_variance_one_and_returns_stay(rule: object) -> None:
     found = credited(rule, BATCH)
     advantages = np.concatenate([a for a, _ in found])
     assert advantages.mean() == pytest.approx(0, abs=1e-6)
     assert advantages.var(ddof=1) == pytest.approx(1, abs=1e-5)
-    plain = credited(type(rule)(rule.params.model_copy(update={"whiten": False})), BATCH)  # type: ignore[attr-defined]
+    plain = credited(rule.model_copy(update={"whiten": False}), BATCH)  # type: ignore[attr-defined]
     for (_, returns), (plain_advantages, plain_returns), play in zip(found, plain, BATCH, strict=True):
         np.testing.assert_allclose(returns, plain_returns, atol=1e-6)
         values = [v for turn in play.values for v in turn]
@@ -123,7 +121,7 @@ def test_whitening_of_little_or_nothing() -> None:
     assert whiten(np.array([2.0, 2.0, 2.0])).tolist() == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("rule", [Gae(GaeParams()), BiLevelGae(BiLevelGaeParams()), TurnGae(TurnGaeParams())])
+@pytest.mark.parametrize("rule", [Gae(), BiLevelGae(), TurnGae()])
 def test_a_rule_that_needs_values_says_so(rule: object) -> None:
     rows, _ = make_rows(BATCH[0])
     with pytest.raises(ConfigError, match=r"needs a critic.*learn\.critic\.type"):
@@ -134,12 +132,12 @@ def test_a_rule_that_needs_values_says_so(rule: object) -> None:
 def test_samples_carry_values_and_reference_logprobs_unchanged() -> None:
     rows, values = make_rows(BATCH[1], cuts=(1,))
     reference = tuple(np.full(len(v), -0.25, dtype=np.float32) for v in values)
-    samples = Gae(GaeParams())(rows, Annotations(values=tuple(values), reference_logprobs=reference))
+    samples = Gae()(rows, Annotations(values=tuple(values), reference_logprobs=reference))
     for sample, row, value, ref in zip(samples, rows, values, reference, strict=True):
         assert sample.experience is row
         assert np.array_equal(sample.values, value)
         assert np.array_equal(sample.reference_logprobs, ref)
-    without = Grpo(Grpo.Params())(rows, Annotations())
+    without = Grpo()(rows, Annotations())
     assert not any(s.values.any() or s.reference_logprobs.any() for s in without)
 
 
@@ -185,16 +183,16 @@ def test_rloo_is_each_score_against_the_mean_of_the_others() -> None:
 
 def test_multi_step_grpo_numbers() -> None:
     final, groups, steps = np.array([1.0, 0.0]), np.zeros(2, dtype=np.int64), np.array([3, 2])
-    plain = estimate_multi_step_grpo(final, groups, steps, MultiStepGrpoParams())
+    plain = estimate_multi_step_grpo(final, groups, steps, MultiStepGrpo())
     np.testing.assert_allclose(plain, [0.70710578, -0.70710578], atol=1e-7)
-    normed = estimate_multi_step_grpo(final, groups, steps, MultiStepGrpoParams(step_norm=True))
+    normed = estimate_multi_step_grpo(final, groups, steps, MultiStepGrpo(step_norm=True))
     np.testing.assert_allclose(normed, [0.23570193, -0.35355289], atol=1e-7)
 
 
 def test_multi_step_grpo_reads_the_last_step_and_step_return_all_of_them() -> None:
     early, late = Play([1.0, 0.0], [[0.0], [0.0]], sibling=0), Play([0.0, 0.0], [[0.0], [0.0]], sibling=1)
-    assert not np.concatenate(sampled(MultiStepGrpo(MultiStepGrpoParams()), [early, late])).any()
-    found = sampled(StepReturn(StepReturnParams(scale_by_std=False)), [early, late])
+    assert not np.concatenate(sampled(MultiStepGrpo(), [early, late])).any()
+    found = sampled(StepReturn(scale_by_std=False), [early, late])
     # Returns to come 1, 0 and 0, 0; their mean over the group's steps is 1/4.
     np.testing.assert_allclose(np.concatenate(found), [0.75, -0.25, -0.25, -0.25])
 
@@ -203,14 +201,14 @@ def test_step_return_counts_steps_and_not_the_calls_in_them() -> None:
     # Two calls, then one; the reward of 1 comes in the second step and is one step away from both calls of the first.
     play = Play([0.0, 0.0, 1.0], [[0.0]] * 3, steps=[0, 0, 1], sibling=0)
     other = Play([0.0], [[0.0]], sibling=1)
-    found = sampled(StepReturn(StepReturnParams(gamma=0.5, scale_by_std=False)), [play, other])
+    found = sampled(StepReturn(gamma=0.5, scale_by_std=False), [play, other])
     # Returns of the three steps 0.5, 1 and 0, with a mean of 0.5.
     np.testing.assert_allclose(np.concatenate(found), [0.0, 0.0, 0.5, -0.5])
 
 
 def test_turn_gae_gives_every_token_of_a_turn_the_same() -> None:
     play = Play([1.0, 2.0], [[0.5, 9.0], [0.25, 9.0, 9.0]])
-    rule = TurnGae(TurnGaeParams(gamma=0.9, lam=0.5, whiten=False))
+    rule = TurnGae(gamma=0.9, lam=0.5, whiten=False)
     ((advantages, returns),) = credited(rule, [play])
     second = 2.0 - 0.25
     first = 1.0 + 0.9 * 0.25 - 0.5 + 0.9 * 0.5 * second
@@ -220,7 +218,7 @@ def test_turn_gae_gives_every_token_of_a_turn_the_same() -> None:
 
 def test_reinforce_is_the_discounted_sum_of_what_comes() -> None:
     play = Play([1.0, 2.0], [[0.0, 0.0], [0.0]])
-    ((advantages, _),) = credited(Reinforce(Reinforce.Params(gamma=0.5)), [play])
+    ((advantages, _),) = credited(Reinforce(gamma=0.5), [play])
     np.testing.assert_allclose(advantages, [0.5 * (1 + 0.5 * 2), 1 + 0.5 * 2, 2.0])
 
 

@@ -133,7 +133,7 @@ def test_nothing_in_nothing_out(method: NormaliseMethod) -> None:
 
 def test_the_mean_alone_is_the_baseline_of_dr_grpo() -> None:
     rows, annotations = make_batch(make_plays(1, 0, 0, 4))
-    rule = DrGrpo(DrGrpo.Params())
+    rule = DrGrpo()
     normal = normalise_rewards(rows, grouping="state", method="mean")
     for plain, again, row in zip(rule(rows, annotations), rule(normal, annotations), normal, strict=True):
         np.testing.assert_allclose(again.advantages, plain.advantages, atol=1e-6)
@@ -148,7 +148,7 @@ def test_a_greedy_return_stays_comparable_with_the_rewards_beside_it(method: Nor
     unit = 1 / (stdev([3.0, 0.5]) + 1e-6) if method == "mean_std" else 1.0
     annotations = make_batch(plays + make_plays(1, 0, group="lake/train/2"))[1]
     normal = normalise_rewards(rows, grouping="state", method=method)
-    rule = Remax(Remax.Params())
+    rule = Remax()
     for plain, again in zip(rule(rows, annotations), rule(normal, annotations), strict=True):
         np.testing.assert_allclose(again.advantages, plain.advantages * unit, atol=1e-5)
     assert [row.greedy_return is None for row in normal] == [False, False, True, True]

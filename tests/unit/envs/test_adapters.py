@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from turnwise.config.component import ENVS, Registry
+from turnwise.config.component import ENVS, ClassRegistry
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.envs.adapters.external import MAX_REPLY_LENGTH, seed_for
 from turnwise.envs.base import BaseEnv, make_env
@@ -70,7 +70,7 @@ number = 5
 
 
 def test_a_prefix_chooses_the_adapter_and_other_colons_stay_paths() -> None:
-    registry = Registry("fruit", {"path": "pathlib:Path"}, adapters={"shout": "builtins:ascii"})
+    registry = ClassRegistry("fruit", {"path": "pathlib:Path"}, adapters={"shout": "builtins:ascii"})
     assert registry.get_target("shout:a:b") == "'a:b'"
     assert registry.get_target("pathlib:PurePath").__name__ == "PurePath"  # type: ignore[attr-defined]
     assert sorted(registry) == ["path"]

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.config.component import CREDITS
+from turnwise.config.kinds import ADVANTAGE_ESTIMATORS
 from turnwise.experience.build import merge_prefixes
 from turnwise.learn.pack import pack
 from turnwise.types import Annotations, Experience, FloatArray, Sample
@@ -159,12 +159,12 @@ def annotated(rows: list[Experience]) -> Annotations:
     )
 
 
-@pytest.mark.parametrize("name", CREDITS)
+@pytest.mark.parametrize("name", ADVANTAGE_ESTIMATORS)
 @settings(max_examples=12, deadline=None)
 @given(rows=batches())
 def test_every_credit_rule_gives_the_same_advantages(name: str, rows: list[Experience]) -> None:
-    target: Any = CREDITS.get_target(name)
-    rule = target(target.Params())
+    target: Any = ADVANTAGE_ESTIMATORS.find(name)
+    rule = target()
     merged = merge_prefixes(rows)
     apart, together = rule(rows, annotated(rows)), rule(merged, annotated(merged))
     for column in ("advantages", "returns"):
@@ -191,7 +191,7 @@ def test_the_gradient_of_an_update_is_the_same(aggregation: str, critic: str) ->
     rows = [row for n, calls in enumerate((CHAIN, BRANCHING, CHAIN[:2])) for row in make_calls(calls, sibling=n)]
     merged = merge_prefixes(rows)
     assert (len(rows), len(merged)) == (12, 5)
-    rule: Any = CREDITS.get_target("grpo" if critic == "none" else "bi_level_gae")
+    rule: Any = ADVANTAGE_ESTIMATORS.find("grpo" if critic == "none" else "bi_level_gae")
     learn: dict[str, Any] = {"aggregation": aggregation, "critic": {"type": critic}, "entropy_coef": 0.01}
     if critic != "none":
         learn |= {"kl": {"type": "loss"}}
@@ -200,7 +200,7 @@ def test_the_gradient_of_an_update_is_the_same(aggregation: str, critic: str) ->
         trainer = make_trainer(make_model().double(), **learn)
         if trainer.critic is not None:
             trainer.critic.double()
-        samples: list[Sample] = rule(rule.Params())(experiences, trainer.annotate(experiences))
+        samples: list[Sample] = rule()(experiences, trainer.annotate(experiences))
         return gradients(trainer, pack(samples))
 
     apart, together = gradient(rows), gradient(merged)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from turnwise.config.component import CREDITS
-from turnwise.config.settings import Settings
+from turnwise.config.kinds import ADVANTAGE_ESTIMATORS, AdvantageEstimator
 from turnwise.errors import ConfigError
 from turnwise.lab.estimator_benchmark import TRUTH, CreditStudy, Errors, WorldReport, make_rules, run_study, study_world
 from turnwise.lab.mdps import WORLDS
@@ -94,25 +93,15 @@ def test_every_registered_rule_is_shown_in_every_world_best_gradient_first() -> 
     assert [report.world.name for report in reports] == list(WORLDS)
     assert calls == [(n, 4) for n in (1, 2, 3, 4)]
     for report in reports:
-        assert report.scores.keys() == {TRUTH, *CREDITS}
+        assert report.scores.keys() == {TRUTH, *ADVANTAGE_ESTIMATORS}
         cosines = [found.cosine for found in report.scores.values()]
         assert cosines == sorted(cosines, reverse=True)
         assert {len(e) for e in report.example.estimates.values()} == {2 * len(report.example.turns)}
         assert len(report.example.tokens) == 2 * len(report.example.turns)
 
 
-class GreedyParams(Settings):
-    pass
-
-
-class AgainstGreedy:
+class AgainstGreedy(AdvantageEstimator):
     """A user's rule: the return against the greedy play's, for turns in states that were seen more than once."""
-
-    Params = GreedyParams
-    needs_values = False
-
-    def __init__(self, params: GreedyParams) -> None:
-        pass
 
     def __call__(self, experiences: Sequence[Experience], annotations: Annotations) -> list[Sample]:
         states, counts = np.unique(np.concatenate([e.turn_states for e in experiences]), return_counts=True)
@@ -127,7 +116,8 @@ class AgainstGreedy:
 
 
 def test_a_rule_from_outside_is_measured_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(CREDITS._added, "against_greedy", AgainstGreedy)
+    monkeypatch.setattr(ADVANTAGE_ESTIMATORS, "_loaded", {**ADVANTAGE_ESTIMATORS._loaded})
+    ADVANTAGE_ESTIMATORS.register("against_greedy", AgainstGreedy)
     report = study("corridor", "against_greedy", critic="noisy")
     assert report.scores["against_greedy"].cosine > 0.3
 

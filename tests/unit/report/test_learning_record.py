@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.credit.gae import BiLevelGae, BiLevelGaeParams
+from turnwise.credit.gae import BiLevelGae
 from turnwise.credit.group import Grpo
 from turnwise.errors import RunError
 from turnwise.infra.array_codec import pack_columns, unpack_columns
@@ -105,7 +105,7 @@ def test_another_credit_rule_can_be_computed_from_the_record_alone() -> None:
     values = tuple(np.split(learnt.batch.values, learnt.batch.row_starts[1:-1]))
     penalties = tuple(np.split(learnt.token_penalties, learnt.batch.row_starts[1:-1]))  # type: ignore[arg-type]
     annotations = replace(read.annotations(), values=values, token_penalties=penalties)
-    for rule in (Grpo(Grpo.Params()), BiLevelGae(BiLevelGaeParams())):
+    for rule in (Grpo(), BiLevelGae()):
         straight = rule(learnt.experiences, annotations)
         recorded = rule(read.experiences(), read.annotations())
         for a, b in zip(recorded, straight, strict=True):

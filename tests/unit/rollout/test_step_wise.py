@@ -15,7 +15,7 @@ from tests.clock import HANG_S, LoopClock
 from tests.unit.context.chat_families import template_of
 from turnwise.config.schema import AnswerFormat, ContextSettings
 from turnwise.context.recorder import Response
-from turnwise.credit.step_level import MultiStepGrpo, MultiStepGrpoParams, StepReturn, StepReturnParams
+from turnwise.credit.step_level import MultiStepGrpo, StepReturn
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import WorkflowError
 from turnwise.experience.build import build_experiences, merge_prefixes
@@ -138,7 +138,7 @@ def test_one_reward_at_the_end_stands_on_the_last_step() -> None:
     assert trajectory.turns[-1].info["actual_env_steps"] == 3
 
 
-@pytest.mark.parametrize("rule", [MultiStepGrpo(MultiStepGrpoParams()), StepReturn(StepReturnParams(gamma=1.0))])
+@pytest.mark.parametrize("rule", [MultiStepGrpo(), StepReturn(gamma=1.0)])
 def test_one_reward_at_the_end_counts_the_same_for_every_step(rule: CreditRule) -> None:
     class BetterWithNumber(Propagated):
         def reward(self, exps: list[Response]) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnwise.config.component import CREDITS
+from turnwise.config.kinds import ADVANTAGE_ESTIMATORS
 from turnwise.errors import RunError
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.token_log_reader import RecordedToken
@@ -79,11 +79,11 @@ def test_credit_under_every_rule_is_what_the_rule_says(shelf: Shelf) -> None:
     told = ask(shelf, "credit", run="run", step=2, id=NAME)
     tokens = shelf.get("run").files.tokens(2)
     assert told["trained_with"] == "gae"
-    assert told["rules"].keys() | told["left_out"].keys() == set(CREDITS)
+    assert told["rules"].keys() | told["left_out"].keys() == set(ADVANTAGE_ESTIMATORS)
     recorded = [token.advantage for token in tokens.of(NAME)]
     assert np.float32(told["rules"]["gae"]).tolist() == recorded
-    rule: Any = CREDITS.get_target("grpo")
-    samples = rule(rule.Params())(tokens.experiences(), tokens.annotations())
+    rule: Any = ADVANTAGE_ESTIMATORS.find("grpo")
+    samples = rule()(tokens.experiences(), tokens.annotations())
     (own,) = (sample for sample in samples if str(sample.experience.id.trajectory) == NAME)
     assert np.float32(told["rules"]["grpo"]).tolist() == own.advantages.tolist()
     assert "greedy" in told["left_out"]["remax"]
