@@ -24,7 +24,6 @@ LONG_FILES = {
     "types.py": 540,
     "config/schema.py": 705,
     "config/load.py": 760,
-    "models/memory.py": 570,
     "cluster/ray_cluster.py": 530,
     "cluster/explorer_pool.py": 720,
     "run/evaluation.py": 555,

@@ -21,10 +21,10 @@ from turnwise.config.schema_learn import ModelJudgeSettings
 from turnwise.errors import Finding
 from turnwise.infra.threads import run_async
 from turnwise.loop.build import load_words, samples_in_place
+from turnwise.models.activations import LayerShape, micro_batch_limit
 from turnwise.models.load import chosen_device, torch_dtype, warn_of_slow_bfloat16
 from turnwise.models.memory import (
     PROCESS_BYTES,
-    LayerShape,
     Load,
     MemoryReport,
     ModelMemory,
@@ -32,9 +32,8 @@ from turnwise.models.memory import (
     bytes_per_rank,
     describe_peak,
     estimate_peak,
-    pass_size_of,
+    format_bytes,
     report_memory,
-    size_words,
 )
 from turnwise.models.resolve import find_here, note_on, read_shape
 from turnwise.report.console import format_duration
@@ -65,12 +64,12 @@ def plan_peak(settings: TurnwiseSettings, config: PreTrainedConfig | None, memor
     if config is None or shape is None:
         return None
     device = chosen_device(settings.learn.device, "learn.device")
-    pass_size = pass_size_of(config, settings.model, settings.learn, device)
+    pass_size = micro_batch_limit(config, settings.model, settings.learn, device)
     longest = settings.context.max_tokens or int(getattr(config.get_text_config(), "max_position_embeddings", 0))
     episode = _measure_episode(settings, longest)
     rows = _rows_at_once(settings)
     load = Load(
-        pass_size=pass_size,
+        limit=pass_size,
         longest_row=episode.row,
         sampled_tokens=max(pass_size.micro_batch_tokens, episode.row),
         live_tokens=max(episode.live(num_tasks, num_episodes) for num_tasks, num_episodes in rows),
@@ -215,7 +214,7 @@ def describe_plan(plan: Plan) -> str:
         lines += [f"  {change}" for change in plan.pretrained]
     lines += _describe_memory(plan.memory)
     if plan.rank_bytes is not None:
-        held = size_words(plan.rank_bytes)
+        held = format_bytes(plan.rank_bytes)
         lines.append(f"  {plan.ranks} ranks learn together; each holds {held} of these, and what a pass needs.")
     lines += describe_peak(plan.peak) if plan.peak is not None else []
     return "\n".join([*lines, *(f"note: {note}" for note in plan.notes)])
@@ -225,14 +224,14 @@ def _describe_memory(memory: MemoryReport) -> list[str]:
     return [
         "Its models, with weights, gradients and optimizer:",
         *(f"  {_describe_model(row)}" for row in memory.models),
-        f"  in all {size_words(memory.loaded_bytes)}; what is not loaded would take {size_words(memory.saved_bytes)}.",
+        f"  in all {format_bytes(memory.loaded_bytes)}; models not loaded take {format_bytes(memory.saved_bytes)}.",
     ]
 
 
 def _describe_model(row: ModelMemory) -> str:
     count = "unknown" if row.parameters is None else f"{row.parameters / 1e6:,.2f} M"
     state = "loaded" if row.is_loaded else "not loaded"
-    size = size_words(row.total_bytes)
+    size = format_bytes(row.total_bytes)
     return f"{row.name:12}  {state:10}  {count:>9} parameters  {size:>12}  {row.reason}"
 
 
@@ -290,7 +289,7 @@ def check_machine() -> list[Finding]:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads, free = torch.get_num_threads(), free_bytes()
-    words = f"{cores} cores, of which torch uses {threads}, {size_words(free)} of memory free, {device}"
+    words = f"{cores} cores, of which torch uses {threads}, {format_bytes(free)} of memory free, {device}"
     if threads > cores:
         return [warn("machine", f"{words}. More threads than cores are slower.", "Set learn.num_threads.")]
     return [ok("machine", words)]
@@ -316,19 +315,19 @@ def free_host_bytes() -> int | None:
 
 def check_memory(memory: MemoryReport, peak: Peak | None) -> list[Finding]:
     """Compare the peak of the plan with what is free now; weights alone if the peak is unknown."""
-    words = ", ".join(f"{row.name} {size_words(row.total_bytes)}" for row in memory.models if row.is_loaded)
+    words = ", ".join(f"{row.name} {format_bytes(row.total_bytes)}" for row in memory.models if row.is_loaded)
     needed, free = memory.loaded_bytes, free_bytes()
     if peak is None:
-        words += f"; {size_words(needed)} in all, activations come on top"
+        words += f"; {format_bytes(needed)} in all, activations come on top"
     else:
         # Python and its packages are in memory already, those of this process.
         needed = peak.num_bytes - PROCESS_BYTES
-        words += f"; about {size_words(peak.num_bytes)} at one time, while {peak.moment}"
+        words += f"; about {format_bytes(peak.num_bytes)} at one time, while {peak.moment}"
     if needed is not None and free is not None and needed > free:
         return [
             fail(
                 "memory",
-                f"{words}; {size_words(free)} are free.",
+                f"{words}; {format_bytes(free)} are free.",
                 "Use a smaller model, model.lora.type=lora, or model.dtype=bfloat16.",
             )
         ]

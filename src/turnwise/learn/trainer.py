@@ -48,6 +48,7 @@ from turnwise.learn.update import (
     refuse_unsound,
     rows_that_teach,
 )
+from turnwise.models.activations import micro_batch_limit
 from turnwise.models.adapters import MergedWeights, add_adapter, fold_adapter, has_adapter, loaded_type
 from turnwise.models.load import (
     checkpoint_gradients,
@@ -57,7 +58,6 @@ from turnwise.models.load import (
     read_whole,
     torch_dtype,
 )
-from turnwise.models.memory import pass_size_of
 from turnwise.protocols import Imitation, PolicyLoss, Weights
 from turnwise.types import Annotations, Batch, Experience, FloatArray, IntArray, StepReport
 
@@ -154,7 +154,7 @@ class Trainer:
         self.reference = make_reference(settings, self.actor)
         self.is_base_folded = False
         """Whether the frozen weights beside the adapters are no longer those of `model.path`."""
-        self._pass_size = pass_size_of(model.config, model_settings, settings, self.team.device)
+        self._pass_size = micro_batch_limit(model.config, model_settings, settings, self.team.device)
         above = self._pass_size.checkpoint_above
         if above is not None and (model_settings.gradient_checkpointing is True or checkpointed_layers(model)):
             checkpoint_gradients(model, above_tokens=above)

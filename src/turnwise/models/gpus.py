@@ -15,7 +15,7 @@ import torch
 
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError
-from turnwise.models.memory import LayerShape, bytes_per_token
+from turnwise.models.activations import LayerShape, bytes_per_token
 
 GPU_BYTES = 80_000_000_000
 """Of one GPU, where nobody says otherwise."""

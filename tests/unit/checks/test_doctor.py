@@ -16,7 +16,7 @@ from turnwise.checks.stages import run_check
 from turnwise.cli import main
 from turnwise.config.load import load_settings
 from turnwise.loop.policies import resolve_model
-from turnwise.models.memory import PROCESS_BYTES, MemoryReport, ModelMemory, size_words
+from turnwise.models.memory import PROCESS_BYTES, MemoryReport, ModelMemory, format_bytes
 
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_layers": 1, "num_heads": 2}
 BASE: dict[str, Any] = {
@@ -221,8 +221,8 @@ def test_memory_is_the_peak_that_the_plan_prints(monkeypatch: pytest.MonkeyPatch
     (scarce,) = check_memory(plan.memory, plan.peak)
     assert (fine.level, scarce.level) == ("note", "error")
     for message in (fine.message, scarce.message):
-        assert f"about {size_words(plan.peak.num_bytes)}" in message
-        assert size_words(plan.peak.num_bytes) in describe_plan(plan)
+        assert f"about {format_bytes(plan.peak.num_bytes)}" in message
+        assert format_bytes(plan.peak.num_bytes) in describe_plan(plan)
 
 
 def test_a_look_that_fails_is_a_finding() -> None:

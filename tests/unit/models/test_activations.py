@@ -20,7 +20,7 @@ from tests.unit.learn.parts import (
     one_micro_batch,
 )
 from turnwise.learn.pack import pack_without_credit
-from turnwise.models.memory import LayerShape, TokenBytes, bytes_per_token, choose_pass_size
+from turnwise.models.activations import LayerShape, TokenBytes, bytes_per_token, choose_micro_batch
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -70,7 +70,7 @@ def test_the_bytes_of_a_layer_are_those_that_autograd_keeps(family: Any, held: d
 
 
 def test_auto_takes_as_many_tokens_as_the_budget_holds_and_checkpoints_what_is_longer() -> None:
-    size = choose_pass_size(EACH, 500_000, micro_batch_tokens="auto", gradient_checkpointing="auto")
+    size = choose_micro_batch(EACH, 500_000, micro_batch_tokens="auto", gradient_checkpointing="auto")
     assert (size.micro_batch_tokens, size.checkpoint_above) == (500, 500)
     assert not size.is_checkpointed(500)
     assert size.is_checkpointed(501)
@@ -89,7 +89,7 @@ def test_auto_takes_as_many_tokens_as_the_budget_holds_and_checkpoints_what_is_l
 )
 def test_each_choice_has_its_size(given: dict[str, Any], expected: tuple[int, int | None]) -> None:
     chosen = {"micro_batch_tokens": "auto", "gradient_checkpointing": "auto"} | given
-    size = choose_pass_size(chosen.pop("each", EACH), chosen.pop("budget", 500_000), **chosen)
+    size = choose_micro_batch(chosen.pop("each", EACH), chosen.pop("budget", 500_000), **chosen)
     assert (size.micro_batch_tokens, size.checkpoint_above) == expected
 
 
@@ -97,7 +97,7 @@ def test_a_pass_above_the_budget_is_checkpointed_and_gives_the_same_gradients(mo
     batch = make_batch()
     plain = gradients(make_trainer(), batch)
     # So small that every micro-batch of several rows is above it.
-    monkeypatch.setattr("turnwise.models.memory.activation_budget", lambda *_, **__: 1)
+    monkeypatch.setattr("turnwise.models.activations.activation_budget", lambda *_, **__: 1)
     trainer = make_trainer(micro_batch_tokens=10**6)
     layers = list(trainer.model.model.layers)
     found = gradients(trainer, batch)

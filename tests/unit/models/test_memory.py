@@ -13,7 +13,7 @@ from tests.unit.learn.parts import make_batch, make_model, make_trainer
 from turnwise.config.schema import ModelSettings, TinySettings
 from turnwise.config.schema_learn import LearnSettings
 from turnwise.learn.policy import PolicyModel
-from turnwise.models.memory import MemoryReport, describe_in_one_line, read_config, report_memory, size_words
+from turnwise.models.memory import MemoryReport, describe_in_one_line, format_bytes, read_config, report_memory
 from turnwise.models.tiny import tiny_config
 
 KL = {"type": "loss"}
@@ -146,7 +146,7 @@ def test_the_line_at_the_start_of_a_run() -> None:
 
 
 def test_sizes_in_words() -> None:
-    assert [size_words(n) for n in (None, 0, 1_260_000, 999_940_000, 26_100_000_000)] == [
+    assert [format_bytes(n) for n in (None, 0, 1_260_000, 999_940_000, 26_100_000_000)] == [
         "unknown size",
         "0.0 MB",
         "1.3 MB",
