@@ -192,10 +192,10 @@ def test_a_run_that_has_written_nothing_says_so_on_every_page(tmp_path: Path, se
     page = open_page(server.address)
     page.wait_for_selector("tr[data-run=new]")
     for view, told in (
-        ("curves?runs=new", "Nothing has been measured yet."),
+        ("curves?runs=new", "No metrics yet."),
         ("episodes?run=new", "This run has written no episode yet."),
-        ("system?run=new", "Nothing has been measured yet."),
-        ("curves?runs=gone", "There is no run 'gone' here."),
+        ("system?run=new", "No metrics yet."),
+        ("curves?runs=gone", "No run named 'gone'."),
     ):
         page.goto(address(server, view))
         page.wait_for_selector(f"main >> text={told}")

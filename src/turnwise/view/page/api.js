@@ -1,4 +1,4 @@
-// Questions go to the server that this page came from. A report has the answers inside and asks nobody.
+// Questions go to the server that this page came from. A report contains the responses and sends no requests.
 
 const embedded = document.getElementById("embedded");
 const given = embedded ? JSON.parse(embedded.textContent) : null;

@@ -1,4 +1,4 @@
-// Tool calls in what a model says, and their results: found in the text, folded, opened when somebody looks inside.
+// Tool calls in what a model says, and their results: found in the text, folded, expanded on click.
 
 import { el } from "./dom.js";
 

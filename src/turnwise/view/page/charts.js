@@ -61,8 +61,8 @@ export function drawChart(place, { title, data, lines, bands = [], marks = [], i
 
 function roomy(_, low, high) {
   if (low === null) return [0, 1];
-  const room = (high - low || Math.abs(high) || 1) * 0.06;
-  return [low - room, high + room];
+  const margin = (high - low || Math.abs(high) || 1) * 0.06;
+  return [low - margin, high + margin];
 }
 
 function onlyPositive(data) {

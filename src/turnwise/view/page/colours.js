@@ -6,7 +6,7 @@ const MUCH = [124, 58, 237];
 
 export const MODES = {
   advantage: { label: "advantage", key: "advantage", kind: "signed" },
-  mask: { label: "sampled or given", key: "is_sampled", kind: "flag", colour: MORE },
+  mask: { label: "sampled or prompt", key: "is_sampled", kind: "flag", colour: MORE },
   logprob: { label: "log-prob when sampled", key: "behavior_logprob", kind: "amount", of: (value) => -value },
   ratio: { label: "ratio (log)", key: "last_ratio", kind: "signed", of: (value) => Math.log(value) },
   clipped: { label: "clipped", key: "is_clipped", kind: "flag", colour: LESS },

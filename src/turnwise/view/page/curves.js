@@ -7,26 +7,26 @@ import { chip, el, swap } from "./dom.js";
 import { stateChip } from "./runs.js";
 
 const USUAL = [
-  ["rollout/success", "success in training"],
-  ["eval/success", "success on held-out tasks"],
+  ["rollout/success", "training success"],
+  ["eval/success", "held-out success"],
   ["rollout/return", "return"],
-  ["eval/return", "return on held-out tasks"],
+  ["eval/return", "held-out return"],
   ["learn/entropy", "entropy"],
-  ["learn/approx_kl", "KL of the update"],
-  ["learn/reference_kl", "KL to the reference"],
-  ["learn/clip_fraction", "clipped share"],
-  ["rollout/in_group_std", "spread inside groups"],
+  ["learn/approx_kl", "update KL"],
+  ["learn/reference_kl", "reference KL"],
+  ["learn/clip_fraction", "clip fraction"],
+  ["rollout/in_group_std", "return std within groups"],
   ["sync/staleness_mean", "staleness"],
   ["rollout/tokens_per_s", "tokens per second"],
   ["time/rollout_s", "rollout seconds per step"],
-  ["time/learn_s", "learning seconds per step"],
+  ["time/learn_s", "update seconds per step"],
 ];
 
 export async function showCurves(root, words, page) {
   const all = (await ask("runs")).runs;
   const wanted = (words.runs ?? "").split(",").filter(Boolean);
   const missing = wanted.find((name) => !all.some((run) => run.name === name));
-  if (missing !== undefined) throw new Error(`There is no run '${missing}' here.`);
+  if (missing !== undefined) throw new Error(`No run named '${missing}'.`);
   const state = {
     runs: wanted.length ? wanted : all.slice(0, 1).map((run) => run.name),
     weight: Number(words.smooth ?? 0),
@@ -80,7 +80,7 @@ export async function showCurves(root, words, page) {
 
   async function refresh() {
     const names = [...USUAL.map(([name]) => name), ...state.more];
-    state.told = await Promise.all(state.runs.map((run) => ask("metrics", { run, names: names.join(",") })));
+    state.payload = await Promise.all(state.runs.map((run) => ask("metrics", { run, names: names.join(",") })));
     draw();
   }
 
@@ -90,8 +90,8 @@ export async function showCurves(root, words, page) {
     state.charts.forEach(({ chart }) => chart.destroy());
     state.charts = [];
     const titles = [...USUAL, ...state.more.map((name) => [name, name])];
-    const cards = titles.filter(([name]) => state.told.some((told) => (told.columns[name] ?? []).some((value) => value !== null))).map(([name, title]) => card(name, title));
-    swap(charts, cards.map(({ node }) => node), cards.length ? null : el("p", { class: "empty" }, "Nothing has been measured yet."));
+    const cards = titles.filter(([name]) => state.payload.some((payload) => (payload.columns[name] ?? []).some((value) => value !== null))).map(([name, title]) => card(name, title));
+    swap(charts, cards.map(({ node }) => node), cards.length ? null : el("p", { class: "empty" }, "No metrics yet."));
     cards.forEach(({ start }) => start());
     drawFindings();
   }
@@ -103,8 +103,8 @@ export async function showCurves(root, words, page) {
     const node = el("section", { class: "card chart", data: { metric: name } }, el("header", {}, heading, buttons), plot);
     const start = () => {
       const { data, lines, bands } = gather(name);
-      const at = (told, step) => (state.x === "step" ? step : told.time_s[told.steps.findIndex((known) => known >= step)]);
-      const marks = state.told.flatMap((told) => told.findings.map((found) => ({ x: at(told, found.step), isCollapse: found.is_collapse }))).filter((mark) => mark.x > 0 || !state.isLogX);
+      const at = (payload, step) => (state.x === "step" ? step : payload.time_s[payload.steps.findIndex((known) => known >= step)]);
+      const marks = state.payload.flatMap((payload) => payload.findings.map((found) => ({ x: at(payload, found.step), isCollapse: found.is_collapse }))).filter((mark) => mark.x > 0 || !state.isLogX);
       const xLabel = state.x === "step" ? "step" : "seconds";
       const drawn = drawChart(plot, { title, data, lines, bands, marks, isLog: state.isLog, isLogX: state.isLogX, xLabel });
       const file = name.replaceAll("/", "_");
@@ -115,9 +115,9 @@ export async function showCurves(root, words, page) {
   }
 
   function gather(name) {
-    const series = state.told.map((told) => {
-      const x = state.x === "step" ? told.steps : told.time_s;
-      const known = (told.columns[name] ?? []).map((value, place) => [x[place], value]).filter(([at, value]) => value !== null && (at > 0 || !state.isLogX));
+    const series = state.payload.map((payload) => {
+      const x = state.x === "step" ? payload.steps : payload.time_s;
+      const known = (payload.columns[name] ?? []).map((value, place) => [x[place], value]).filter(([at, value]) => value !== null && (at > 0 || !state.isLogX));
       return { x: known.map(([at]) => at), y: smooth(known.map(([, value]) => value), state.weight) };
     });
     const [places, ...columns] = align(series);
@@ -144,8 +144,8 @@ export async function showCurves(root, words, page) {
   }
 
   function drawFindings() {
-    const found = state.told.flatMap((told, place) => told.findings.map((finding) => ({ ...finding, run: state.runs[place] })));
-    swap(notes, found.length ? el("h2", {}, "What the watch has found") : null, found.map((finding) => el("p", { class: "finding" }, chip(`step ${finding.step}`, finding.is_collapse ? "bad" : "warn"), el("b", {}, finding.kind.replaceAll("_", " ")), state.runs.length > 1 ? el("span", { class: "quiet" }, finding.run) : null, el("span", {}, finding.message))));
+    const found = state.payload.flatMap((payload, place) => payload.findings.map((finding) => ({ ...finding, run: state.runs[place] })));
+    swap(notes, found.length ? el("h2", {}, "Health findings") : null, found.map((finding) => el("p", { class: "finding" }, chip(`step ${finding.step}`, finding.is_collapse ? "bad" : "warn"), el("b", {}, finding.kind.replaceAll("_", " ")), state.runs.length > 1 ? el("span", { class: "quiet" }, finding.run) : null, el("span", {}, finding.message))));
   }
 
   const flip = (key) => () => { state[key] = state.boxes[key].checked = !state[key]; draw(); };

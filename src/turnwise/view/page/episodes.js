@@ -10,7 +10,7 @@ export async function showEpisodes(root, words, page) {
   const runs = (await ask("runs")).runs;
   const state = { ...words, run: words.run ?? runs[0]?.name, offset: Number(words.offset ?? 0), at: 0 };
   if (!state.run) {
-    swap(root, el("p", { class: "empty" }, "There is no run yet."));
+    swap(root, el("p", { class: "empty" }, "No runs yet."));
     return {};
   }
   const list = el("div", { class: "scroll" });
@@ -49,12 +49,12 @@ export async function showEpisodes(root, words, page) {
     const counted = (values) => [["", "any"], ...Object.entries(values).map(([name, times]) => [name, `${name} (${grouped(times)})`])];
     const digits = { inputmode: "numeric", class: "short" };
     swap(form,
-      el("label", { class: "wide" }, el("span", {}, "text"), el("input", { type: "search", name: "text", value: state.text ?? "", placeholder: "words of the model or the world", on: { input: change("text") } })),
+      el("label", { class: "wide" }, el("span", {}, "text"), el("input", { type: "search", name: "text", value: state.text ?? "", placeholder: "text of the model or the environment", on: { input: change("text") } })),
       select("outcome", "success", [["", "any"], ["1", "success"], ["0", "no success"], ["-1", "unknown"]]),
       select("tag", "tag", counted(facets.tags)), select("ended by", "stop", counted(facets.stops)),
       select("split", "is_eval", [["", "any"], ["0", "training"], ["1", "evaluation"]]),
-      select("replies", "invalid", [["", "any"], ["1", "not understood"], ["0", "all understood"]]),
-      select("failed", "failed", [["", "any"], ["1", "failed"], ["0", "did not"]]),
+      select("replies", "invalid", [["", "any"], ["1", "invalid"], ["0", "all valid"]]),
+      select("failed", "failed", [["", "any"], ["1", "failed"], ["0", "not failed"]]),
       el("div", { class: "pair" }, field("step from", "step_from", digits), field("to", "step_to", digits)),
       el("div", { class: "pair" }, field("return from", "return_from", digits), field("to", "return_to", digits)),
       el("div", { class: "pair" }, field("turns from", "turns_from", digits), field("to", "turns_to", digits)),
@@ -73,7 +73,7 @@ export async function showEpisodes(root, words, page) {
     // Answers overtake each other: only that to the newest question counts, and none after leaving.
     if (turn !== newest) return;
     if (found.error) {
-      tell(found.error);
+      showError(found.error);
       return;
     }
     page.keep("episodes", asked);
@@ -84,14 +84,14 @@ export async function showEpisodes(root, words, page) {
     state.at = Math.min(state.at, Math.max(0, state.found.length - 1));
     drawPager(found);
     // Rows that are the same stay where they are: a click that is under way is not lost.
-    const told = JSON.stringify([found.episodes, state.sort, state.order]);
-    if (told !== state.told) drawList();
-    state.told = told;
+    const payload = JSON.stringify([found.episodes, state.sort, state.order]);
+    if (payload !== state.payload) drawList();
+    state.payload = payload;
     if (found.num_files_left > 0) timer = setTimeout(refresh, 400);
   }
 
-  function tell(error) {
-    // Before there is a list there are no filters to mend either: the frame tells it.
+  function showError(error) {
+    // Before there is a list there are no filters to mend either: the frame shows it.
     if (!state.found) throw error;
     swap(pager, el("p", { class: "problem", role: "alert" }, error.message));
   }

@@ -13,12 +13,12 @@ import { showTask } from "./task.js";
 const VIEWS = { runs: showRuns, curves: showCurves, episodes: showEpisodes, episode: showEpisode, system: showSystem, task: showTask };
 const TABS = [["runs", "Runs"], ["curves", "Curves"], ["episodes", "Episodes"], ["system", "System"]];
 const LOOK_EVERY_MS = 2000;
-const HELP = [["1 2 3 4", "runs, curves, episodes, system"], ["j k", "next and previous run or episode"], ["Enter", "open it"], ["x", "choose a run to compare"], ["/", "to the filter"], ["← →", "from token to token"], ["a", "ask a checkpoint what it would say there"], ["c", "colour tokens by the next number"], ["r", "the next credit rule"], ["l L", "log scale of the curves, of their axis"], ["t", "light or dark"], ["Esc", "back to the list"], ["?", "this help"]];
+const HELP = [["1 2 3 4", "runs, curves, episodes, system"], ["j k", "next and previous run or episode"], ["Enter", "open it"], ["x", "select a run to compare"], ["/", "filter"], ["← →", "previous and next token"], ["a", "query a checkpoint at this token"], ["c", "next color of the tokens"], ["r", "next advantage estimator"], ["l L", "log scale of the curves, of their axis"], ["t", "light or dark"], ["Esc", "back to the list"], ["?", "this help"]];
 
 const main = el("main", { tabindex: -1 });
 const tabs = el("nav", { "aria-label": "Views" });
 const pulse = el("span", { class: "pulse", role: "status" });
-const help = el("dialog", { class: "help" }, el("h2", {}, "By keyboard"), el("dl", {}, HELP.map(([keys, what]) => [el("dt", {}, el("kbd", {}, keys)), el("dd", {}, what)])), el("form", { method: "dialog" }, el("button", { class: "small" }, "close")));
+const help = el("dialog", { class: "help" }, el("h2", {}, "Keyboard"), el("dl", {}, HELP.map(([keys, what]) => [el("dt", {}, el("kbd", {}, keys)), el("dd", {}, what)])), el("form", { method: "dialog" }, el("button", { class: "small" }, "close")));
 const notice = el("p", { class: "problem", role: "alert", hidden: true });
 let current = {};
 let shown = 0;
@@ -38,7 +38,7 @@ const page = {
 };
 
 function pageFor(turn) {
-  // A view that has been left may still hear answers: the address is no longer its own, also before the next one is drawn.
+  // A view that was left may still receive responses: ignore them, also before the next view is drawn.
   const ifShown = (act) => (...given) => { if (turn === shown && location.hash === shownAt) act(...given); };
   return { ...page, keep: ifShown(page.keep), list: ifShown(page.list) };
 }
@@ -132,7 +132,7 @@ async function askForChanges() {
     return JSON.stringify(runs);
   } catch {
     pulse.className = "pulse lost";
-    pulse.textContent = "the server is gone";
+    pulse.textContent = "Connection to the server lost";
     return null;
   }
 }
@@ -158,10 +158,10 @@ function start() {
   }
   if (theme) document.documentElement.dataset.theme = theme;
   const light = el("button", { class: "icon", title: "Light or dark (t)", "aria-label": "Light or dark", on: { click: turnLight } }, "◐");
-  const keys = el("button", { class: "icon", title: "By keyboard (?)", "aria-label": "Keyboard help", on: { click: () => help.showModal() } }, "?");
+  const keys = el("button", { class: "icon", title: "Keyboard (?)", "aria-label": "Keyboard help", on: { click: () => help.showModal() } }, "?");
   swap(document.getElementById("app"), el("header", { class: "top" }, el("a", { class: "brand", href: "#/runs" }, "turn", el("b", {}, "wise")), tabs, el("span", { class: "grow" }), pulse, light, keys), main, help);
   addEventListener("hashchange", show);
-  // What a click asked for and did not get is told like what a view did not get.
+  // Errors of a click are shown like errors of a view.
   addEventListener("unhandledrejection", (event) => {
     event.preventDefault();
     tellProblem(event.reason?.message ?? String(event.reason));

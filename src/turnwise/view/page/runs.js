@@ -17,12 +17,12 @@ export async function showRuns(root, words, page) {
     state.at = Math.min(state.at, rows.length - 1);
     compare.disabled = state.chosen.size === 0;
     compare.textContent = state.chosen.size > 1 ? `Compare ${state.chosen.size} runs` : "Open curves";
-    swap(table, rows.length ? runTable(rows, state, draw, page) : el("p", { class: "empty" }, "No run fits."));
+    swap(table, rows.length ? runTable(rows, state, draw, page) : el("p", { class: "empty" }, "No matching runs."));
   }
 
   async function refresh() {
     state.runs = (await ask("runs")).runs;
-    // Whoever is writing a tag is not interrupted by what a run has written.
+    // Do not redraw while a tag is being edited.
     if (!table.querySelector("input.tag:focus")) draw();
   }
 
@@ -48,7 +48,7 @@ const RUN_COLUMNS = [
   ["success_after", "success"],
   ["wall_s", "time", "num"],
   ["tokens_sampled", "tokens", "num"],
-  ["created", "began"],
+  ["created", "started"],
 ];
 
 function runTable(rows, state, draw, page) {
@@ -81,12 +81,12 @@ export function stateChip(run) {
 }
 
 function returnCell(run) {
-  // Nobody says what a success is: the return is all that there is to tell.
-  const told = tellChange(run.return_before, run.return_after, run.return_now, number);
-  return told ? el("div", { class: "success" }, chip("unknown", "dull"), el("span", {}, `return ${told}`)) : el("span", { class: "quiet" }, "–");
+  // Success is not reported: show the return.
+  const payload = formatChange(run.return_before, run.return_after, run.return_now, number);
+  return payload ? el("div", { class: "success" }, chip("unknown", "dull"), el("span", {}, `return ${payload}`)) : el("span", { class: "quiet" }, "–");
 }
 
-function tellChange(before, after, training, words) {
+function formatChange(before, after, training, words) {
   // Held-out tasks and training tasks are two things: an arrow stands between numbers of the same kind alone.
   if (isNumber(after)) return isNumber(before) ? `${words(before)} → ${words(after)}` : words(after);
   if (isNumber(before)) return `${words(before)} before`;
@@ -99,7 +99,7 @@ function successTrack(run) {
   const now = run.success_after ?? run.success_before ?? run.success_now;
   if (!isNumber(now)) return returnCell(run);
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: "track", role: "img" });
-  const label = tellChange(run.success_before, run.success_after, run.success_now, percent);
+  const label = formatChange(run.success_before, run.success_after, run.success_now, percent);
   const words = [label];
   picture.append(svg("line", { x1: at(0), x2: at(1), y1: y, y2: y, class: "rail" }));
   for (const [name, share] of Object.entries(run.baselines)) {

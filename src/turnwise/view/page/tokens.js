@@ -1,4 +1,4 @@
-// Tokens: each one a span that is coloured by a number and tells all its numbers when it is looked at.
+// Tokens: each one a span that is colored by a value and shows all its values when selected.
 
 import { foldCalls } from "./calls.js";
 import { colourOf, makeScale, MODES, signColour } from "./colours.js";
@@ -7,7 +7,7 @@ import { el, isNumber, number, signed, svg, swap } from "./dom.js";
 const FIELDS = [
   ["behavior_logprob", "log-prob when sampled"],
   ["proximal_logprob", "log-prob before the update"],
-  ["reference_logprob", "log-prob under the reference"],
+  ["reference_logprob", "reference log-prob"],
   ["first_ratio", "ratio, first epoch"],
   ["last_ratio", "ratio, last epoch"],
   ["is_clipped", "clipped"],
@@ -17,7 +17,7 @@ const FIELDS = [
   ["entropy", "entropy"],
   ["raw_reward", "reward of its turn"],
   ["turn_reward", "shaped reward of its turn"],
-  ["reward_share", "reward share"],
+  ["reward_share", "reward fraction"],
   ["policy_version", "policy version"],
 ];
 
@@ -110,16 +110,16 @@ export function drawScale(text) {
 
 export function drawInspector(node, tokens, place, credit) {
   if (place === null) {
-    swap(node, el("h2", {}, "Token"), el("p", { class: "empty" }, "Point at a token, tap it, or use ← and →. Every number that is on record is shown here."));
+    swap(node, el("h2", {}, "Token"), el("p", { class: "empty" }, "Point at a token, tap it, or use ← and →. All recorded values are shown here."));
     return;
   }
   const isSampled = tokens.is_sampled[place];
-  const facts = [["token", tokens.token_id[place]], ["segment", tokens.segment_index[place]], ["position", tokens.position[place]], ["turn", isSampled ? tokens.turn[place] + 1 : "given"]];
+  const facts = [["token", tokens.token_id[place]], ["segment", tokens.segment_index[place]], ["position", tokens.position[place]], ["turn", isSampled ? tokens.turn[place] + 1 : "prompt"]];
   const rows = facts.map(([name, value]) => factRow(name, String(value), name));
   if (isSampled) rows.push(...FIELDS.filter(([key]) => key in tokens && !isAbsent(tokens, key)).map(([key, label]) => factRow(label, exact(tokens[key][place]), key)));
   const rules = isSampled && credit ? Object.entries(credit.rules).map(([rule, values]) => factRow(rule, signed(values[place], 4), `rule:${rule}`)) : [];
   swap(node, el("h2", {}, "Token"), el("p", { class: "token-text" }, JSON.stringify(tokens.text[place])), el("table", { class: "facts" }, el("tbody", {}, rows)),
-    rules.length ? el("details", {}, el("summary", {}, "advantage under every rule"), el("table", { class: "facts" }, el("tbody", {}, rules))) : null);
+    rules.length ? el("details", {}, el("summary", {}, "advantage by estimator"), el("table", { class: "facts" }, el("tbody", {}, rules))) : null);
 }
 
 function factRow(label, value, key) {
@@ -133,7 +133,7 @@ function isAbsent(tokens, key) {
 
 function exact(value) {
   if (typeof value === "boolean") return value ? "yes" : "no";
-  return value === null ? "not known" : String(value);
+  return value === null ? "unknown" : String(value);
 }
 
 export function drawCredit(node, turns, credit, chosen, onChoose) {
@@ -146,9 +146,9 @@ export function drawCredit(node, turns, credit, chosen, onChoose) {
     return el("tr", { class: rule === chosen ? "chosen" : "", data: { rule } }, el("th", { title: `at most ±${number(most)}` }, label), bars);
   });
   const left = Object.entries(credit.left_out);
-  swap(node, el("h2", {}, "Credit by turn, under every rule"), el("div", { class: "scroll" }, el("table", { class: "credit" }, el("thead", {}, el("tr", {}, el("th", {}, "rule"), numbers.map((turn) => el("th", { class: "turn" }, turn + 1)))), el("tbody", {}, rows))),
-    credit.is_complete ? null : el("p", { class: "quiet" }, "The record holds a part of this update; rules that look at the whole batch see that part."),
-    left.length ? el("details", {}, el("summary", {}, `${left.length} rules cannot be computed here`), el("dl", {}, left.map(([rule, why]) => [el("dt", {}, rule), el("dd", {}, why)]))) : null);
+  swap(node, el("h2", {}, "Advantages by turn, for every estimator"), el("div", { class: "scroll" }, el("table", { class: "credit" }, el("thead", {}, el("tr", {}, el("th", {}, "rule"), numbers.map((turn) => el("th", { class: "turn" }, turn + 1)))), el("tbody", {}, rows))),
+    credit.is_complete ? null : el("p", { class: "quiet" }, "The token log holds a part of this update; estimators over the whole batch use that part."),
+    left.length ? el("details", {}, el("summary", {}, `${left.length} estimators are not available here`), el("dl", {}, left.map(([rule, why]) => [el("dt", {}, rule), el("dd", {}, why)]))) : null);
 }
 
 export function drawGauges(gauges, turns, values) {
