@@ -1,6 +1,6 @@
-"""Faults to be put into real runs, one at a time, to see whether the audit finds them.
+"""Injected faults: components of a working run, each wrapped so that it does one thing wrong.
 
-Each is a part of a run that works, wrapped so that it does one thing wrong. Nothing outside this folder knows of them.
+`turnwise audit --seed-faults` runs each of them and reports whether the audit finds it.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from turnwise.types import (
 )
 
 Wrap: TypeAlias = Callable[[Any], Any]
-"""A part in, a stand-in that keeps its protocol out; most of that is the part's own, which no type can say."""
+"""From a component to a wrapper with the same protocol."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Each of the parts is given, and what comes back stands in its place."""
+    """One fault: how it wraps the components of a run."""
 
     name: str
     room: str
-    """Where such a mistake would be made."""
+    """The package in which such a mistake would be made."""
     overrides: tuple[str, ...] = ()
-    """Settings of the run in which it shows, beside those of all of them."""
+    """Settings of the run in which it shows, beside those of all faults."""
     engine: Wrap | None = None
     collector: Wrap | None = None
     buffer: Wrap | None = None
     credit: Wrap | None = None
     learner: Wrap | None = None
     patch: tuple[str, str, Wrap] | None = None
-    """A module, a function in it, and what takes the function's place while the run lasts."""
+    """A module, a function in it, and how the function is wrapped during the run."""
     at_resume: bool = False
-    """Whether it shows only where a run goes on from a checkpoint."""
+    """Whether it shows only after a resume from a checkpoint."""
 
 
-class Stand:
-    """Stands in for a part: whatever a subclass does not do otherwise, the part does."""
+class FaultWrapper:
+    """Delegates to a component; subclasses override what they do wrong."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -65,30 +65,32 @@ class Stand:
         return len(self.inner)
 
 
-class _Altered(Stand):
-    """Changes replies after the engine has sealed them; `seals_again`: as if the engine itself were wrong."""
+class _Altered(FaultWrapper):
+    """Changes replies after the engine has digested them; `digests_again`: as if the engine itself were wrong."""
 
-    def __init__(self, inner: Any, alter: Callable[[Completion], dict[str, Any]], *, seals_again: bool = False) -> None:
+    def __init__(
+        self, inner: Any, alter: Callable[[Completion], dict[str, Any]], *, digests_again: bool = False
+    ) -> None:
         super().__init__(inner)
         self._alter = alter
-        self._seals_again = seals_again
+        self._digests_again = digests_again
 
     async def generate(self, request: GenerateRequest) -> Completion:
         reply = await self.inner.generate(request)
         altered = replace(reply, **self._alter(reply))
-        if not self._seals_again:
+        if not self._digests_again:
             return altered
         parts = altered.token_ids, altered.behavior_logprobs, altered.finish_reason
         return complete("local", request, *parts, policy_version=altered.policy_version)
 
 
-class _OtherTemperature(Stand):
+class _OtherTemperature(FaultWrapper):
     async def generate(self, request: GenerateRequest) -> Completion:
         return await self.inner.generate(replace(request, sampling=replace(request.sampling, temperature=0.7)))
 
 
-class _AnotherAnswer(Stand):
-    """Gives a reply to the one who asked next."""
+class _AnotherAnswer(FaultWrapper):
+    """Returns each reply to the next request."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
@@ -100,7 +102,7 @@ class _AnotherAnswer(Stand):
         return given
 
 
-class _StaleWeights(Stand):
+class _StaleWeights(FaultWrapper):
     async def update_weights(self, weights: Weights, policy_version: int) -> None:
         self._first = getattr(self, "_first", None) or {name: t.detach().clone() for name, t in weights.items()}
         await self.inner.update_weights({**weights, **self._stale(weights)}, policy_version)
@@ -114,7 +116,7 @@ class _StaleHead(_StaleWeights):
         return {name: tensor for name, tensor in self._first.items() if "embed" in name or "lm_head" in name}
 
 
-class _OtherPrompt(Stand):
+class _OtherPrompt(FaultWrapper):
     """Reads a prompt whose first token was encoded another way."""
 
     async def generate(self, request: GenerateRequest) -> Completion:
@@ -137,36 +139,29 @@ def _first_id(reply: Completion) -> dict[str, Any]:
     return {"token_ids": ids}
 
 
+def _replies(
+    name: str, alter: Callable[[Completion], dict[str, Any]], *, room: str = "engine", digests_again: bool = True
+) -> Fault:
+    return Fault(name=name, room=room, engine=lambda e: _Altered(e, alter, digests_again=digests_again))
+
+
+def _scale(factor: float) -> Callable[[Completion], dict[str, Any]]:
+    return lambda reply: {"behavior_logprobs": reply.behavior_logprobs * np.float32(factor)}
+
+
+def _without_end(reply: Completion) -> dict[str, Any]:
+    num = max(len(reply.token_ids) - 1, 1)
+    return {"token_ids": reply.token_ids[:num], "behavior_logprobs": reply.behavior_logprobs[:num]}
+
+
 ENGINE_FAULTS = (
     Fault(name="wrong_temperature", room="engine", engine=_OtherTemperature),
-    Fault(
-        name="logprobs_of_another_temperature",
-        room="engine",
-        engine=lambda e: _Altered(
-            e, lambda r: {"behavior_logprobs": r.behavior_logprobs * np.float32(1.1)}, seals_again=True
-        ),
-    ),
-    Fault(name="logprobs_after_top_p", room="engine", engine=lambda e: _Altered(e, _after_top_p, seals_again=True)),
-    Fault(name="logprobs_shifted_by_a_token", room="engine", engine=lambda e: _Altered(e, _shift, seals_again=True)),
-    Fault(
-        name="nan_logprobs",
-        room="engine",
-        engine=lambda e: _Altered(
-            e, lambda r: {"behavior_logprobs": r.behavior_logprobs * np.float32(np.nan)}, seals_again=True
-        ),
-    ),
-    Fault(
-        name="missing_end_token",
-        room="engine",
-        engine=lambda e: _Altered(
-            e,
-            lambda r: {
-                "token_ids": r.token_ids[: max(len(r.token_ids) - 1, 1)],
-                "behavior_logprobs": r.behavior_logprobs[: max(len(r.token_ids) - 1, 1)],
-            },
-        ),
-    ),
-    Fault(name="reply_tokenised_again", room="context", engine=lambda e: _Altered(e, _first_id)),
+    _replies("logprobs_of_another_temperature", _scale(1.1)),
+    _replies("logprobs_after_top_p", _after_top_p),
+    _replies("logprobs_shifted_by_a_token", _shift),
+    _replies("nan_logprobs", _scale(np.nan)),
+    _replies("missing_end_token", _without_end, digests_again=False),
+    _replies("reply_tokenised_again", _first_id, room="context", digests_again=False),
     Fault(name="prompt_tokenised_otherwise", room="context", engine=_OtherPrompt),
     Fault(name="answers_of_other_requests", room="engine", engine=_AnotherAnswer),
     Fault(name="stale_engine_weights", room="sync", engine=_StaleWeights),
@@ -180,7 +175,7 @@ ENGINE_FAULTS = (
 )
 
 
-class _AlteredCredit(Stand):
+class _AlteredCredit(FaultWrapper):
     def __init__(self, inner: Any, before: Callable[..., Any] | None, after: Callable[[Sample], Sample] | None) -> None:
         super().__init__(inner)
         self._before, self._after = before, after
@@ -189,15 +184,15 @@ class _AlteredCredit(Stand):
         given = self._before(experiences, annotations) if self._before else (experiences, annotations)
         samples = self.inner(*given)
         if self._before:
-            # What the rule was really given is its own secret.
+            # The samples name the experiences that the estimator should have been given.
             samples = [replace(s, experience=e) for s, e in zip(samples, experiences, strict=True)]
             if annotations.values is not None:
                 samples = [replace(s, values=v) for s, v in zip(samples, annotations.values, strict=True)]
         return [self._after(sample) for sample in samples] if self._after else samples
 
 
-class _AlteredBatch(Stand):
-    """Learns from something else than it was given."""
+class _AlteredBatch(FaultWrapper):
+    """Updates on another batch than it was given."""
 
     def __init__(self, inner: Any, alter: Callable[[Batch], Batch]) -> None:
         super().__init__(inner)
@@ -207,29 +202,29 @@ class _AlteredBatch(Stand):
         return self.inner.step(self._alter(batch))
 
 
-class _WeightedLoss(Stand):
-    """Weighs tokens by their advantages where the loss should not."""
+class _WeightedLoss(FaultWrapper):
+    """Weighs tokens by their advantages although the loss should not."""
 
     def __call__(self, logprobs: Any, behavior: Any, advantages: Any, turns: Any) -> Any:
         losses, details = self.inner(logprobs, behavior, advantages, turns)
         return losses * advantages, details
 
 
-class _MovingReference(Stand):
+class _MovingReference(FaultWrapper):
     def step(self, batch: Batch) -> StepReport:
         report = self.inner.step(batch)
         self.inner.refresh_reference()
         return report
 
 
-class _ForgetfulOptimizer(Stand):
+class _ForgetfulOptimizer(FaultWrapper):
     def load_state(self, folder: Path) -> None:
         self.inner.load_state(folder)
         self.inner.optimizer.state.clear()
 
 
 def _move_positions(learner: Any) -> Any:
-    """The trunk reads every second position."""
+    """Double all position ids."""
     trunk = learner.actor.model.base_model
     forward = trunk.forward
 
@@ -264,7 +259,7 @@ def _twice_paid(experiences: Sequence[Experience], annotations: Annotations) -> 
 
 
 def _in_other_states(experiences: Sequence[Experience], annotations: Annotations) -> Any:
-    """No state is met twice."""
+    """Give every turn a state of its own."""
     ends = np.cumsum([len(e.turn_states) for e in experiences]).tolist()
     states = (np.arange(end - len(e.turn_states), end) for e, end in zip(experiences, ends, strict=True))
     return [
@@ -273,7 +268,7 @@ def _in_other_states(experiences: Sequence[Experience], annotations: Annotations
 
 
 def _with_padding(batch: Batch) -> Batch:
-    """Given tokens in front of sampled ones count as sampled."""
+    """Count prompt tokens before sampled ones as sampled."""
     mask = batch.loss_mask.copy()
     mask[:-1] |= batch.loss_mask[1:]
     mask[batch.row_starts[:-1]] = batch.loss_mask[batch.row_starts[:-1]]
@@ -290,7 +285,7 @@ _BATCH_SPREAD = ("credit={type: multi_step_grpo, std_level: batch}", "learn.crit
 
 
 def _loss(name: str, settings: str, function: str, wrap: Callable[[Any], Any]) -> Fault:
-    """Only of older samples are the ratios so far from 1 that they can be told apart."""
+    """Samples of older weights, so that the ratios are far enough from 1."""
     return Fault(
         name=name,
         room="learn",
@@ -366,7 +361,7 @@ LEARNING_FAULTS = (
 Rows = list[Experience]
 
 
-class _AlteredBuffer(Stand):
+class _AlteredBuffer(FaultWrapper):
     def __init__(self, inner: Any, alter: Callable[[Rows], Rows]) -> None:
         super().__init__(inner)
         self._alter = alter
@@ -375,8 +370,8 @@ class _AlteredBuffer(Stand):
         return self._alter(self.inner.take(step))
 
 
-class _Repeating(Stand):
-    """Gives the batch before once more."""
+class _Repeating(FaultWrapper):
+    """Returns the previous batch."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
@@ -387,7 +382,7 @@ class _Repeating(Stand):
         return given or self._before
 
 
-class _AlteredCollector(Stand):
+class _AlteredCollector(FaultWrapper):
     def __init__(self, inner: Any, alter: Callable[[Trajectory], Trajectory]) -> None:
         super().__init__(inner)
         self._alter = alter
@@ -406,7 +401,7 @@ def _each(alter: Callable[[Experience], Experience]) -> Callable[[Rows], Rows]:
 
 
 def _swap_rewards(rows: Rows) -> Rows:
-    """Each row gets the rewards of one behind it with as many turns."""
+    """Give each row the rewards of a later one with as many turns."""
     other = {len(row.turn_rewards): row for row in rows}
     swapped = []
     for row in rows:
@@ -417,7 +412,7 @@ def _swap_rewards(rows: Rows) -> Rows:
 
 
 def _swap_members(rows: Rows) -> Rows:
-    """The records of two siblings stand under each other's name, in sound order."""
+    """Exchange the ids of two rollouts of a group, in valid order."""
     first, *rest = rows
     for place, other in enumerate(rest):
         if other.id.trajectory.group == first.id.trajectory.group and other.id.trajectory != first.id.trajectory:
@@ -455,8 +450,8 @@ def _pay_late(played: Trajectory) -> Trajectory:
     )
 
 
-def earn_by_words(turn: Any) -> float:
-    """`reward.shaping` of all these runs: hardly two turns earn the same, so that none can stand for another unseen."""
+def hash_based_reward(turn: Any) -> float:
+    """`reward.shaping` of all these runs: hardly two turns have the same reward, so exchanged ones are noticed."""
     return turn.reward + crc32(f"{turn.number} {turn.response}".encode("utf-8", "surrogatepass")) % 97 / 97
 
 

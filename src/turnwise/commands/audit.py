@@ -36,9 +36,9 @@ def audit(
 
 def _inject_faults(*, json: bool) -> int:
     from turnwise.report.document import Document, Table, show
-    from turnwise.run.run_audit import seed_faults
+    from turnwise.run.run_audit import inject_faults
 
-    outcomes = seed_faults()
+    outcomes = inject_faults()
     rows = [(one.name, one.room, "yes" if one.caught else "NO", one.after_steps, one.by or "") for one in outcomes]
     num_caught = sum(one.caught for one in outcomes)
     table = Table(("fault", "package", "caught", "in step", "by"), rows)

@@ -1,8 +1,7 @@
-"""What a run has written, held against its own checksums, digests and rules.
+"""`turnwise audit RUN`, which verifies the files of a run, and fault injection.
 
-In: a run directory. Out: how much of each kind was looked at, and breaches. Everything that anybody loads again is
-read here to its last byte: checkpoints, published weights, groups, journals, the learning record, trajectories,
-evaluations. Nothing is written.
+Every file that is loaded again is read to its last byte: checkpoints, published weights, groups, journals, the token
+log, trajectories, evaluations. Nothing is written.
 """
 
 from __future__ import annotations
@@ -19,10 +18,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from turnwise.audit import faults as engines
-from turnwise.audit import faults as learning
-from turnwise.audit import faults as records
-from turnwise.audit.faults import Fault
+from turnwise.audit.faults import ENGINE_FAULTS, LEARNING_FAULTS, RECORD_FAULTS, Fault
 from turnwise.audit.recompute import check_credit
 from turnwise.audit.records import batch_finding, check_digests, check_finite, check_members, check_seals
 from turnwise.config.load import load_settings
@@ -58,7 +54,7 @@ _KINDS = (
 
 
 def audit_run(path: Path) -> tuple[dict[str, int], list[Finding]]:
-    """How much of each kind was looked at, and what is wrong with it."""
+    """Return how many files or records of each kind were checked, and what is wrong with them."""
     directory = RunDirectory.open(path)
     settings = load_settings(str(directory.config))
     counts: dict[str, int] = dict.fromkeys(_KINDS, 0)
@@ -114,7 +110,7 @@ def _check_group(group: Sequence[Experience], settings: TurnwiseSettings) -> lis
 
 def _check_record(directory: RunDirectory, settings: TurnwiseSettings) -> Iterator[tuple[str, list[Finding]]]:
     record = LearningRecord(directory.learning_record)
-    # A process that was killed leaves a part of a block; one that has ended has not.
+    # A killed process leaves a part of a block; one that has ended does not.
     gaps = record.find_gaps(with_end=directory.summary.exists())
     if gaps:
         told = ", ".join(f"{start} to {end}" for start, end in gaps)
@@ -145,7 +141,7 @@ def _check_trajectories(file: Path) -> Iterator[tuple[str, list[Finding]]]:
 
 
 def _check_eval(folder: Path) -> list[Finding]:
-    """How the tasks came out, against the plays beside it: `eval.json` has no checksum, and its plays have."""
+    """Compare the results of the tasks with the episodes beside them: `eval.json` has no checksum, they have."""
     try:
         saved = read_eval(folder)
     except TurnwiseError as error:
@@ -155,12 +151,10 @@ def _check_eval(folder: Path) -> list[Finding]:
     try:
         played = results_of(read_sound_trajectories(saved.trajectories))
     except TurnwiseError:
-        # Told of the file that they are in.
+        # Reported for the file that they are in.
         return []
     num_differing = sum(told != found for told, found in zip_longest(saved.tasks, played))
-    return (
-        [_damaged(str(folder), f"of {num_differing} tasks the plays beside it say otherwise")] if num_differing else []
-    )
+    return [_damaged(str(folder), f"{num_differing} tasks differ from the episodes beside it")] if num_differing else []
 
 
 def _check_checkpoint(folder: Path) -> list[Finding]:
@@ -183,7 +177,7 @@ def _damaged(where: str, found: str) -> Finding:
 
 log = logging.getLogger(__name__)
 
-CATALOGUE = (*engines.ENGINE_FAULTS, *records.RECORD_FAULTS, *learning.LEARNING_FAULTS)
+FAULTS = (*ENGINE_FAULTS, *RECORD_FAULTS, *LEARNING_FAULTS)
 _STEPS = 3
 """Of each run."""
 _SETTING = [
@@ -193,41 +187,34 @@ _SETTING = [
     "learn.epochs=1",
     "rollout={groups: 4, group_size: 2, max_turns: 4}",
     "warm_start={type: none}",
-    "reward.shaping=turnwise.audit.faults:earn_by_words",
+    "reward.shaping=turnwise.audit.faults:hash_based_reward",
     "audit.rescored_tokens=4096",
     "report.tensorboard=false",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What became of one fault."""
+class FaultResult:
+    """Whether one fault was found."""
 
     name: str
     room: str
     caught: bool
     after_steps: int | None
-    """The step in which it was found; None where it was not."""
+    """The step in which it was found; None if it was not."""
     by: str | None
-    """What found it: a check of the audit, or an error of another part."""
+    """The check of the audit that found it, or the class of another error."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def seed_faults(
-    faults: Sequence[Fault] = CATALOGUE, on_outcome: Callable[[Outcome], None] = lambda _: None
-) -> list[Outcome]:
-    """One run for each fault."""
-    outcomes = []
-    for fault in faults:
-        outcome = _try(fault)
-        on_outcome(outcome)
-        outcomes.append(outcome)
-    return outcomes
+def inject_faults(faults: Sequence[Fault] = FAULTS) -> list[FaultResult]:
+    """Train a small run with each fault."""
+    return [_try(fault) for fault in faults]
 
 
-def _try(fault: Fault) -> Outcome:
+def _try(fault: Fault) -> FaultResult:
     done: list[int] = []
 
     async def on_step(step: LoopStep) -> None:
@@ -245,10 +232,10 @@ def _try(fault: Fault) -> Outcome:
             by = error.check
         except (LearnError, SyncError) as error:
             by = type(error).__name__
-        except Exception as error:  # noqa: BLE001 - whatever falls over by accident has not been found
-            log.warning("%s: the run fell over: %s: %s", fault.name, type(error).__name__, error)
+        except Exception as error:  # noqa: BLE001 - a crash by accident does not count as found
+            log.warning("%s: the run crashed: %s: %s", fault.name, type(error).__name__, error)
     steps = len(done) + 1 if by is not None else None
-    return Outcome(name=fault.name, room=fault.room, caught=by is not None, after_steps=steps, by=by)
+    return FaultResult(name=fault.name, room=fault.room, caught=by is not None, after_steps=steps, by=by)
 
 
 async def _train(parts: TrainParts, start_step: int, on_step: Callable[[LoopStep], Any]) -> None:
@@ -260,7 +247,7 @@ async def _train(parts: TrainParts, start_step: int, on_step: Callable[[LoopStep
 
 
 async def _resume(parts: TrainParts, fault: Fault, folder: Path, on_step: Callable[[LoopStep], Any]) -> None:
-    """A sound run until its checkpoint, then the fault."""
+    """Train without the fault up to a checkpoint, then resume with it."""
     await _train(parts, _STEPS - 1, on_step)
     assert fault.learner is not None
     save_checkpoint(folder, parts.learner, parts.tokenizer, Progress(step=1))
@@ -268,7 +255,7 @@ async def _resume(parts: TrainParts, fault: Fault, folder: Path, on_step: Callab
 
 
 def _open(fault: Fault, folder: Path) -> TrainParts:
-    """The parts of a run in which engine and learner hold weights of their own, with the fault around one of them."""
+    """Components of a run in which engine and learner have separate weights, one of them wrapped by the fault."""
     settings = load_settings("frozenlake", [*_SETTING, *fault.overrides])
     model = str(resolve_model(settings))
     explore = build_explore(settings, model, run_path=folder)

@@ -86,7 +86,7 @@ def test_an_evaluation_is_held_against_its_plays(run: Run) -> None:
         run.path / "evals" / "step-000002" / "eval.json", lambda data: data.replace(b'"turns": 3', b'"turns": 2')
     ):
         _, breaches = audit_run(run.path)
-    assert ["the plays beside it say otherwise" in breach.message for breach in breaches] == [True]
+    assert ["tasks differ from the episodes beside it" in breach.message for breach in breaches] == [True]
 
 
 def test_every_file_of_a_checkpoint_has_a_checksum(run: Run) -> None:
