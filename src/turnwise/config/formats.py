@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeAlias, cast
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field, ValidationError
 
+from turnwise.config.derived_defaults import SHORTHANDS
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.settings import Settings, describe_problems
 from turnwise.errors import ConfigError
@@ -28,7 +29,6 @@ from turnwise.infra.parsing import parse_yaml
 Kind: TypeAlias = Literal["mapped", "no meaning", "refused"]
 Native: TypeAlias = Mapping[str, object]
 """Our settings by config path."""
-SHORTHANDS = ("multi_turn", "use_reward_model", "use_reward_critic")
 NATIVE_SECTIONS = frozenset({*TurnwiseSettings.model_fields, *SHORTHANDS, "extends", "pretrained"})
 """Top-level keys of our own files."""
 
