@@ -23,12 +23,9 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LONG_FILES = {
     "types.py": 540,
     "config/schema.py": 705,
-    "config/load.py": 760,
     "cluster/ray_cluster.py": 530,
     "cluster/explorer_pool.py": 720,
     "run/evaluation.py": 555,
-    "convert/verl.py": 920,
-    "convert/trinity.py": 640,
 }
 every_file = pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
 

@@ -19,7 +19,7 @@ from turnwise.checks.model import check_scorer, check_template, describe_model, 
 from turnwise.checks.plan import Plan, check_machine, check_memory, check_packages, check_time, fits, make_plan
 from turnwise.checks.setup import check_environment, check_setup
 from turnwise.checks.stages import Subject, fail, ok, run_check, run_checks
-from turnwise.config.load import Mended, load_settings, load_what_can_be
+from turnwise.config.load import PartialSettings, load_partial_settings, load_settings
 from turnwise.config.schema import LessonSettings, TurnwiseSettings
 from turnwise.errors import Finding
 from turnwise.infra.threads import run_async
@@ -62,7 +62,7 @@ def run_doctor(recipe: str, overrides: Sequence[str], phase: Phase) -> DoctorRep
         findings = [*run_check("packages", check_packages), *run_check("machine", check_machine)]
         findings += run_check("models", describe_models)
     with phase("checking the settings"):
-        mended = load_what_can_be(recipe, overrides)
+        mended = load_partial_settings(recipe, overrides)
         findings += [fail("settings", message) for message in mended.problems]
     if mended.settings is None:
         return DoctorReport(recipe=recipe, findings=tuple(findings), numbers={})
@@ -82,7 +82,7 @@ def run_doctor(recipe: str, overrides: Sequence[str], phase: Phase) -> DoctorRep
 class _Doctor:
     """One set-up, and what is known of it so far."""
 
-    def __init__(self, subject: Subject, mended: Mended) -> None:
+    def __init__(self, subject: Subject, mended: PartialSettings) -> None:
         self._subject = subject
         self._settings = subject.settings
         self._mended = mended

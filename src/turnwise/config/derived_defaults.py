@@ -19,15 +19,15 @@ _VLLM_HEAD_WIDTH = 32
 """The narrowest attention head that vLLM has a kernel for."""
 
 
-def fill_in(raw: dict[str, Any]) -> dict[str, Any]:
-    """The keys with the choices that follow from others."""
-    raw = _with_default(raw, ("credit", "type"), _credit_rule(raw))
+def fill_defaults(raw: dict[str, Any]) -> dict[str, Any]:
+    """Add the choices that follow from others."""
+    raw = _with_default(raw, ("credit", "type"), _default_estimator(raw))
     if _find(raw, "reward", "judge", "type") not in (None, "none"):
-        raw = _with_default(raw, ("reward", "judge", "beside_env"), "leave" if needs_judge(raw) else "add")
+        raw = _with_default(raw, ("reward", "judge", "beside_env"), "leave" if needs_reward_scorer(raw) else "add")
     if _has_eval_files(raw):
         raw = _with_default(raw, ("eval", "episodes"), "all")
     if _find(raw, "cluster", "type") == "ray":
-        # What runs elsewhere can be lost: what waits there must outlive it.
+        # An actor can be lost, and its memory with it.
         raw = _with_default(raw, ("buffer", "type"), "sqlite")
     if _find(raw, "engine", "type") == "vllm":
         raw = _fit_vllm(raw)
@@ -35,7 +35,7 @@ def fill_in(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fit_vllm(raw: dict[str, Any]) -> dict[str, Any]:
-    """Other kernels than the learner's sample, so what that changes is corrected; and heads are wide enough."""
+    """vLLM samples with other kernels than the learner, so correct for it; and make heads wide enough for them."""
     raw = _with_default(raw, ("learn", "correction", "type"), "truncated")
     width = _find(raw, "model", "tiny", "hidden_size") or TinySettings().hidden_size
     is_tiny = _find(raw, "model", "path") in (None, "tiny")
@@ -52,26 +52,26 @@ def _has_eval_files(raw: dict[str, Any]) -> bool:
     return all(path is not None for path in paths)
 
 
-def _credit_rule(raw: dict[str, Any]) -> str:
-    """One that asks the critic where there is one, else one that compares siblings where there are any."""
+def _default_estimator(raw: dict[str, Any]) -> str:
+    """GAE with a critic, else an estimator that compares a group if there are groups."""
     if _find(raw, "learn", "critic", "type") not in (None, "none"):
         return "gae"
     return "reinforce_pp" if _find(raw, "rollout", "group_size") == 1 else "grpo"
 
 
-def needs_judge(raw: dict[str, Any]) -> bool:
+def needs_reward_scorer(raw: dict[str, Any]) -> bool:
     """Whether an environment of the run gives no rewards."""
     mixed = _find(raw, "mix")
     tags = mixed if isinstance(mixed, dict) else {}
     names = [_find(raw, "env", "type"), *(_find(tags, tag, "env", "type") for tag in tags)]
-    # What is no environment is refused by whoever reads it.
+    # A name that is no environment is refused when the settings are validated.
     with suppress(ConfigError, DistrustError):
         return any(isinstance(name, str) and gives_no_rewards(name) for name in names)
     return False
 
 
 def _with_default(raw: dict[str, Any], path: tuple[str, ...], value: object) -> dict[str, Any]:
-    """The keys with a value where nothing was given."""
+    """Set a value if none is given."""
     key, *inner = path
     if not inner:
         return raw if key in raw else {**raw, key: value}
@@ -79,9 +79,9 @@ def _with_default(raw: dict[str, Any], path: tuple[str, ...], value: object) -> 
     return {**raw, key: _with_default(section, tuple(inner), value)} if isinstance(section, dict) else raw
 
 
-def _find(raw: dict[str, Any], *path: str) -> object:
-    """What stands there; None where nothing does. What is no section is refused by whoever reads it."""
-    found: object = raw
+def _find(raw: dict[str, Any], *path: str) -> Any:
+    """The value at a path, or None; a value in place of a section is refused when the settings are validated."""
+    found: Any = raw
     for key in path:
         found = found.get(key) if isinstance(found, dict) else None
     return found
@@ -92,7 +92,7 @@ SHORTHANDS = ("multi_turn", "use_reward_model", "use_reward_critic")
 
 
 def expand_shorthands(raw: dict[str, Any]) -> dict[str, Any]:
-    """The keys without shorthands."""
+    """Replace the switches by the choices that they stand for."""
     given = {name: _checked(name, raw[name]) for name in SHORTHANDS if name in raw}
     expanded = {name: value for name, value in raw.items() if name not in SHORTHANDS}
     multi_turn = given.get("multi_turn")
@@ -105,10 +105,10 @@ def expand_shorthands(raw: dict[str, Any]) -> dict[str, Any]:
         )
     for name, path in {"use_reward_model": ("reward", "judge"), "use_reward_critic": ("learn", "critic")}.items():
         is_wanted = given.get(name)
-        if is_wanted is None and multi_turn is not None and _find_shorthand(expanded, path) is None:
-            is_wanted = not multi_turn and (name != "use_reward_model" or needs_judge(expanded))
+        if is_wanted is None and multi_turn is not None and _find(expanded, *path) is None:
+            is_wanted = not multi_turn and (name != "use_reward_model" or needs_reward_scorer(expanded))
         if is_wanted is not None:
-            expanded = _with(expanded, path, _switched(_find_shorthand(expanded, path), is_wanted))
+            expanded = _with(expanded, path, _switched(_find(expanded, *path), is_wanted))
     return _with_built_in_judge(expanded) if multi_turn is False else expanded
 
 
@@ -116,20 +116,20 @@ def _single_turn(raw: dict[str, Any]) -> dict[str, Any]:
     """One turn, of the built-in prompts where nothing else is named."""
     raw = _with(raw, ("rollout", "max_turns"), 1)
     raw = raw if raw.get("env") else {**raw, "env": {"type": "prompts"}}
-    if not _is_built_in(raw) or _find_shorthand(raw, ("context", "answer")) is not None:
+    if not _is_built_in(raw) or _find(raw, "context", "answer") is not None:
         return raw
     return _with(raw, ("context", "answer"), {"type": "plain"})
 
 
 def _with_built_in_judge(raw: dict[str, Any]) -> dict[str, Any]:
-    """The built-in prompts have a built-in judge; what other texts are worth, a file must say."""
-    judge = _find_shorthand(raw, ("reward", "judge"))
+    """The built-in prompts have a built-in reward model; for other prompts a recipe must name one."""
+    judge = _find(raw, "reward", "judge")
     is_unnamed = isinstance(judge, dict) and judge.get("type") == "model" and judge.get("path") is None
     return _with(raw, ("reward", "judge"), {**judge, "path": "tiny"}) if is_unnamed and _is_built_in(raw) else raw
 
 
 def _is_built_in(raw: dict[str, Any]) -> bool:
-    return _find_shorthand(raw, ("env", "type")) == "prompts" and _find_shorthand(raw, ("env", "path")) is None
+    return _find(raw, "env", "type") == "prompts" and _find(raw, "env", "path") is None
 
 
 def _checked(name: str, value: object) -> bool:
@@ -139,16 +139,11 @@ def _checked(name: str, value: object) -> bool:
 
 
 def _switched(choice: Any, is_wanted: bool) -> dict[str, Any]:
-    """The choice that is there, if it already is what is wanted; else a model, or none."""
+    """The choice that is there if it already fits; else a model, or none."""
     current = choice if isinstance(choice, dict) else {}
     if not is_wanted:
         return {"type": "none"}
     return current if current.get("type", "none") != "none" else {**current, "type": "model"}
-
-
-def _find_shorthand(raw: dict[str, Any], path: tuple[str, str]) -> Any:
-    section = raw.get(path[0])
-    return section.get(path[1]) if isinstance(section, dict) else None
 
 
 def _with(raw: dict[str, Any], path: tuple[str, str], value: object) -> dict[str, Any]:
@@ -219,14 +214,14 @@ def _without_idle(section: Mapping[str, Any], later: Sequence[Layer]) -> dict[st
 
 
 def applies_to(raw: Mapping[str, Any]) -> bool:
-    """Whether who answers under these keys was trained before: another model than 'tiny', or one behind an endpoint."""
+    """Whether the policy is pretrained: another model than 'tiny', or one behind an endpoint."""
     model, engine = raw.get("model"), raw.get("engine")
     is_asked = isinstance(engine, Mapping) and engine.get("type") == _ENDPOINT
     return is_asked or (isinstance(model, Mapping) and model.get("path", _TINY) != _TINY)
 
 
 def without_tiny(raw: dict[str, Any]) -> dict[str, Any]:
-    """The keys without the sizes of the built-in model, which is not made where a section applies."""
+    """Drop the sizes of the built-in model, which is not made if a section applies."""
     model = raw.get("model")
     if not isinstance(model, Mapping):
         return raw
@@ -234,7 +229,7 @@ def without_tiny(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def refuse_broken(raw: dict[str, Any], section: Mapping[str, Any]) -> None:
-    """Raise what is wrong inside a section, and nothing of the rest; `raw` are all keys up to and with it."""
+    """Raise what is wrong inside a section alone; `raw` are all keys up to and with it."""
     try:
         settings_class = made_for(raw)
     except ConfigError as error:
@@ -263,7 +258,7 @@ def find_changes(before: TurnwiseSettings, after: TurnwiseSettings) -> tuple[Cha
 
 
 def describe_in_comment(changes: Sequence[Change]) -> str:
-    """The line above the resolved settings; nothing where nothing was changed."""
+    """The comment above the resolved settings; empty if nothing was changed."""
     if not changes:
         return ""
     paths = ", ".join(change.path for change in changes)

@@ -24,7 +24,7 @@ from turnwise.config.derived_defaults import (
     applies_to,
     describe_in_comment,
     expand_shorthands,
-    fill_in,
+    fill_defaults,
     find_changes,
     give_way,
     refuse_broken,
@@ -94,7 +94,7 @@ def load_with_translation(
 def read_keys(
     recipe: str | Path | Mapping[str, object], overrides: Sequence[str] | Mapping[str, object] = ()
 ) -> dict[str, Any]:
-    """The keys of a recipe with its bases and overrides, before anything is known about what they mean."""
+    """The keys of a recipe with its bases and overrides, before they are validated."""
     return _read(recipe, overrides).raw
 
 
@@ -120,7 +120,7 @@ def _read(recipe: str | Path | Mapping[str, object], overrides: Sequence[str] | 
         source = _merge(_our_words(translation), format_.pick_native_keys(source), "a section of turnwise")
         layers = [Layer(keys=_as_dict(source), source=name)]
         idle = translation.count("no meaning")
-        _tell(
+        _warn(
             f"read as a file of {format_.name}: {translation.count('mapped')} keys mapped, {idle} without meaning here"
         )
     elif theirs:
@@ -136,12 +136,12 @@ def _read(recipe: str | Path | Mapping[str, object], overrides: Sequence[str] | 
 
 
 def _resolve_layers(layers: Sequence[Layer], name: str, translation: Translation | None) -> _Keys:
-    """What the layers come to; a section that is broken is told also where it does not apply."""
+    """Merge the layers. A `pretrained` section with mistakes raises also if it does not apply."""
     layers = give_way(layers)
 
     def finish(merged: DictConfig) -> dict[str, Any]:
         raw = _resolve(merged)
-        return fill_in(expand_shorthands({**raw, "recipe": raw.get("recipe") or name}))
+        return fill_defaults(expand_shorthands({**raw, "recipe": raw.get("recipe") or name}))
 
     plain = finish(_merge_layers(_plain(layers)))
     sections = [number for number, layer in enumerate(layers) if layer.is_pretrained]
@@ -178,11 +178,11 @@ def _changes(plain: dict[str, Any] | None, settings: TurnwiseSettings) -> tuple[
     except ConfigError:
         # An override may fit the section alone, as model.lora.rank does.
         env = {"env": settings.env.model_dump(mode="json")}
-        return find_changes(validate(fill_in(env)), settings)
+        return find_changes(validate(fill_defaults(env)), settings)
 
 
 def _refuse_two_lengths(overrides: Sequence[DictConfig]) -> None:
-    """A length given later replaces one of the other kind; of two given together nobody knows which is meant."""
+    """Raise if both lengths are given at once; one that is given later replaces the other."""
     given = {key for item in overrides for key in _LENGTHS if _says(item, key)}
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(_LENGTHS)} given; both say how long the run is. Leave one of them away.")
@@ -210,7 +210,7 @@ def _read_source(recipe: str | Path | Mapping[str, object]) -> tuple[list[Layer]
         given = _merge_foreign(OmegaConf.create({}), dict(recipe), "the given mapping")
         return split_layer(_as_dict(given), "the given mapping"), "custom"
     path = find_recipe(str(recipe))
-    _tell(describe_namesake(str(recipe)))
+    _warn(describe_namesake(str(recipe)))
     return _read_with_bases(path, ()), path.stem
 
 
@@ -222,7 +222,7 @@ def _our_words(translation: Translation) -> DictConfig:
 def _split_overrides(
     overrides: Sequence[str] | Mapping[str, object], format_: ConfigFormat | None
 ) -> tuple[list[tuple[str, DictConfig]], list[tuple[str, DictConfig]]]:
-    """Overrides in our words, and those in another project's; their keys made whole."""
+    """Overrides with our keys, and those with another project's, which get their whole keys."""
     ours: list[tuple[str, DictConfig]] = []
     theirs: list[tuple[str, DictConfig]] = []
     for words, key, item in _override_items(overrides):
@@ -245,7 +245,7 @@ def parse_params(words: Sequence[str]) -> dict[str, Any]:
 def dump_settings(settings: TurnwiseSettings, pretrained: Sequence[Change] = ()) -> str:
     """The resolved settings as YAML; loading it gives the same settings. A comment names what `pretrained` changed.
 
-    Secrets stay where they are: in the environment, or with whoever gave them.
+    Secrets are written as references to environment variables.
     """
     text = yaml.safe_dump(hide_secrets(settings.model_dump(mode="json")), sort_keys=False, allow_unicode=True)
     return describe_in_comment(pretrained) + text
@@ -266,11 +266,11 @@ def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> list[Layer]:
     own = split_layer(keys, str(path))
     if base_name is None:
         return own
-    _tell(describe_namesake(str(base_name), beside=path.parent))
+    _warn(describe_namesake(str(base_name), beside=path.parent))
     return [*_read_with_bases(find_base(str(base_name), of=path), (*seen, path.resolve())), *own]
 
 
-def _tell(notice: str | None) -> None:
+def _warn(notice: str | None) -> None:
     if notice:
         _log.warning(notice)
 
@@ -363,38 +363,38 @@ def env_params(env: EnvSettings, split: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mended:
-    """Settings as far as they can be understood."""
+class PartialSettings:
+    """The valid part of a recipe's settings."""
 
     settings: TurnwiseSettings | None
-    """None where nothing is left to look at."""
+    """None if nothing valid is left."""
     problems: tuple[str, ...]
     left_out: tuple[str, ...]
-    """The config paths that were wrong; what follows from their absence is no mistake of its own."""
+    """The config paths of the problems; do not report what follows from their absence."""
 
 
-def load_what_can_be(
+def load_partial_settings(
     recipe: str | Path | Mapping[str, object], overrides: Sequence[str] | Mapping[str, object] = ()
-) -> Mended:
-    """The settings without their mistakes, and the mistakes."""
-    mending = _Mending()
+) -> PartialSettings:
+    """Settings without the keys that are wrong, and the problems."""
+    loader = _PartialLoader()
     try:
         raw = read_keys(recipe, overrides)
-        mending.drop_unknown_choices(raw)
-        settings = mending.validate(raw)
+        loader.drop_unknown_choices(raw)
+        settings = loader.validate(raw)
     except ConfigError as error:
         # A file that cannot be read at all, or a section that is none.
-        settings, mending.problems = None, [*mending.problems, str(error)]
-    return Mended(settings=settings, problems=tuple(mending.problems), left_out=tuple(mending.left_out))
+        settings, loader.problems = None, [*loader.problems, str(error)]
+    return PartialSettings(settings=settings, problems=tuple(loader.problems), left_out=tuple(loader.left_out))
 
 
-class _Mending:
+class _PartialLoader:
     def __init__(self) -> None:
         self.problems: list[str] = []
         self.left_out: list[str] = []
 
     def drop_unknown_choices(self, raw: dict[str, Any]) -> None:
-        """A class that cannot be found takes its section with it: nobody knows what its keys mean."""
+        """Drop the settings of a class that cannot be found: what its keys mean is unknown."""
         mixed = [f"mix.{tag}.env" for tag in _at(raw, "mix")]
         for path in [*(choice.path for choice in CHOICES), *mixed]:
             choice, section = choice_at(path), _at(raw, path)
@@ -417,7 +417,7 @@ class _Mending:
                 del section[key]
 
     def validate(self, raw: dict[str, Any]) -> TurnwiseSettings | None:
-        """Each round leaves out what pydantic refused; there are no more rounds than keys."""
+        """Validate until nothing is refused, each time without the refused keys."""
         while True:
             settings_class = made_for(raw)
             try:

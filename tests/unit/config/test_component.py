@@ -12,7 +12,7 @@ import pytest
 
 from turnwise.config.component import Component, Registry, component_kind
 from turnwise.config.kinds import ADVANTAGE_ESTIMATORS, Choice
-from turnwise.config.load import dump_settings, load_settings, load_what_can_be
+from turnwise.config.load import dump_settings, load_partial_settings, load_settings
 from turnwise.config.schema import CHOICES
 from turnwise.config.trust import only_looking
 from turnwise.credit.gae import Gae
@@ -127,7 +127,7 @@ def test_mistakes_about_a_name_are_named_with_their_path(choice: Choice) -> None
     assert message.startswith(f"{path}: there is no {registry.kind} named '{near}'. Did you mean '{registry.default}'?")
     assert problem(f"{path}=3") == f"{path}: 3 given; expected a name such as '{registry.default}'."
     assert "module 'no_such_module' cannot be imported" in problem(f"{path}=no_such_module:Class")
-    settings = load_what_can_be(LAKE, [f"{path}={near}"])
+    settings = load_partial_settings(LAKE, [f"{path}={near}"])
     assert len(settings.problems) == 1
     assert settings.settings is not None
 

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from turnwise.config.load import load_settings, load_what_can_be
+from turnwise.config.load import load_partial_settings, load_settings
 from turnwise.errors import ConfigError
 
 LAKE: dict[str, Any] = {"env": {"type": "frozen_lake"}, "learn": {"steps": 7}}
 
 
 def test_right_settings_stay_as_they_are() -> None:
-    mended = load_what_can_be(LAKE, ["learn.epochs=2"])
+    mended = load_partial_settings(LAKE, ["learn.epochs=2"])
     assert (mended.problems, mended.left_out) == ((), ())
     assert mended.settings == load_settings(LAKE, ["learn.epochs=2"])
 
 
 def test_every_mistake_is_told_and_left_out() -> None:
-    mended = load_what_can_be(
+    mended = load_partial_settings(
         LAKE,
         [
             "learn.stepz=3",
@@ -52,7 +52,7 @@ def test_every_mistake_is_told_and_left_out() -> None:
     ],
 )
 def test_where_nothing_is_left_the_reason_is_told(recipe: Any, problem: str) -> None:
-    mended = load_what_can_be(recipe)
+    mended = load_partial_settings(recipe)
     assert mended.settings is None
     assert problem in mended.problems[0]
 
