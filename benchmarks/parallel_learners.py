@@ -21,7 +21,6 @@ from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 from turnwise.config.schema import ModelSettings, read_section
 from turnwise.deps import LearnerSite
 from turnwise.learn.local_launcher import start_processes
-from turnwise.learn.losses import PpoClip
 from turnwise.learn.parallel_context import Team, threads_per_rank
 from turnwise.learn.trainer import Trainer
 from turnwise.learn.workers import ParallelLearner
@@ -134,7 +133,7 @@ def _opened_from(model: str, kind: str, ranks: int, trainer: type) -> tuple[Any,
             "optim": {"lr": 1e-6, "grad_clip": 1e9},
         },
     )
-    site = LearnerSite(model_path=model, model=ModelSettings(), loss=PpoClip(settings.loss), temperature=1.0, seed=0)
+    site = LearnerSite(model_path=model, model=ModelSettings(), loss=settings.loss, temperature=1.0, seed=0)
     return settings, site
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from turnwise.config.schema import TinySettings
-from turnwise.config.schema_learn import LearnSettings, PpoClipParams
+from turnwise.config.schema_learn import LearnSettings
 from turnwise.credit.step_level import MultiStepGrpo
 from turnwise.experience.build import merge_prefixes
 from turnwise.learn.losses import PpoClip
@@ -65,7 +65,7 @@ def _trainer(max_tokens: int) -> Trainer:
         max_position_embeddings=max_tokens,
         pad_token_id=0,
     )
-    return Trainer(LlamaForCausalLM(config), LearnSettings(), PpoClip(PpoClipParams()), temperature=1.0, seed=0)
+    return Trainer(LlamaForCausalLM(config), LearnSettings(), PpoClip(), temperature=1.0, seed=0)
 
 
 def _play(rng: np.random.Generator, number: int, num_steps: int, prompt_tokens: int, reply_tokens: int) -> Experience:

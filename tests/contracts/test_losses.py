@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
-from turnwise.config.component import LOSSES
-from turnwise.protocols import PolicyLoss
+from turnwise.config.kinds import PolicyLoss
 
 from .entries import names_of
 from .setting import settings_with
@@ -21,8 +18,7 @@ TURNS = torch.tensor([0, 0, 1, 1, 1, 2])
 
 
 def open_named(name: str) -> PolicyLoss:
-    target: Any = LOSSES.get_target(name)
-    return target(settings_with(f"learn.loss.type={name}").learn.loss)
+    return settings_with(f"learn.loss.type={name}").learn.loss
 
 
 def tokens(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,7 +12,7 @@ from turnwise.checks.settings import _class_problems
 from turnwise.config.component import Registry
 from turnwise.config.kinds import Choice
 from turnwise.config.schema import CHOICES
-from turnwise.protocols import Buffer, Engine, GroupPriority, Learner, Mailbox, PolicyLoss
+from turnwise.protocols import Buffer, Engine, GroupPriority, Learner, Mailbox
 
 from .entries import EXAMPLES, choice_at, names_of, plug_in_modules, plug_ins
 
@@ -21,7 +21,6 @@ PROTOCOLS: dict[str, type] = {
     "buffer": Buffer,
     "buffer.priority": GroupPriority,
     "learn": Learner,
-    "learn.loss": PolicyLoss,
     "sync": Mailbox,
 }
 PAGE = EXAMPLES.parent / "docs" / "custom_components.md"

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from tests.clock import HANG_S
-from turnwise.config.component import LOSSES
 from turnwise.deps import LearnerSite
 from turnwise.engine import vllm_servers as process
 from turnwise.engine.vllm import VllmEngine
@@ -181,10 +180,7 @@ def test_the_default_recipe_trains_with_it(tmp_path: Path) -> None:
 
 def _learner() -> Trainer:
     settings = settings_with()
-    loss: Any = LOSSES.get_target(settings.learn.loss.type)
-    site = LearnerSite(
-        model_path=model_path(), model=settings.model, loss=loss(settings.learn.loss), temperature=0.7, seed=0
-    )
+    site = LearnerSite(model_path=model_path(), model=settings.model, loss=settings.learn.loss, temperature=0.7, seed=0)
     return Trainer.open(settings.learn, site)
 
 

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import exp, sqrt
+from collections.abc import Sequence
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -150,9 +150,6 @@ def _of_batch(check: str, expected: str, found: str) -> Finding:
 
 
 Floats = NDArray[np.float64]
-Numbers = Sequence[float]
-Turn = tuple[int, int]
-"""The row of a token, and its turn there."""
 
 _LOSS_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 """Of the sum over all tokens of what differs, relative to the sum of what is expected."""
@@ -250,11 +247,11 @@ def _expect(
         for array in (trace.proximal_logprobs, batch.behavior_logprobs, batch.advantages)
     )
     rows = np.searchsorted(batch.row_starts, tokens, side="right") - 1
-    turns = list(zip(rows.tolist(), batch.turn_ids[tokens].tolist(), strict=True))
-    losses = _policy_loss(policy, behavior, advantages, turns, settings.loss)
+    _, turns = np.unique(np.stack([rows, batch.turn_ids[tokens]]), axis=1, return_inverse=True)
+    losses = settings.loss.reference(policy, behavior, advantages, turns.ravel())
     if losses is None:
         return None
-    losses -= settings.entropy_coef * trace.entropies[tokens]
+    losses = losses - settings.entropy_coef * trace.entropies[tokens]
     if isinstance(settings.kl, learning.KlLoss):
         difference = policy - batch.reference_logprobs[tokens]
         losses += settings.kl.coef * _kl(difference, settings.kl.estimator)
@@ -270,79 +267,6 @@ def _rounding(batch: Batch, settings: learning.LearnSettings, tokens: NDArray[np
     if not isinstance(settings.kl, learning.KlLoss):
         return 0.0
     return settings.kl.coef * _LOSS_ROUNDING * float(_weights(batch, tokens, settings.aggregation).sum())
-
-
-def _policy_loss(
-    policy: Floats, behavior: Floats, advantages: Floats, turns: Sequence[Turn], loss: Any
-) -> Floats | None:
-    if loss.type in _PLAIN_LOSSES:
-        columns = (policy.tolist(), behavior.tolist(), advantages.tolist())
-        return np.array(_PLAIN_LOSSES[loss.type](*columns, turns, loss))
-    if loss.type == "reinforce":
-        return -advantages * policy
-    if loss.type != "ppo_clip":
-        return None
-    ratio = np.exp(np.clip(policy - behavior, -20, 20))
-    clipped = np.clip(ratio, 1 - loss.clip_low, 1 + loss.clip_high)
-    worse = np.maximum(-advantages * ratio, -advantages * clipped)
-    if loss.dual_clip is None:
-        return worse
-    return np.where(advantages < 0, np.minimum(worse, -advantages * loss.dual_clip), worse)
-
-
-# --- policy losses, one number after another: log-probs of the policy and of the sampling, advantages, turns ----------
-
-
-def _gspo(policy: Numbers, behavior: Numbers, advantages: Numbers, turns: Sequence[Turn], loss: Any) -> list[float]:
-    """One ratio for a turn: the geometric mean of those of its tokens."""
-    moved: dict[Turn, list[float]] = {}
-    for new, old, turn in zip(policy, behavior, turns, strict=True):
-        moved.setdefault(turn, []).append(new - old)
-    ratios = {turn: _exp(sum(of_turn) / len(of_turn)) for turn, of_turn in moved.items()}
-    return [
-        max(-advantage * ratios[turn], -advantage * _clip(ratios[turn], loss))
-        for advantage, turn in zip(advantages, turns, strict=True)
-    ]
-
-
-def _cispo(policy: Numbers, behavior: Numbers, advantages: Numbers, _: Sequence[Turn], loss: Any) -> list[float]:
-    columns = zip(policy, behavior, advantages, strict=True)
-    return [-advantage * _clip(_exp(new - old), loss) * new for new, old, advantage in columns]
-
-
-def _sapo(policy: Numbers, behavior: Numbers, advantages: Numbers, _: Sequence[Turn], loss: Any) -> list[float]:
-    losses: list[float] = []
-    for new, old, advantage in zip(policy, behavior, advantages, strict=True):
-        tau = loss.tau_positive if advantage > 0 else loss.tau_negative
-        # Bounded, because a float64 holds no more: the gate is closed long before.
-        gate = 4 / (tau * (1 + exp(min(-tau * (_exp(new - old) - 1), 700.0))))
-        losses.append(-advantage * gate)
-    return losses
-
-
-def _opmd(policy: Numbers, _: Numbers, advantages: Numbers, __: Sequence[Turn], loss: Any) -> list[float]:
-    return [-advantage * new / (1 + loss.tau) for new, advantage in zip(policy, advantages, strict=True)]
-
-
-def _sft(policy: Numbers, _: Numbers, __: Numbers, ___: Sequence[Turn], ____: Any) -> list[float]:
-    return [-new for new in policy]
-
-
-def _exp(moved: float) -> float:
-    return exp(min(max(moved, -20.0), 20.0))
-
-
-def _clip(ratio: float, loss: Any) -> float:
-    return min(max(ratio, 1 - loss.clip_low), 1 + loss.clip_high)
-
-
-_PLAIN_LOSSES: dict[str, Callable[[Numbers, Numbers, Numbers, Sequence[Turn], Any], list[float]]] = {
-    "gspo": _gspo,
-    "cispo": _cispo,
-    "sapo": _sapo,
-    "opmd": _opmd,
-    "sft": _sft,
-}
 
 
 def _kl(difference: Floats, estimator: str) -> Floats:

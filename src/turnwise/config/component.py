@@ -583,27 +583,6 @@ LEARNERS = ClassRegistry(
     },
     params={"ppo": None},
 )
-LOSSES = ClassRegistry(
-    "policy loss",
-    {
-        "ppo_clip": "turnwise.learn.losses:PpoClip",
-        "reinforce": "turnwise.learn.losses:ReinforceLoss",
-        "gspo": "turnwise.learn.losses:Gspo",
-        "cispo": "turnwise.learn.losses:Cispo",
-        "sapo": "turnwise.learn.losses:Sapo",
-        "opmd": "turnwise.learn.losses:OpmdLoss",
-        "sft": "turnwise.learn.losses:Sft",
-    },
-    params={
-        "ppo_clip": "turnwise.config.schema_learn:PpoClipParams",
-        "reinforce": None,
-        "gspo": "turnwise.config.schema_learn:GspoParams",
-        "cispo": "turnwise.config.schema_learn:CispoParams",
-        "sapo": "turnwise.config.schema_learn:SapoParams",
-        "opmd": "turnwise.config.schema_learn:OpmdLossParams",
-        "sft": None,
-    },
-)
 TRANSPORTS = ClassRegistry(
     "weight transport",
     {

@@ -22,8 +22,14 @@ from turnwise.config.settings import Settings
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
     from turnwise.credit.reference import TokenTrajectory
-    from turnwise.types import Annotations, Experience, FloatArray, Sample
+    from turnwise.types import Annotations, Experience, FloatArray, IntArray, Sample
+
+    Floats: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +228,30 @@ class AdvantageEstimator(Component):
         return False
 
 
+@component_kind("policy loss", "turnwise.learn", old_form=("__call__",))
+class PolicyLoss(Component):
+    """`learn.loss`: loss of every sampled token, before aggregation."""
+
+    type: str = "ppo_clip"
+    """A registered policy loss or 'package.module:Class'."""
+
+    @abstractmethod
+    def __call__(
+        self, policy_logprobs: Tensor, behavior_logprobs: Tensor, advantages: Tensor, turns: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss per token and tensors to report.
+
+        Use tensor methods, so that the module needs no torch. `turns` numbers the turns of the tokens from 0.
+        """
+
+    def reference(self, policy: Floats, behavior: Floats, advantages: Floats, turns: IntArray) -> Floats | None:
+        """Recompute the loss per token in NumPy float64. None: not checked."""
+        return None
+
+
+POLICY_LOSSES: Registry[PolicyLoss] = PolicyLoss.registry
+LOSSES = POLICY_LOSSES
+"""Old name of `POLICY_LOSSES`."""
 ADVANTAGE_ESTIMATORS: Registry[AdvantageEstimator] = AdvantageEstimator.registry
 CREDITS = ADVANTAGE_ESTIMATORS
 """Old name of `ADVANTAGE_ESTIMATORS`."""

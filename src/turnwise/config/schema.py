@@ -18,7 +18,6 @@ from turnwise.config.component import (
     ENVS,
     LEARNERS,
     LOOPS,
-    LOSSES,
     PRIORITIES,
     TRANSPORTS,
     WORKFLOWS,
@@ -26,18 +25,20 @@ from turnwise.config.component import (
 )
 from turnwise.config.kinds import (
     ADVANTAGE_ESTIMATORS,
+    POLICY_LOSSES,
     AdvantageEstimator,
     Choice,
     EndpointSettings,
     EngineSettings,
     EnvSettings,
     LoopSettings,
+    PolicyLoss,
     _compose,
     _section,
     _spell_as_registered,
     params_class,
 )
-from turnwise.config.schema_learn import LearnSettings, LossSettings, RewardSettings
+from turnwise.config.schema_learn import LearnSettings, RewardSettings
 from turnwise.config.settings import Settings, WholeSettings
 from turnwise.config.trust import DistrustError
 from turnwise.errors import ConfigError
@@ -549,7 +550,7 @@ class TurnwiseSettings(Settings):
     reward: RewardSettings = RewardSettings()
     buffer: BufferSettings = BufferSettings()
     credit: AdvantageEstimator = Field(default_factory=lambda: ADVANTAGE_ESTIMATORS.parse({}))
-    learn: LearnSettings = LearnSettings()
+    learn: LearnSettings = Field(default_factory=LearnSettings)
     audit: AuditSettings = AuditSettings()
     sync: SyncSettings = SyncSettings()
     loop: LoopSettings = LoopSettings()
@@ -596,7 +597,7 @@ CHOICES = (
         base=LearnSettings,
         methods=("open", "annotate", "step", "imitate", "supervise", "weights", "save_state", "load_state"),
     ),
-    Choice(path="learn.loss", registry=LOSSES, base=LossSettings, methods=("__call__",)),
+    Choice(path="learn.loss", registry=POLICY_LOSSES, base=PolicyLoss),
     Choice(
         path="sync",
         key="method",

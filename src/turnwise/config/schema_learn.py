@@ -1,7 +1,4 @@
-"""`learn.loss`: the settings of the policy losses that have any.
-
-They stand here and not beside their losses, so that reading settings does not import torch.
-"""
+"""Settings of the sections `learn` and `reward`."""
 
 from __future__ import annotations
 
@@ -10,44 +7,8 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from turnwise.config.component import gives_no_rewards
-from turnwise.config.kinds import Device
+from turnwise.config.kinds import POLICY_LOSSES, Device, PolicyLoss
 from turnwise.config.settings import Settings, WholeSettings
-
-
-class PpoClipParams(Settings):
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
-    """The ratio may fall to 1 - clip_low."""
-    clip_high: float = Field(default=0.2, gt=0)
-    """The ratio may rise to 1 + clip_high; larger than clip_low is clip-higher (DAPO, arXiv 2503.14476)."""
-    dual_clip: float | None = Field(default=3.0, gt=1)
-    """With a negative advantage the loss is at most this many times it (arXiv 1912.09729); null switches it off."""
-
-
-class GspoParams(Settings):
-    clip_low: float = Field(default=3e-4, gt=0, lt=1)
-    """The turn's ratio may fall to 1 - clip_low."""
-    clip_high: float = Field(default=4e-4, gt=0)
-    """The turn's ratio may rise to 1 + clip_high."""
-
-
-class CispoParams(Settings):
-    clip_low: float = Field(default=1.0, gt=0)
-    """The weight may fall to 1 - clip_low."""
-    clip_high: float = Field(default=0.28, gt=0)
-    """The weight may rise to 1 + clip_high."""
-
-
-class SapoParams(Settings):
-    tau_positive: PositiveFloat = 1.0
-    """How sharply the gate closes for good tokens."""
-    tau_negative: PositiveFloat = 1.05
-    """How sharply the gate closes for bad tokens."""
-
-
-class OpmdLossParams(Settings):
-    tau: float = Field(default=0.0, ge=0)
-    """Strength of the pull to the sampling policy; divides the gradient by 1 + tau."""
-
 
 _TIMEOUT_S = 1800.0
 
@@ -241,11 +202,6 @@ class OptimSettings(Settings):
 Aggregation = Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean"]
 
 
-class LossSettings(Settings):
-    type: str = "ppo_clip"
-    """A registered policy loss or 'package.module:Class'."""
-
-
 class LearnSettings(Settings):
     type: str = "ppo"
     """A registered learner or 'package.module:Class'."""
@@ -260,7 +216,7 @@ class LearnSettings(Settings):
     micro_batch_tokens: PositiveInt | Literal["auto"] = "auto"
     """Padded tokens per forward pass: memory against speed, never the result. auto: as many as 450 MB
     (on a GPU: a quarter of its memory) have room for, at most 8192."""
-    loss: LossSettings = LossSettings()
+    loss: PolicyLoss = Field(default_factory=lambda: POLICY_LOSSES.parse({}))
     """The policy loss, by `type`."""
     aggregation: Aggregation = "token_mean"
     """Every token weighs the same; or every trajectory does, with the sum or the mean of its tokens."""

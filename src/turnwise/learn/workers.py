@@ -21,7 +21,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turnwise.config.component import LEARNERS, LOSSES
+from turnwise.config.component import LEARNERS
 from turnwise.config.schema import ModelSettings, read_section
 from turnwise.config.schema_learn import FsdpRanks, LearnSettings
 from turnwise.deps import LearnerSite
@@ -155,11 +155,10 @@ class Rank:
         torch.manual_seed(task.seed)
         self._learner = None
         settings: LearnSettings = read_section("learn", task.learn)
-        make_loss: Any = LOSSES.get_target(settings.loss.type)
         site = LearnerSite(
             model_path=task.model_path,
             model=task.model,
-            loss=make_loss(settings.loss),
+            loss=settings.loss,
             temperature=task.temperature,
             seed=task.seed,
         )

@@ -21,7 +21,6 @@ from turnwise.config.component import (
     ENGINES,
     LEARNERS,
     LOOPS,
-    LOSSES,
     PRIORITIES,
     TRANSPORTS,
     ClassRegistry,
@@ -280,7 +279,7 @@ def open_learner(
     site = LearnerSite(
         model_path=model_path,
         model=settings.model,
-        loss=_chosen(LOSSES, settings.learn.loss)(settings.learn.loss),
+        loss=settings.learn.loss,
         temperature=settings.rollout.temperature,
         seed=settings.run.seed,
         run_path=run_path,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from turnwise.audit.recompute import check_update
-from turnwise.config.component import LOSSES
+from turnwise.config.kinds import POLICY_LOSSES
 from turnwise.config.load import load_settings
 from turnwise.config.schema_learn import LearnSettings
 from turnwise.types import Batch, StepReport, UpdateTrace
@@ -64,12 +64,11 @@ def batch_of(rng: np.random.Generator) -> tuple[Batch, np.ndarray]:
 
 def update(loss: str, batch: Batch, policy: np.ndarray, settings: LearnSettings) -> StepReport:
     """What a learner reports that has called the loss as it is."""
-    make_loss = LOSSES.get_target(loss.partition(" ")[0])
     mask, row = batch.loss_mask, np.repeat(np.arange(batch.num_rows), batch.row_lengths)
     numbers = {key: n for n, key in enumerate(dict.fromkeys(zip(row[mask], batch.turn_ids[mask], strict=True)))}
     turns = torch.tensor([numbers[key] for key in zip(row[mask], batch.turn_ids[mask], strict=True)])
     columns = (policy, batch.behavior_logprobs, batch.advantages)
-    per_token, _ = make_loss(settings.loss)(*(torch.from_numpy(column[mask]) for column in columns), turns)  # type: ignore[operator]
+    per_token, _ = settings.loss(*(torch.from_numpy(column[mask]) for column in columns), turns)  # type: ignore[operator]
     losses = np.zeros(len(mask), dtype=np.float32)
     # token_mean
     losses[mask] = per_token.numpy() / mask.sum()
@@ -96,7 +95,7 @@ def change(report: StepReport, token: int, share: float) -> StepReport:
 
 
 def test_no_loss_is_without_a_reference() -> None:
-    assert {name.partition(" ")[0] for name in LOSS_SETTINGS} == set(LOSSES.shipped)
+    assert {name.partition(" ")[0] for name in LOSS_SETTINGS} == set(POLICY_LOSSES.shipped)
 
 
 @pytest.mark.parametrize("loss", LOSS_SETTINGS)

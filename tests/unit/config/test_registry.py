@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.config.component import ENGINES, ENVS, LOSSES, WORKFLOWS, Alias, ClassRegistry
+from turnwise.config.component import ENGINES, ENVS, WORKFLOWS, Alias, ClassRegistry
 from turnwise.config.load import load_settings
 from turnwise.envs.base import make_env
 from turnwise.errors import ConfigError
@@ -19,7 +19,7 @@ def registry() -> ClassRegistry:
     return ClassRegistry("fruit", {"path": "pathlib:Path"})
 
 
-@pytest.mark.parametrize("registry", [ENVS, ENGINES, WORKFLOWS, LOSSES])
+@pytest.mark.parametrize("registry", [ENVS, ENGINES, WORKFLOWS])
 def test_every_shipped_name_can_be_imported(registry: ClassRegistry) -> None:
     assert len(registry) > 0
     for name in registry:

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from turnwise.config.schema import ModelSettings
-from turnwise.config.schema_learn import LearnSettings, OptimSettings, PpoClipParams
+from turnwise.config.schema_learn import LearnSettings, OptimSettings
 from turnwise.learn.losses import PpoClip
 from turnwise.learn.pack import MicroBatch, micro_batches, pack
 from turnwise.learn.trainer import Trainer
@@ -120,12 +120,12 @@ def make_trainer(model: Any = None, *, temperature: float = 1.0, seed: int = 0, 
     """`optim` and `model_settings` may be mappings; a gradient is never clipped unless asked for."""
     model_settings = ModelSettings.model_validate(learn.pop("model_settings", {}))
     optim = OptimSettings.model_validate({"lr": 1e-2, "grad_clip": 1e9} | learn.pop("optim", {}))
-    loss = learn.pop("loss", PpoClipParams())
+    loss = learn.pop("loss", PpoClip())
     settings = LearnSettings.model_validate({"optim": optim, "steps": 10} | learn)
     return Trainer(
         model if model is not None else make_model(),
         settings,
-        PpoClip(loss),
+        loss,
         temperature=temperature,
         seed=seed,
         model_settings=model_settings,

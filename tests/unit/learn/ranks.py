@@ -10,7 +10,6 @@ from turnwise.config.schema import ModelSettings, read_section
 from turnwise.config.schema_learn import LearnSettings
 from turnwise.deps import LearnerSite
 from turnwise.learn.local_launcher import RankProcesses, start_processes
-from turnwise.learn.losses import PpoClip
 from turnwise.learn.trainer import Trainer
 from turnwise.learn.workers import ParallelLearner, RankHosts
 
@@ -54,6 +53,4 @@ def _opened_from(folder: Path, kind: str, num_ranks: int, learn: dict[str, Any])
     model = ModelSettings.model_validate(learn.pop("model_settings", {}))
     settings = learn_settings(kind, num_ranks, **learn)
     loss: Any = settings.loss
-    return settings, LearnerSite(
-        model_path=str(folder), model=model, loss=PpoClip(loss), temperature=1.0, seed=0, run_path=None
-    )
+    return settings, LearnerSite(model_path=str(folder), model=model, loss=loss, temperature=1.0, seed=0, run_path=None)

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.config.schema_learn import ImportanceCorrection, PpoClipParams
+from turnwise.config.schema_learn import ImportanceCorrection
+from turnwise.learn.losses import PpoClip
 from turnwise.learn.update import importance_weights
 
 from .parts import gradients, make_batch, make_model, make_trainer, one_micro_batch
 
-WIDE = PpoClipParams(clip_low=0.99, clip_high=99.0, dual_clip=None)
+WIDE = PpoClip(clip_low=0.99, clip_high=99.0, dual_clip=None)
 RATIOS = np.array([0.1, 0.5, 0.8, 1.0, 2.0, 5.0], dtype=np.float32)
 
 

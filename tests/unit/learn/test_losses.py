@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from turnwise.config.component import LOSSES
-from turnwise.config.schema_learn import CispoParams, GspoParams, OpmdLossParams, PpoClipParams, SapoParams
+from turnwise.config.kinds import POLICY_LOSSES
 from turnwise.learn.losses import Cispo, Gspo, OpmdLoss, PpoClip, ReinforceLoss, Sapo, Sft, estimate_kl, value_loss
 
 ONE_TURN = torch.zeros(1, dtype=torch.long)
 
 
 def surrogate(ratio: float, advantage: float, **params: float | None) -> float:
-    loss, _ = PpoClip(PpoClipParams(**params))(  # type: ignore[arg-type]
+    loss, _ = PpoClip(**params)(  # type: ignore[arg-type]
         torch.tensor([math.log(ratio)]), torch.zeros(1), torch.tensor([advantage]), ONE_TURN
     )
     return loss.item()
@@ -51,7 +50,7 @@ def test_every_setting_of_the_clipped_surrogate_changes_it() -> None:
 def test_gradient_of_the_surrogate_equals_finite_differences(ratio: float, advantage: float) -> None:
     logprob = torch.tensor([math.log(ratio)], dtype=torch.float64, requires_grad=True)
     fixed = torch.zeros(1, dtype=torch.float64), torch.tensor([advantage], dtype=torch.float64), ONE_TURN
-    rule = PpoClip(PpoClipParams())
+    rule = PpoClip()
     rule(logprob, *fixed)[0].sum().backward()
     step = 1e-6
     high, low = (rule(logprob.detach() + s, *fixed)[0].item() for s in (step, -step))
@@ -63,15 +62,13 @@ def test_gradient_of_the_surrogate_equals_finite_differences(ratio: float, advan
 
 def test_details_tell_ratio_and_which_tokens_were_clipped() -> None:
     ratios = torch.tensor([1.5, 1.1, 0.5])
-    _, details = PpoClip(PpoClipParams())(ratios.log(), torch.zeros(3), torch.tensor([1.0, 1.0, -1.0]), torch.arange(3))
+    _, details = PpoClip()(ratios.log(), torch.zeros(3), torch.tensor([1.0, 1.0, -1.0]), torch.arange(3))
     torch.testing.assert_close(details["ratio"], ratios)
     assert details["clip_fraction"].tolist() == [1.0, 0.0, 1.0]
 
 
 def test_a_huge_ratio_stays_finite() -> None:
-    loss, _ = PpoClip(PpoClipParams(dual_clip=None))(
-        torch.tensor([500.0]), torch.zeros(1), torch.tensor([-1.0]), ONE_TURN
-    )
+    loss, _ = PpoClip(dual_clip=None)(torch.tensor([500.0]), torch.zeros(1), torch.tensor([-1.0]), ONE_TURN)
     assert loss.isfinite().all()
 
 
@@ -84,10 +81,10 @@ def gradient(rule: Any, ratio: float, advantage: float) -> float:
     return logprob.grad.item()
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", POLICY_LOSSES)
 def test_on_policy_every_loss_but_imitation_is_the_policy_gradient(name: str) -> None:
-    target: Any = LOSSES.get_target(name)
-    rule = target(target.Params())
+    target: Any = POLICY_LOSSES.find(name)
+    rule = target()
     for advantage in (1.5, -0.5):
         expected = -1.0 if name == "sft" else -advantage
         assert gradient(rule, 1.0, advantage) == pytest.approx(expected, rel=1e-6)
@@ -95,29 +92,29 @@ def test_on_policy_every_loss_but_imitation_is_the_policy_gradient(name: str) ->
 
 @pytest.mark.parametrize("ratio", [0.2, 0.9, 1.1, 5.0])
 def test_gradients_off_policy(ratio: float) -> None:
-    assert gradient(ReinforceLoss(ReinforceLoss.Params()), ratio, 2.0) == pytest.approx(-2.0)
-    assert gradient(Sft(Sft.Params()), ratio, 2.0) == pytest.approx(-1.0)
-    assert gradient(OpmdLoss(OpmdLossParams(tau=1.0)), ratio, 2.0) == pytest.approx(-1.0)
+    assert gradient(ReinforceLoss(), ratio, 2.0) == pytest.approx(-2.0)
+    assert gradient(Sft(), ratio, 2.0) == pytest.approx(-1.0)
+    assert gradient(OpmdLoss(tau=1.0), ratio, 2.0) == pytest.approx(-1.0)
     weight = min(max(ratio, 0.5), 1.3)
-    assert gradient(Cispo(CispoParams(clip_low=0.5, clip_high=0.3)), ratio, 2.0) == pytest.approx(-2.0 * weight)
+    assert gradient(Cispo(clip_low=0.5, clip_high=0.3), ratio, 2.0) == pytest.approx(-2.0 * weight)
     for advantage, tau in ((2.0, 1.0), (-2.0, 1.05)):
         gate = 1 / (1 + math.exp(-tau * (ratio - 1)))
         # The slope of 4 / tau * sigmoid(tau (r - 1)), times r for the log: 1 at r = 1, and small again far away.
         slope = 4 * gate * (1 - gate) * ratio
-        assert gradient(Sapo(SapoParams()), ratio, advantage) == pytest.approx(-advantage * slope)
+        assert gradient(Sapo(), ratio, advantage) == pytest.approx(-advantage * slope)
 
 
 def test_sapo_damps_tokens_far_off_the_policy() -> None:
-    assert abs(gradient(Sapo(SapoParams()), 5.0, 1.0)) < 0.4
-    assert abs(gradient(Sapo(SapoParams(tau_positive=3.0)), 5.0, 1.0)) < 0.01
-    assert abs(gradient(Sapo(SapoParams(tau_negative=3.0)), 5.0, -1.0)) < 0.01
+    assert abs(gradient(Sapo(), 5.0, 1.0)) < 0.4
+    assert abs(gradient(Sapo(tau_positive=3.0), 5.0, 1.0)) < 0.01
+    assert abs(gradient(Sapo(tau_negative=3.0), 5.0, -1.0)) < 0.01
 
 
 def test_gspo_has_one_ratio_per_turn() -> None:
     moved = torch.tensor([0.3, -0.1, 0.2, 0.0], dtype=torch.float64)
     turns = torch.tensor([0, 0, 0, 1])
     logprobs = moved.clone().requires_grad_()
-    wide = Gspo(GspoParams(clip_low=0.5, clip_high=0.5))
+    wide = Gspo(clip_low=0.5, clip_high=0.5)
     loss, details = wide(logprobs, torch.zeros(4).double(), torch.ones(4).double(), turns)
     expected = torch.tensor([math.exp(0.4 / 3)] * 3 + [1.0], dtype=torch.float64)
     torch.testing.assert_close(details["ratio"], expected)
@@ -128,7 +125,7 @@ def test_gspo_has_one_ratio_per_turn() -> None:
 @pytest.mark.parametrize(("low", "high", "is_stopped"), [(0.1, 0.1, True), (0.1, 0.5, False)])
 def test_gspo_clips_a_turn_as_a_whole(low: float, high: float, is_stopped: bool) -> None:
     logprobs = torch.tensor([0.5, 0.0], dtype=torch.float64, requires_grad=True)
-    rule = Gspo(GspoParams(clip_low=low, clip_high=high))
+    rule = Gspo(clip_low=low, clip_high=high)
     loss, _ = rule(logprobs, torch.zeros(2).double(), torch.ones(2).double(), torch.zeros(2, dtype=torch.long))
     loss.sum().backward()
     assert logprobs.grad is not None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from turnwise.config.component import LOSSES
-from turnwise.config.settings import Settings
+from turnwise.config.kinds import POLICY_LOSSES
 from turnwise.learn import trainer as trainer_module
 from turnwise.learn.trainer import Trainer
 from turnwise.learn.update import is_silent_at_zero
@@ -103,9 +102,8 @@ def test_a_minibatch_without_credit_makes_no_optimizer_step() -> None:
 def test_losses_are_judged_by_what_they_do() -> None:
     settings = make_trainer().settings
     silent: dict[str, bool] = {}
-    for name in LOSSES.shipped:
-        made_by, params = cast(Any, LOSSES.get_target(name)), cast(Any, LOSSES.get_params(name) or Settings)
-        silent[name] = is_silent_at_zero(made_by(params()), settings)
+    for name in POLICY_LOSSES.shipped:
+        silent[name] = is_silent_at_zero(POLICY_LOSSES.find(name)(), settings)
     assert {name for name, is_silent in silent.items() if not is_silent} == {"sft"}
     assert not is_silent_at_zero(Always(), settings)
     assert not is_silent_at_zero(Broken(), settings)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from turnwise.config.schema_learn import OptimSettings, PpoClipParams
+from turnwise.config.schema_learn import OptimSettings
 from turnwise.errors import LearnError
+from turnwise.learn.losses import PpoClip
 from turnwise.learn.optimizer import learning_rate_share
 from turnwise.learn.pack import pack
 
@@ -62,7 +63,7 @@ def test_gradients_do_not_depend_on_packing_or_row_order(critic: dict[str, Any],
 def test_every_token_weighs_the_same_whatever_row_it_is_in() -> None:
     """The loss is a mean over tokens: the metrics of a batch are token means."""
     batch = make_batch(advantages=1.0)
-    metrics = make_trainer(loss=PpoClipParams(dual_clip=None)).step(batch).metrics
+    metrics = make_trainer(loss=PpoClip(dual_clip=None)).step(batch).metrics
     assert metrics["learn/action_tokens"] == batch.loss_mask.sum()
     assert metrics["learn/tokens"] == len(batch.token_ids)
     assert metrics["learn/rows"] == batch.num_rows
@@ -79,7 +80,7 @@ def test_a_step_makes_good_tokens_likelier_and_bad_ones_less_likely() -> None:
         replace(s, advantages=np.where(s.experience.segment.loss_mask, a, 0).astype(np.float32))
         for s, a in zip(samples, (1.0, -1.0), strict=True)
     )
-    trainer = make_trainer(loss=PpoClipParams(clip_low=0.99, clip_high=99.0, dual_clip=None))
+    trainer = make_trainer(loss=PpoClip(clip_low=0.99, clip_high=99.0, dual_clip=None))
 
     def logprobs() -> list[float]:
         sums = []

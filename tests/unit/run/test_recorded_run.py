@@ -11,7 +11,6 @@ import pytest
 
 import turnwise as tw
 from tests.unit.run.test_run import Killed, same_weights, untimed
-from turnwise.config.schema_learn import PpoClipParams
 from turnwise.credit.gae import BiLevelGae
 from turnwise.errors import RunError
 from turnwise.learn.losses import PpoClip
@@ -94,7 +93,7 @@ def test_the_sampling_policy_is_the_current_one_and_moves_with_the_epochs(tmp_pa
     tokens = [token for token in run.tokens(2) if token.is_sampled]
     assert max(abs(token.first_ratio - 1) for token in tokens) < 1e-3
     assert max(abs(token.last_ratio - 1) for token in tokens) > 0.01
-    rule = PpoClip(PpoClipParams(clip_high=0.001))
+    rule = PpoClip(clip_high=0.001)
     for token in tokens:
         is_above = token.advantage > 0 and token.last_ratio > 1 + rule.params.clip_high
         is_below = token.advantage < 0 and token.last_ratio < 1 - rule.params.clip_low
