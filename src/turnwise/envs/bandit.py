@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar, NamedTuple, cast
+from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -105,6 +105,7 @@ class Bandit(BaseEnv):
     rewards = "what the arm pays"
     Params: ClassVar[type[Settings]] = BanditParams
     has_oracle = True
+    state_fields = ("_arms", "_text", "_luck")
 
     params: BanditParams
 
@@ -150,14 +151,6 @@ class Bandit(BaseEnv):
     def oracle(self) -> str:
         self._require_playing()
         return self._best_arm().name
-
-    def snapshot(self) -> object:
-        return self._arms, self._text, self._phase, self._luck.getstate()
-
-    def restore(self, state: object) -> None:
-        self._arms, self._text, self._phase, luck = cast("tuple[tuple[Arm, ...], str, Any, Any]", state)
-        self._luck = random.Random()
-        self._luck.setstate(luck)
 
     def _best_arm(self) -> Arm:
         return max(self._arms, key=lambda arm: arm.mean)

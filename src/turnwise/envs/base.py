@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import ValidationError
 
@@ -46,6 +47,9 @@ class BaseEnv(ABC):
     is_slow: bool = False
     """A call may wait: it is made in a thread, and others go on meanwhile. Its time is then not counted as time in
     environments. With `rollout.episode_timeout_s` every environment of your own is taken for one."""
+    state_fields: ClassVar[tuple[str, ...]] = ()
+    """Attributes that hold the state of an episode, beside its phase. Immutable values or `random.Random`; with them
+    `snapshot` and `restore` work."""
     packages: ClassVar[tuple[str, ...]] = ()
     """Modules that an instance imports when it is made; where many processes play it, they are imported once."""
     baselines: ClassVar[Mapping[str, Callable[[Any], str]]] = {}
@@ -128,11 +132,17 @@ class BaseEnv(ABC):
         return None
 
     def snapshot(self) -> object:
-        """Everything that `restore` needs to go on from here."""
-        raise EnvError(f"{self.label()} has no snapshots.")
+        """Return the state of the episode for `restore`."""
+        if not self.state_fields:
+            raise EnvError(f"{self.label()} has no snapshots.")
+        return tuple(_save_rng(getattr(self, name)) for name in (*self.state_fields, "_phase"))
 
     def restore(self, state: object) -> None:
-        raise EnvError(f"{self.label()} has no snapshots.")
+        """Continue from a state that `snapshot` returned."""
+        if not self.state_fields or not isinstance(state, tuple):
+            raise EnvError(f"{self.label()} has no snapshots.")
+        for name, value in zip((*self.state_fields, "_phase"), state, strict=True):
+            setattr(self, name, _load_rng(value) if isinstance(value, _RngState) else value)
 
     def _require_playing(self) -> None:
         """For the first line of `step`; `reset` and the last step keep `_phase`."""
@@ -140,6 +150,20 @@ class BaseEnv(ABC):
             raise EnvError(f"{self.label()}: the episode is over; call reset.")
         if self._phase == "new":
             raise EnvError(f"{self.label()}: there is no episode yet; call reset first.")
+
+
+class _RngState(NamedTuple):
+    state: tuple[Any, ...]
+
+
+def _save_rng(value: object) -> object:
+    return _RngState(value.getstate()) if isinstance(value, random.Random) else value
+
+
+def _load_rng(saved: _RngState) -> random.Random:
+    rng = random.Random()
+    rng.setstate(saved.state)
+    return rng
 
 
 def check_split(split: str, known: tuple[str, ...], label: str) -> None:

@@ -7,9 +7,10 @@ package.
 from __future__ import annotations
 
 import re
+import types
 from collections.abc import Callable
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -59,6 +60,16 @@ class ForeignWorld(BaseEnv):
                 raise ConfigError(
                     f"env '{self.label()}' cannot be made with the options {self.params.options}: {tell_error(error)}"
                 ) from error
+
+
+_Env = TypeVar("_Env", bound=BaseEnv)
+
+
+def define_env(base: type[_Env], **members: object) -> type[_Env]:
+    """Create the environment class of one id: a subclass of an adapter with these attributes."""
+    return types.new_class(
+        base.__name__, (base,), exec_body=lambda body: body.update(members, __module__=base.__module__)
+    )
 
 
 def seed_for(seed: int, split: str) -> int:

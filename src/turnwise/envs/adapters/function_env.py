@@ -20,7 +20,7 @@ from typing import Any, ClassVar, cast
 
 from turnwise.config.component import import_target
 from turnwise.config.settings import Settings
-from turnwise.envs.adapters.external import ForeignWorld, foreign_info, is_playable, require_rest, worth_of
+from turnwise.envs.adapters.external import ForeignWorld, define_env, foreign_info, is_playable, require_rest, worth_of
 from turnwise.errors import ConfigError, EnvError
 from turnwise.infra.process_state import States
 
@@ -120,5 +120,4 @@ def adapt_function(target: str) -> type[FunctionWorld]:
         inspect.signature(function).bind(0, "train")
     except TypeError as error:
         raise ConfigError(f"environment 'function:{target}' cannot be called so ({error}); {_EXPECTED}") from error
-    members = {"name": f"function:{target}", "make_task": staticmethod(function), "__module__": __name__}
-    return cast("type[FunctionWorld]", type("FunctionWorld", (FunctionWorld,), members))
+    return define_env(FunctionWorld, name=f"function:{target}", make_task=staticmethod(function))

@@ -8,7 +8,7 @@ library, so that it usually runs under a Python of its own: `rollout.isolation.p
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -16,6 +16,7 @@ from turnwise.config.settings import Settings, require_elsewhere
 from turnwise.envs.adapters.external import (
     ForeignWorld,
     Option,
+    define_env,
     foreign_info,
     is_playable,
     require_rest,
@@ -121,5 +122,4 @@ def _join(text: object, info: Any) -> Any:
 def adapt_gem(world_id: str) -> type[GemWorld]:
     """The environment class of an id; the package is imported when one is made."""
     require_rest(world_id, "gem:game:GuessTheNumber-v0-easy")
-    members = {"name": f"gem:{world_id}", "world_id": world_id, "__module__": __name__}
-    return cast("type[GemWorld]", type("GemWorld", (GemWorld,), members))
+    return define_env(GemWorld, name=f"gem:{world_id}", world_id=world_id)

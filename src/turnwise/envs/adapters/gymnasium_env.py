@@ -10,13 +10,21 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import product
 from types import ModuleType
-from typing import Annotated, Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import Field
 
 from turnwise.config.settings import Settings, require_package
-from turnwise.envs.adapters.external import ForeignWorld, Option, foreign_info, require_rest, seed_for, worth_of
+from turnwise.envs.adapters.external import (
+    ForeignWorld,
+    Option,
+    define_env,
+    foreign_info,
+    require_rest,
+    seed_for,
+    worth_of,
+)
 from turnwise.errors import ConfigError
 
 MAX_NUMBERS = 64
@@ -176,5 +184,4 @@ def adapt_gymnasium(world_id: str) -> type[GymnasiumWorld]:
     require_rest(world_id, "gymnasium:FrozenLake-v1")
     name = f"gymnasium:{world_id}"
     require_package("gymnasium", extra="gymnasium", asked_by=name)
-    members = {"name": name, "world_id": world_id, "__module__": __name__}
-    return cast("type[GymnasiumWorld]", type("GymnasiumWorld", (GymnasiumWorld,), members))
+    return define_env(GymnasiumWorld, name=name, world_id=world_id)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from http.client import HTTPException
 from ipaddress import ip_address
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, build_opener
 
@@ -26,6 +26,7 @@ from turnwise.config.settings import Settings, require_package
 from turnwise.envs.adapters.external import (
     ForeignWorld,
     Option,
+    define_env,
     foreign_info,
     is_playable,
     require_rest,
@@ -364,5 +365,4 @@ def adapt_openenv(url: str) -> type[OpenEnvWorld]:
     name = f"openenv:{url}"
     address = parse_address(url)
     require_package("websockets.sync.client", extra="openenv", asked_by=name)
-    members = {"name": name, "address": address, "__module__": __name__}
-    return cast("type[OpenEnvWorld]", type("OpenEnvWorld", (OpenEnvWorld,), members))
+    return define_env(OpenEnvWorld, name=name, address=address)

@@ -12,12 +12,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from turnwise.config.settings import Settings, require_package
-from turnwise.envs.adapters.external import Option, is_playable, require_rest, seed_for
+from turnwise.envs.adapters.external import Option, define_env, is_playable, require_rest, seed_for
 from turnwise.envs.adapters.function_env import OneTurnTask, OneTurnWorld
 from turnwise.errors import ConfigError, EnvError, did_you_mean
 
@@ -139,5 +139,4 @@ def adapt_reasoning_gym(family: str) -> type[ReasoningGymWorld]:
     known = require_package("reasoning_gym.factory", extra="reasoning-gym", asked_by=name).DATASETS
     if family not in known:
         raise ConfigError(f"environment '{name}': reasoning-gym has no such family. {did_you_mean(family, known)}")
-    members = {"name": name, "family": family, "__module__": __name__}
-    return cast("type[ReasoningGymWorld]", type("ReasoningGymWorld", (ReasoningGymWorld,), members))
+    return define_env(ReasoningGymWorld, name=name, family=family)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import cycle
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -21,6 +21,7 @@ from turnwise.envs.adapters.external import (
     MAX_REPLY_LENGTH,
     ForeignWorld,
     Option,
+    define_env,
     foreign_info,
     is_playable,
     require_rest,
@@ -358,5 +359,4 @@ def adapt_textarena(game_id: str) -> type[TextArenaGame]:
     known = require_package("textarena", extra="textarena", asked_by=name).envs.registration.ENV_REGISTRY
     if game_id not in known:
         raise ConfigError(f"environment '{name}': textarena has no such game. {did_you_mean(game_id, known)}")
-    members = {"name": name, "game_id": game_id, "__module__": __name__}
-    return cast("type[TextArenaGame]", type("TextArenaGame", (TextArenaGame,), members))
+    return define_env(TextArenaGame, name=name, game_id=game_id)

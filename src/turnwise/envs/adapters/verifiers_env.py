@@ -14,12 +14,20 @@ import re
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from turnwise.config.settings import Settings
-from turnwise.envs.adapters.external import SPLITS, ForeignWorld, Option, foreign_info, is_playable, require_rest
+from turnwise.envs.adapters.external import (
+    SPLITS,
+    ForeignWorld,
+    Option,
+    define_env,
+    foreign_info,
+    is_playable,
+    require_rest,
+)
 from turnwise.envs.adapters.verifiers_runner import LOADED_LATER, PACKAGES, Asked, Outcome, VerifiersStage
 from turnwise.envs.base import check_split
 from turnwise.errors import ConfigError, EnvError
@@ -200,5 +208,4 @@ def _read_calls(action: str) -> list[tuple[str, Mapping[str, Any]]] | None:
 def adapt_verifiers(name: str) -> type[VerifiersWorld]:
     """The environment class of an installed environment; the package is imported when one is made."""
     require_rest(name, "verifiers:gsm8k-v1")
-    members = {"name": f"verifiers:{name}", "environment": name, "__module__": __name__}
-    return cast("type[VerifiersWorld]", type("VerifiersWorld", (VerifiersWorld,), members))
+    return define_env(VerifiersWorld, name=f"verifiers:{name}", environment=name)

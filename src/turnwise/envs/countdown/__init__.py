@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Any, ClassVar, cast
+from typing import ClassVar
 
 from turnwise.config.settings import Settings
 from turnwise.envs.base import BaseEnv, check_split
@@ -25,6 +25,7 @@ class Countdown(BaseEnv):
     data = "built in, or a file of puzzles"
     Params: ClassVar[type[Settings]] = CountdownParams
     has_oracle = True
+    state_fields = ("puzzle", "_attempts")
 
     params: CountdownParams
     puzzle: Puzzle
@@ -94,12 +95,6 @@ class Countdown(BaseEnv):
     def num_tasks(self, split: str = "train") -> int | None:
         check_split(split, SPLITS, self.name)
         return None if self._rows is None else len(self._rows[split])
-
-    def snapshot(self) -> object:
-        return self.puzzle, self._attempts, self._phase
-
-    def restore(self, state: object) -> None:
-        self.puzzle, self._attempts, self._phase = cast("tuple[Puzzle, tuple[Graded, ...], Any]", state)
 
     def _info(self, *, success: bool, is_valid: bool) -> dict[str, object]:
         return {

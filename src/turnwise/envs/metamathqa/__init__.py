@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -93,6 +93,7 @@ class MetaMathQA(BaseEnv):
     data = "built in, or a file of problems"
     Params: ClassVar[type[Settings]] = MetaMathQAParams
     has_oracle = True
+    state_fields = ("_problem", "_num_wrong", "_text")
 
     params: MetaMathQAParams
 
@@ -150,12 +151,6 @@ class MetaMathQA(BaseEnv):
         if self._problems is None:
             return None
         return len(self._problems[split])
-
-    def snapshot(self) -> object:
-        return self._problem, self._num_wrong, self._text, self._phase
-
-    def restore(self, state: object) -> None:
-        self._problem, self._num_wrong, self._text, self._phase = cast("tuple[Problem, int, str, Any]", state)
 
     def _judge(self, *, is_right: bool, is_over: bool) -> str:
         if is_over:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -67,6 +67,7 @@ class Prompts(BaseEnv):
     data = "built in, or a file of prompts"
     Params: ClassVar[type[Settings]] = PromptsParams
     is_judged = True
+    state_fields = ("_row",)
 
     params: PromptsParams
 
@@ -108,12 +109,6 @@ class Prompts(BaseEnv):
     def num_tasks(self, split: str = "train") -> int:
         check_split(split, SPLITS, self.name)
         return len(self._prompts[split])
-
-    def snapshot(self) -> object:
-        return self._row, self._phase
-
-    def restore(self, state: object) -> None:
-        self._row, self._phase = cast("tuple[PromptRow, Any]", state)
 
     def _load(self) -> PromptSet:
         params = self.params

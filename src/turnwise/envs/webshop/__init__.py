@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -179,6 +179,7 @@ class WebShop(BaseEnv):
     data = "built in, or a file of products"
     Params: ClassVar[type[Settings]] = WebShopParams
     has_oracle = True
+    state_fields = ("goal", "_page")
 
     params: WebShopParams
     goal: Goal
@@ -255,12 +256,6 @@ class WebShop(BaseEnv):
         self._require_playing()
         who, compat = self.params.oracle, self.params.compat
         return next_action(self._shop, self.goal, self._page, who=who, compat=compat, is_sayable=self._is_sayable)
-
-    def snapshot(self) -> object:
-        return self.goal, self._page, self._phase
-
-    def restore(self, state: object) -> None:
-        self.goal, self._page, self._phase = cast("tuple[Goal, Page, Any]", state)
 
     def _draw_goal(self, seed: int, split: str) -> Goal:
         goals = split_goals(self.catalogue, self.params.eval_share, self.params.split_by)[split]
