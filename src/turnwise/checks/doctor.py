@@ -10,8 +10,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from turnwise.checks.episodes import NUM_EPISODES, check_expert_probe, check_policy_probe, probe
@@ -24,12 +22,14 @@ from turnwise.config.schema import LessonSettings, TurnwiseSettings
 from turnwise.errors import Finding
 from turnwise.infra.threads import run_async
 from turnwise.report.console import Advance
+from turnwise.report.document import Document, Table
 from turnwise.rollout.env_specs import World
 
 Phase = Callable[[str], AbstractContextManager[Advance]]
 """Shows what is being done."""
 _STATUS = {"note": "ok", "warning": "warning", "error": "problem"}
-"""The word for a level in the report."""
+"""The word for a level in the report, the worst last, where it is seen."""
+_STYLES = {"note": "green", "warning": "bold yellow", "error": "bold red"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,20 @@ class DoctorReport:
     def to_dict(self) -> dict[str, Any]:
         rows = [{"check": label(each), "status": _STATUS[each.level], "message": each.text} for each in self.findings]
         return {"recipe": self.recipe, "ok": self.ok, "findings": rows, **self.numbers}
+
+    def to_document(self) -> Document:
+        """One line per finding, and what to do next."""
+        rows = [
+            (Text(status, style=_STYLES[level]), label(each), each.text)
+            for level, status in _STATUS.items()
+            for each in self.having(level)
+        ]
+        counts = ((len(self.having("error")), "problem"), (len(self.having("warning")), "warning"))
+        counted = ", ".join(f"{number} {word}{'' if number == 1 else 's'}" for number, word in counts)
+        ready = f" Ready: turnwise train {self.recipe}" if self.ok else ""
+        return Document(
+            tables=[Table(("status", "check", "message"), rows)], notes=[f"{counted}.{ready}"], data=self.to_dict()
+        )
 
 
 def label(finding: Finding) -> str:
@@ -193,24 +207,3 @@ class _Doctor:
 
     def _has_scorer(self) -> bool:
         return not self._about("reward model") and not self._subject.has_errors("reward.judge")
-
-
-_STYLES = {"ok": "green", "warning": "bold yellow", "problem": "bold red"}
-
-
-def show_report(console: Console, report: DoctorReport) -> None:
-    """One line per finding, errors last where they are seen, and what to do next."""
-    lines = Table.grid(padding=(0, 2, 0, 0))
-    lines.add_column(no_wrap=True)
-    lines.add_column(no_wrap=True)
-    lines.add_column(overflow="fold")
-    for level, status in _STATUS.items():
-        for finding in report.having(level):
-            lines.add_row(Text(status, style=_STYLES[status]), Text(label(finding)), Text(finding.text))
-    console.print(lines)
-    problems, warnings = (
-        f"{n} {word}{'' if n == 1 else 's'}"
-        for n, word in ((len(report.having("error")), "problem"), (len(report.having("warning")), "warning"))
-    )
-    ready = f" Ready: turnwise train {report.recipe}" if report.ok else ""
-    console.print(f"{problems}, {warnings}.{ready}", markup=False, highlight=False, soft_wrap=True)

@@ -192,15 +192,12 @@ def doctor(
 ) -> int:
     from rich.console import Console
 
-    from turnwise.checks.doctor import run_doctor, show_report
+    from turnwise.checks.doctor import run_doctor
     from turnwise.report.console import phase
-    from turnwise.report.document import Document, show
+    from turnwise.report.document import show
 
     name, overrides = choose_recipe(recipe, config, config_name, overrides)
     console = Console(quiet=json)
     report = run_doctor(name, overrides, lambda text: phase(console, text))
-    if json:
-        show(Document(data=report.to_dict()), json=True)
-    else:
-        show_report(console, report)
+    show(report.to_document(), json=json)
     return 0 if report.ok else 2
