@@ -267,7 +267,7 @@ def test_a_typo_is_named_with_the_closest_key(raw: dict[str, Any], typo: str, me
 @pytest.mark.parametrize(
     ("section", "words"),
     [
-        ({"bnb_cfgs": {"use_bnb": True}}, "quantised weights are not there"),
+        ({"bnb_cfgs": {"use_bnb": True}}, "quantized weights are not there"),
         ({"model_cfgs": {"top_p": 0.9}}, "other probabilities than tokens were drawn by"),
         ({"train_cfgs": {"multi_turn": "maybe"}}, "expected true or false"),
         ({"train_cfgs": {"advantage_estimator": "magic"}}, "expected an estimator: one of gae"),
