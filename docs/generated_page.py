@@ -1,4 +1,4 @@
-"""What the scripts that write pages share: write the page, or tell whether it is stale."""
+"""Shared by the scripts that generate pages: write the page, or check whether it is stale."""
 
 from __future__ import annotations
 
