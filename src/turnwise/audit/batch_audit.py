@@ -205,5 +205,7 @@ class BatchAudit:
 
 
 def _stop(breaches: Sequence[Finding], hint: str) -> AuditError:
-    message = f"the batch is not what was sampled ({len(breaches)} breaches):\n{describe_all(breaches)}\n{hint}"
+    message = (
+        f"Batch audit failed: {len(breaches)} records do not match what was sampled.\n{describe_all(breaches)}\n{hint}"
+    )
     return AuditError(message, check=breaches[0].kind)

@@ -63,7 +63,7 @@ def batch_finding(
 
 
 def of_experience(check: str, experience: Experience, expected: str, found: str, turn: int | None = None) -> Finding:
-    """One whose group can be left out; `turn` counts the turns of the experience."""
+    """A finding whose group can be left out; `turn` counts the turns of the experience."""
     number = None if turn is None else int(experience.turn_indices[turn])
     sampled = experience.segment.turn_ids == number if number is not None else None
     return batch_finding(
@@ -82,7 +82,7 @@ def who_wrote(experience: Experience, turn: int) -> str:
     """The engine, request and version of one of its turns."""
     known = experience.provenance
     if known is None or turn >= len(known.engines):
-        return f"version {experience.policy_version}, by an engine that does not say which"
+        return f"version {experience.policy_version}, by an unknown engine"
     return f"engine {known.engines[turn]}, request {known.requests[turn]}, version {known.policy_versions[turn]}"
 
 
@@ -162,7 +162,7 @@ def _runs(turn_ids: np.ndarray, row_starts: np.ndarray) -> Iterator[tuple[int, i
 
 
 def check_seals(experiences: Sequence[Experience]) -> list[Finding]:
-    """Turns are where they were, and earned what they earned, when their workflow handed them over."""
+    """Index, state, stop flag and rewards of every turn are those that its workflow returned."""
     num_turns: dict[TrajectoryId, int] = {}
     for experience in experiences:
         if len(experience.turn_indices):
@@ -233,12 +233,12 @@ def _other_tokens(experience: Experience, turn: int, expected: int, found: int) 
 
 
 def _other_turn(experience: Experience, turn: int) -> Finding:
-    rewards = f"raw reward {experience.raw_rewards[turn]:g}, learnt reward {experience.turn_rewards[turn]:g}"
+    rewards = f"raw reward {experience.raw_rewards[turn]:g}, shaped reward {experience.turn_rewards[turn]:g}"
     return of_experience(
         "seal",
         experience,
-        "the turn as its workflow handed it over",
-        f"another place, state, end or reward ({rewards})",
+        "the turn as its workflow returned it",
+        f"another index, state, stop flag or reward ({rewards})",
         turn,
     )
 
@@ -270,7 +270,7 @@ def check_finite(experiences: Sequence[Experience]) -> list[Finding]:
         return []
     breaches = []
     for experience in experiences:
-        for name, array in (("raw reward", experience.raw_rewards), ("learnt reward", experience.turn_rewards)):
+        for name, array in (("raw reward", experience.raw_rewards), ("shaped reward", experience.turn_rewards)):
             for turn in np.flatnonzero(~np.isfinite(array)).tolist():
                 found = f"a {name} of {array[turn]} in float32"
                 breaches.append(of_experience("finite", experience, "a finite reward", found, turn))
@@ -290,7 +290,7 @@ def _bad_logprob(experience: Experience, token: int) -> Finding:
 
 
 def check_members(experiences: Sequence[Experience], *, group_size: int) -> list[Finding]:
-    """Each record once, groups in one piece and in order, trajectories from their first turn to their last."""
+    """Each record occurs once, groups are whole and in order, trajectories have all their turns."""
     breaches: list[Finding] = []
     seen: set[ExperienceId] = set()
     finished: set[str] = set()
@@ -306,17 +306,17 @@ def check_members(experiences: Sequence[Experience], *, group_size: int) -> list
             finished.add(before.id.trajectory.group)
         if name.group in finished or (before is not None and _is_before(experience, before)):
             found = f"it behind {before.id if before else 'nothing'}"
-            breaches.append(of_experience("order", experience, "siblings side by side, in order", found))
+            breaches.append(of_experience("order", experience, "rollouts of a group side by side, in order", found))
         if name.task_id.split("/")[-2:-1] == ["train"] and not 0 <= name.sibling < group_size:
-            found = f"sibling {name.sibling}"
-            breaches.append(of_experience("group", experience, f"one of {group_size} siblings", found))
+            found = f"rollout {name.sibling}"
+            breaches.append(of_experience("group", experience, f"one of {group_size} rollouts", found))
         of_trajectory.setdefault(name, []).append(experience)
         before = experience
     return breaches + [b for rows in of_trajectory.values() if (b := _check_turns(rows)) is not None]
 
 
 def _is_before(experience: Experience, other: Experience) -> bool:
-    """Whether it is a sibling that belongs in front."""
+    """Whether it is of the same group and belongs in front."""
     return experience.id.trajectory.group == other.id.trajectory.group and experience.id < other.id
 
 
@@ -334,7 +334,7 @@ def _check_turns(rows: Sequence[Experience]) -> Finding | None:
 def check_staleness(
     experiences: Sequence[Experience], *, policy_version: int, max_staleness: int | None
 ) -> list[Finding]:
-    """No row is from weights that are not there yet, or older than the loop can have left them."""
+    """No row is of a future policy version, or older than the loop allows."""
     oldest = -1 if max_staleness is None else policy_version - max_staleness
     return [
         of_experience(
@@ -351,13 +351,13 @@ def check_staleness(
 _OWN_FLOAT32, _OTHER_FLOAT32, _BFLOAT16 = 1e-4, 0.02, 0.2
 """Nats per token on average. Measured on CPUs: 3e-7 with `local` in float32, 1e-6 with vLLM, 0.05 in bfloat16."""
 _UNSAMPLED = "scripted"
-"""An engine that recites: its log-probs are nobody's."""
+"""An engine with scripted replies: its log-probs mean nothing."""
 _UNKNOWN = "an unnamed engine"
 
 
 @runtime_checkable
 class Rescorer(Protocol):
-    """A learner that can be asked what it makes of stored tokens, without learning anything."""
+    """A learner that scores stored tokens without an update."""
 
     def logprobs_of(self, experiences: Sequence[Experience], of: str) -> Sequence[FloatArray]:
         """By the `policy` or its `reference`: of every sampled token, at the temperature of sampling; 0 elsewhere."""
@@ -409,7 +409,7 @@ class Gap:
     worst: tuple[Experience, int]
     """The experience and the token that differ most."""
     expected: float
-    """What the learner makes of that token."""
+    """The learner's log-prob of that token."""
 
 
 def measure_gaps(experiences: Sequence[Experience], scored: Sequence[FloatArray]) -> Iterator[Gap]:
@@ -443,7 +443,7 @@ def measure_gaps(experiences: Sequence[Experience], scored: Sequence[FloatArray]
 
 
 def check_gap(gap: Gap, *, max_gap: float) -> list[Finding]:
-    # Not `>`: what is no number must not pass.
+    # Not `>`: NaN must not pass.
     if gap.mean <= max_gap:
         return []
     experience, token = gap.worst
