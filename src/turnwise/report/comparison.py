@@ -136,10 +136,10 @@ class TaskDifference:
 
     task: str
     first: float
-    """The share of plays that succeeded, over all seeds; where nobody says what a success is, their mean return."""
+    """Success rate over all seeds, or the mean return if success is not reported."""
     second: float
     link: str = ""
-    """Where `turnwise view` shows both plays side by side; nothing where a side is of no run."""
+    """Where `turnwise view` shows both episodes side by side; empty if a side is not of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,9 +154,9 @@ class Comparison:
     seeds: tuple[int, int]
     """Evaluations of each side."""
     measure: str
-    """What the p-values and the tasks below are about: `success`, or `return` where nobody says what one is."""
+    """What p-values and tasks are about: `success`, or `return` if success is not reported."""
     unknown: int
-    """Tasks of which a side does not say whether they were solved; they count for the return alone."""
+    """Tasks for which a side does not report success; they count for the return only."""
     success: tuple[float, float] | None
     difference: float | None
     """Of success: second - first; None where it is unknown."""
@@ -217,7 +217,7 @@ def _newest(run: Path) -> SavedEval:
 
 def compare(first: Side, second: Side) -> Comparison:
     everything = [*first.evals, *second.evals]
-    _refuse_other_worlds(everything)
+    _check_same_envs(everything)
     played = [{result.task.id: result for result in saved.tasks} for saved in everything]
     names = [name for name in played[0] if all(name in results for results in played)]
     if not names:
@@ -306,8 +306,8 @@ def _differing(
     )
 
 
-def _refuse_other_worlds(evals: Sequence[SavedEval]) -> None:
-    """A seed means a task only in a world of equal settings."""
+def _check_same_envs(evals: Sequence[SavedEval]) -> None:
+    """A seed means the same task only if the settings of the environment are equal."""
     one = evals[0]
     for other in evals[1:]:
         for tag in one.worlds.keys() & other.worlds.keys():

@@ -1,7 +1,6 @@
-"""Finished plays come in; how each task came out goes to a file, and comes back for whoever compares.
+"""Results of an evaluation per task: computed from trajectories, saved to `eval.json`, read for a comparison.
 
-The file is `eval.json` in a folder of its own, beside the trajectories themselves. Refuses to know who played, and what
-is made of the numbers.
+The file is in a folder of its own, beside the trajectories.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ TRAJECTORIES = "step-000000.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Play:
-    """How one play of a task came out."""
+    """Result of one episode of a task."""
 
     is_success: bool | None
-    """None: nobody said."""
+    """None: not reported."""
     episode_return: float
     turns: int
     sampled_tokens: int
@@ -58,16 +57,16 @@ class Play:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResult:
-    """All plays of one task."""
+    """Results of all episodes of one task."""
 
     task: Task
     plays: tuple[Play, ...]
     difficulty: str | None = None
-    """As the environment calls it in `info["difficulty"]`; None where it says nothing."""
+    """From `info["difficulty"]` of the environment; None if it reports none."""
 
     @property
     def num_known(self) -> int:
-        """Plays that say whether they succeeded."""
+        """Number of episodes that report success or failure."""
         return sum(play.is_success is not None for play in self.plays)
 
     @property
@@ -76,7 +75,7 @@ class TaskResult:
 
     @property
     def share(self) -> float | None:
-        """Of the plays that say it; None where none does."""
+        """Success rate of the episodes that report it; None if none does."""
         return share_of(play.is_success for play in self.plays)
 
     @property
@@ -128,7 +127,7 @@ def _known_shares(tasks: Sequence[TaskResult]) -> list[float]:
 
 
 def _difficulty(played: Sequence[Trajectory]) -> str | None:
-    """What the environment says of the task; siblings play the same one, and some may have failed before a word."""
+    """Return the first reported difficulty: some episodes of the task may have failed before the first turn."""
     said = (turn.info.get("difficulty") for trajectory in played for turn in trajectory.turns)
     return next((str(word) for word in said if isinstance(word, str | int | float)), None)
 
@@ -161,7 +160,7 @@ def new_eval_folder(parent: Path, name: str) -> Path:
 
 
 def write_eval(folder: Path, report: Mapping[str, object], tasks: Sequence[TaskResult]) -> Path:
-    """`report` is whatever was said about the whole, with `target`, `recipe`, `seed` and `worlds` among it."""
+    """Save a report, which has at least `target`, `recipe`, `seed` and `worlds`, with the results of the tasks."""
     path = folder / RESULT
     write_whole(path, encode_object({**report, "tasks": [task.to_dict() for task in tasks]}))
     return path

@@ -1,7 +1,6 @@
-"""`turnwise eval`: how well somebody plays, with what was sampled and, where nothing succeeds, the likely reason.
+"""Evaluation of a policy for `turnwise eval`: report, saved episodes and, if no episode succeeds, the likely reason.
 
-In: who plays, and in which setting. Out: a report, and a folder with all episodes. How episodes are played, and how
-shares are counted, is `loop/evaluate.py`'s business.
+`loop/evaluate.py` runs the episodes; `report/evaluation.py` saves the result of each task.
 """
 
 from __future__ import annotations
@@ -65,14 +64,14 @@ class Figures:
     tasks: int
     episodes: int
     unknown: int
-    """Episodes that do not say whether they succeeded; the shares are over the others."""
+    """Episodes that do not report success; the success rates are over the others."""
     success: float | None
-    """The mean over tasks of the share of their plays that succeed: average@k for k plays each. None: nobody says."""
+    """Mean over tasks of their success rate: average@k for k episodes each. None: not reported."""
     success_interval: tuple[float, float] | None
     mean_return: float
     return_interval: tuple[float, float]
     pass_at: Mapping[int, float]
-    """pass@k by k, unbiased; empty where nobody says what a success is."""
+    """pass@k by k, unbiased; empty if success is not reported."""
     pass_at_intervals: Mapping[int, tuple[float, float]]
 
     @classmethod
@@ -110,7 +109,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What the plays took, in tokens."""
+    """Tokens of the episodes."""
 
     sampled: int
     read: int
@@ -149,13 +148,13 @@ class EvalReport:
     figures: Figures
     by_tag: Mapping[str, Figures]
     by_difficulty: Mapping[str, Figures]
-    """Empty where environments say nothing about it. Of several environments, `sokoban: 2 boxes`."""
+    """Empty if the environments report none. With several environments, `sokoban: 2 boxes`."""
     tasks: tuple[TaskResult, ...]
     worlds: Mapping[str, Mapping[str, object]]
     """The settings of each environment by its tag."""
     stop_reasons: Mapping[str, int]
     invalid: float | None = None
-    """Share of turns that were not understood; None where a rule played, which says nothing."""
+    """Fraction of turns that could not be parsed; None for a scripted policy, which writes no text."""
     cost: Cost | None = None
     """None where a rule played."""
     replies: tuple[SampleReply, ...] = ()
@@ -203,7 +202,7 @@ class EvalReport:
 
 
 def worlds_told(settings: TurnwiseSettings) -> dict[str, dict[str, object]]:
-    """What decides which task a seed is, for whoever compares."""
+    """Return the settings of each environment, which decide which task a seed means, for `turnwise compare`."""
     return {world.tag: world.env.model_dump(mode="json") for world in worlds_of(settings)}
 
 
@@ -224,7 +223,7 @@ def figures_by_difficulty(tasks: Sequence[TaskResult]) -> dict[str, Figures]:
 
 
 _SHOWN_CHARACTERS = 600
-"""Of a prompt or a reply; JSON and the saved trajectories have them whole."""
+"""Of an observation or a reply; JSON and the saved trajectories have all of it."""
 
 
 def to_document(report: EvalReport) -> Document:
@@ -367,7 +366,7 @@ def _new_folder(report: EvalReport, root: Path) -> Path:
 
 
 def evaluate_rule(rule: str, settings: TurnwiseSettings, split: str) -> Evaluated:
-    """How well `oracle`, `random` or another rule plays the main environment."""
+    """Evaluate `oracle`, `random` or another scripted policy in the main environment."""
     _refuse_no_episodes(settings)
     result = play_rule_in(settings, rule, held_out_tasks(settings, split))
     report = _report(rule, settings, split, result)
@@ -382,7 +381,7 @@ def evaluate_policy(
     recipe: str | Mapping[str, object] | None,
     split: str,
 ) -> Evaluated:
-    """How well a run, a model or an endpoint plays, in its own setting or in that of a recipe."""
+    """Evaluate a run, a model or an endpoint, with its own settings or those of a recipe."""
     found = find_policy(target, overrides, recipe=recipe)
     _refuse_no_episodes(found.settings)
     with phase(console, "setting up the model" if found.model else describe_set_up(found.settings.model.path)):
@@ -416,7 +415,7 @@ def report_policy(target: str, split: str, result: Evaluation, parts: PlayParts)
 
 
 def _report(target: str, settings: TurnwiseSettings, split: str, result: Evaluation) -> EvalReport:
-    """What is known of whoever played."""
+    """Build the part of the report that every kind of policy has."""
     tasks = results_of(result.trajectories)
     return EvalReport(
         target=target,
@@ -456,7 +455,7 @@ def _samples(trajectories: Sequence[Trajectory], parts: PlayParts) -> list[Sampl
 
 
 def _is_long(ids: IntArray, limit: int, parts: PlayParts) -> bool:
-    """Whether a reply may have been cut; an endpoint counts its own tokens, and only says so by leaving out the end."""
+    """Whether a reply may have been cut. Without token ids, only a missing end token shows it."""
     return len(ids) >= limit or not parts.settings.engine.tells_tokens
 
 
@@ -468,10 +467,10 @@ def _reasons(trajectories: Sequence[Trajectory], parts: PlayParts) -> list[str]:
         if not groups:
             continue
         probe = count_episodes(groups, parts.template, world.context.max_response_tokens, seconds=0.0)
-        told = check_policy_probe(
+        probed = check_policy_probe(
             path, world, probe, parts.settings, is_taught_first=False, is_beginner=False, has_rewards=False
         )
-        found += [finding.text for finding in told if finding.level != "note"]
+        found += [finding.text for finding in probed if finding.level != "note"]
         if probe.turns and not probe.valid_turns:
             found += _on_instructions(path, world)
     return found or [
@@ -483,4 +482,4 @@ def _on_instructions(path: str, world: World) -> list[str]:
     if world.context.instructions == "full":
         return []
     where = f"{path.removesuffix('env')}context"
-    return [f"{where}.instructions is 'none': nobody tells the model the rules and the format. Set it to full."]
+    return [f"{where}.instructions is 'none': the prompt does not explain the rules and the format. Set it to full."]

@@ -1,4 +1,4 @@
-"""A run comes in; how it stands now goes out: state, progress, who waits for whom, failures, findings.
+"""Status of a run: state, progress, blocked waits, failed episodes, findings.
 
 The page, the report and `turnwise status` show the same object.
 """
@@ -79,8 +79,8 @@ def with_last_evaluation(rows: list[dict[str, Any]], summary: Mapping[str, Any] 
     """The evaluation at the end of a run is in its summary alone; on a curve it is the last point."""
     if not rows or summary is None or summary.get("steps") != rows[-1].get("step"):
         return rows
-    told = {f"eval/{name}": summary.get(f"{name}_after") for name in ("success", "return")}
-    return [*rows[:-1], {**{name: value for name, value in told.items() if value is not None}, **rows[-1]}]
+    final = {f"eval/{name}": summary.get(f"{name}_after") for name in ("success", "return")}
+    return [*rows[:-1], {**{name: value for name, value in final.items() if value is not None}, **rows[-1]}]
 
 
 def _progress(checkpoint: Path | None) -> Mapping[str, Any]:
@@ -92,7 +92,7 @@ def _audit(last: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _newest(rows: list[dict[str, Any]]) -> dict[str, float | None]:
-    """What was measured; a success that nobody says is None where there is a return."""
+    """Latest value of each shown metric; success is None if there is a return without one."""
     found = {name: _latest(rows, name) for name in _SHOWN}
     unknown = {name for name in found if found.get(name.replace("/success", "/return")) is not None}
     return {name: value for name, value in found.items() if value is not None or name in unknown}
@@ -155,10 +155,10 @@ def describe_wait(wait: Mapping[str, Any]) -> str:
     return printable(f"{wait.get('who')} waits for {wait.get('for')}{waited}{bound}")
 
 
-def print_episode(console: Console, trajectory: Trajectory, learnt: Sequence[RecordedToken], texts: TokenTexts) -> None:
-    """Turn by turn, and below what was learnt from each sampled token, where that is on record."""
+def print_episode(console: Console, trajectory: Trajectory, tokens: Sequence[RecordedToken], texts: TokenTexts) -> None:
+    """Print an episode turn by turn, then the numbers of every sampled token that is in the token log."""
     print_trajectory(console, trajectory)
-    sampled = [token for token in learnt if token.is_sampled]
+    sampled = [token for token in tokens if token.is_sampled]
     if not sampled:
         return
     names = ("turn", "token", "log-prob", "entropy", "value", "return", "advantage", "ratio", "clipped")
