@@ -1,7 +1,7 @@
-"""The base of every environment: a world of text that is reset with seeds and stepped with actions.
+"""Base class for text environments, in the style of `gymnasium.Env`, and endless tasks drawn from seeds.
 
-In come keyword settings, seeds and action strings; out come the environment's own texts, raw rewards and facts about
-each action. It refuses to know how the text is put before a model, what answers look like and what penalties there are.
+`reset` and `step` return the environment's own text, raw rewards and facts about each action. Prompts, answer formats
+and penalties belong to `turnwise.context` and `turnwise.rollout`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Tests an environment by playing it, so that an author learns of a fault before a training run does.
+"""Tests an environment by running episodes, so that faults are found before a training run.
 
-In comes an environment, a way to make one, or its name; out comes a report of named checks. It refuses to know what the
-game is about: every check holds for any environment that keeps the contract of `BaseEnv`.
+Every check holds for any environment that keeps the contract of `BaseEnv`.
 """
 
 from __future__ import annotations

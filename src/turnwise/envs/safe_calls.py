@@ -1,8 +1,7 @@
-"""The border to an author's environment: whatever it answers or raises becomes a `StepResult` or a typed error.
+"""Calls of environments with checked results: answers become a `StepResult`, errors become typed exceptions.
 
-In come an environment and the arguments of one call; out comes checked, normalised data. It refuses to know who plays
-and what the numbers mean. Only here is any exception caught, because an author's code may raise whatever it likes, a
-`CancelledError` or a `SystemExit` too, and the other episodes must go on. Ctrl-C alone is the user's and goes through.
+Every exception is caught here, `CancelledError` and `SystemExit` included, because third-party code may raise any and
+other episodes must continue. Only `KeyboardInterrupt` passes.
 """
 
 from __future__ import annotations

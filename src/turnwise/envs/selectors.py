@@ -1,7 +1,7 @@
-"""Tasks out of a finite set: which of them come next, and what is remembered of how they went.
+"""Order of a finite task set: sequential, shuffled, or by difficulty.
 
-In: the groups that were played. Out: tasks, none of them twice in one exploration. The whole state of a source is plain
-numbers, so that a run that is resumed goes on with the same tasks.
+No task is drawn twice in one rollout. The state of a selector is plain numbers, so that a resumed run continues with
+the same tasks.
 """
 
 from __future__ import annotations

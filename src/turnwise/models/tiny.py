@@ -1,7 +1,7 @@
 """The default model: a small Llama-style network with its own tokenizer and chat template, as a Hugging Face folder.
 
-In: sample texts of an environment, sizes and a seed. Out: a folder that transformers loads like any other. The
-tokenizer is byte-level BPE fitted to the samples, so anything can be written and the environment's words are short.
+The tokenizer is byte-level BPE fitted to sample texts of the environment, so any text can be encoded and the words of
+the environment are short.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Runs many episodes at once over one engine, without a turn barrier: whoever is ahead goes on.
+"""Asynchronous rollout scheduler: runs episodes concurrently on one engine, without a per-turn barrier.
 
-In: tasks. Out: Groups of Trajectories. Consumes: a workflow per sibling, each with a model handle of its own. Waits
-for: the last of them. The engine puts whatever requests are there into one batch; a reward model, where there is one,
-scores all episodes together in the end, and a user's function each one as soon as it has ended. Whatever a workflow
-raises becomes data on its trajectory, with the place where it was raised; one that takes too long is cancelled and
-hears of it at its next model call.
+Tasks become groups of trajectories; each rollout of a group is a workflow with a `ModelHandle` of its own. A reward
+model scores all episodes together at the end, a reward function each episode when it ends. Exceptions of a workflow are
+recorded on its trajectory; one that exceeds its time limit is cancelled, at the latest at its next model call.
 """
 
 from __future__ import annotations

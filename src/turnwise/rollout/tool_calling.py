@@ -1,7 +1,6 @@
-"""Plain functions as tools of a model: what they are called, what they take, and one call of one.
+"""Plain functions as tools of a model: names, schemas for chat templates, and calls.
 
-In: functions, and arguments as a model wrote them. Out: schemas that chat templates read, and results as text. Only
-what was given is ever called; whatever goes wrong in a call is told to the model, not raised.
+Only functions that were given are called. Errors of a call are returned to the model as text, not raised.
 """
 
 from __future__ import annotations

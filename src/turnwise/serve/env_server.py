@@ -1,8 +1,7 @@
-"""An environment behind OpenEnv's protocol: one WebSocket session per player, and a few pages that say what it takes.
+"""OpenEnv server for an environment: one WebSocket session per client, and pages with its schemas.
 
-In come requests of an ASGI server and a way to open a world; out go observations, rewards and ends as JSON. A session
-has a world of its own from its first message on, which goes back into a pool when the session ends. Whatever a client
-sends wrongly is told in the protocol's own codes, and changes nothing. It refuses to know what is played.
+A session has an environment of its own from its first message, which returns to a pool when the session ends. Invalid
+requests are answered with the error codes of the protocol and change nothing.
 """
 
 from __future__ import annotations

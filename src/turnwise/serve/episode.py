@@ -1,7 +1,4 @@
-"""One episode's model behind an API: what it may be asked, why it would not answer, and what of a call is followed.
-
-In: calls. Out: responses, each recorded as a step. It refuses to know HTTP, and what an episode is for.
-"""
+"""One episode behind an HTTP API: requests become recorded steps; streaming."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What all adapted worlds share: a name with a prefix, own global generators, seeds apart for each split.
-
-In come seeds, a split and options; out come seeds for the foreign world, and the world itself. It refuses to know any
-package.
-"""
+"""Base class and shared functions of adapters for third-party environments: seeds per split, guarded global RNGs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Environments of the package gem-llm: `gem:ID`, such as `gem:game:GuessTheNumber-v0-easy`.
 
-In comes the id of a registered environment; out comes an environment class. Texts, rewards and ends are the package's;
-its time limits are truncations, unless the world ended as well. What the package needs does not fit beside this
-library, so that it usually runs under a Python of its own: `rollout.isolation.python`.
+Texts, rewards and ends are the package's; its time limits are truncations, unless the episode ended as well. The
+package's requirements conflict with ours, so it usually runs under a Python of its own: `rollout.isolation.python`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The rules of the household game: which commands are possible, what they change and what is answered.
+"""Rules of ALFWorld: a `Household`, commands and the original's answers, word for word.
 
-In come a `Household` and commands; out come the answers of the original, word for word, and whether the task is done.
-It refuses to know about seeds, rewards and files. A command is understood exactly as it is listed, as in the original.
+A command is accepted exactly as it is listed, as in the original.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Game files by path: one, a folder of them, or a list that says where they are and to which split they belong.
+"""Reads ALFWorld game files and their PDDL: one file, a folder, or a list with paths and splits.
 
-In come paths; out come households, read once per process and state of a file. A path that leads nowhere and a row that
-makes no sense are one error with the place and the setting to change. It refuses to know what is inside a game file.
+Files are read once per process and state. Errors name the file, the place and the setting to change.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Random households: a room, a task that can be done in it, and the split they fall into.
+"""Settings of ALFWorld and generated households, which depend on settings, seed and split alone.
 
-In come settings, a seed and a split; out comes a `Household`, the same one in every process. It refuses to know about
-commands and episodes. Rooms are held out as a whole: no room of the split `unseen` is ever one of `train` or `seen`.
+Rooms are held out as a whole: no room of the split `unseen` occurs in `train` or `seen`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What to do next in a household: the shortest plan from any state, and a player who knows only what was seen.
+"""Experts of ALFWorld: the shortest plan from any state, and a player that knows only what it has seen.
 
-In comes a game in any state; out come commands. Every way to reach the goal consists of the same few errands (empty the
-hand, fetch, treat, bring), so all of them are drafted and the shortest is taken. It refuses to change the game.
+Every solution combines the same few errands (empty the hand, fetch, treat, bring); all combinations are drafted and the
+shortest is taken. The game is not changed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Puzzles of Countdown: drawn at random, and the two splits that they and the rows of a file fall into.
+"""Countdown puzzles: settings, random puzzles, files, solver and grader.
 
-In come settings, a seed and a split; out comes a puzzle, the same one in every process. A drawn puzzle is solvable by
-construction: its target is what its numbers make. It refuses to know about answers and rewards.
+A puzzle depends on settings, seed and split alone. Random puzzles are solvable by construction.
 """
 
 from __future__ import annotations

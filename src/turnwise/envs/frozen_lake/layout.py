@@ -1,8 +1,7 @@
-"""Random solvable layouts of a frozen lake, and the two splits they fall into.
+"""Settings, random solvable layouts and solver of FrozenLake. A layout depends on settings, seed and split alone.
 
-In come settings, a seed and a split; out comes a layout, the same one in every process. It refuses to know about moves
-taken, texts and rewards. Cells are numbered row by row from the top left; sets of cells are bits of one integer, which
-makes a flood fill a handful of shifts.
+Cells are numbered row by row from the top left; sets of cells are bits of one integer, which makes a flood fill a few
+shifts.
 """
 
 from __future__ import annotations

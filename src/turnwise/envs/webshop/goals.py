@@ -1,8 +1,6 @@
-"""Goals: made from the instructions of products, or read as the original shop writes them.
+"""Goals and catalogs of WebShop: from files in the original's formats, or generated.
 
-In come products, and mappings from files or settings; out come goals and their two splits. It refuses to know how files
-are read and how a purchase is judged. A price cap is drawn once per product, by its asin, so that it is the same in
-every process and whatever stands beside it.
+The price cap of a product is drawn once, by its asin, so that it is the same in every process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Search over texts: BM25 ranked as Lucene ranks it, so that results are those of the original shop.
+"""BM25 search over products with the ranking of Lucene, so that results are those of the original shop.
 
-In come named texts, then queries; out come the numbers of the best texts, best first. It refuses to know what a product
-is. What must be as in Lucene to get its order: where words end, stop words, stems, text lengths rounded to one byte,
-single precision, and ties by name.
+The order depends on Lucene's word boundaries, stop words, stemmer, text lengths rounded to one byte, single precision,
+and ties by name.
 """
 
 from __future__ import annotations

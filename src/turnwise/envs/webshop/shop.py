@@ -1,7 +1,6 @@
-"""The pages of the shop: what is on them, what can be clicked, and where a click leads.
+"""Pages of WebShop, what can be clicked on them, and the reward of a purchase.
 
-In come a page, a catalogue and what was clicked; out come texts, clickable names and the next page. A page is a value:
-going somewhere makes a new one. It refuses to know what a purchase is worth.
+`Shop` maps a page and a click or a query to the next page. Pages are immutable values.
 """
 
 from __future__ import annotations
