@@ -14,7 +14,7 @@ from turnwise.config.schema import ContextSettings, NoIsolation, ProcessIsolatio
 from turnwise.config.schema_learn import FilePtx, FunctionJudgeSettings, ModelJudgeSettings, NoJudge
 from turnwise.config.trust import DistrustError
 from turnwise.context.answer import render_answer, write_preamble
-from turnwise.envs.adapters.external import ForeignWorld
+from turnwise.envs.adapters.external import ExternalEnv
 from turnwise.envs.base import BaseEnv, make_env
 from turnwise.envs.isolation import IsolatedEnv, RayEnv, is_in_actor
 from turnwise.envs.prompts.sources import PromptParser
@@ -63,7 +63,7 @@ class World:
         if isinstance(self.isolation, NoIsolation):
             env = make_env(self.env.type, **params)
             env.is_slow = env.is_slow or self.is_guarded
-            if self.timeout_s is not None and isinstance(env, ForeignWorld):
+            if self.timeout_s is not None and isinstance(env, ExternalEnv):
                 # By then its episode is given up.
                 env.limit_calls(self.timeout_s)
             return env

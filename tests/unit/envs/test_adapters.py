@@ -15,7 +15,7 @@ import pytest
 
 from turnwise.config.component import ENVS, ClassRegistry
 from turnwise.config.load import dump_settings, load_settings
-from turnwise.envs.adapters.external import MAX_REPLY_LENGTH, seed_for
+from turnwise.envs.adapters.external import MAX_REPLY_LENGTH, split_seed
 from turnwise.envs.base import BaseEnv, make_env
 from turnwise.envs.check import check_env
 from turnwise.envs.safe_calls import reset_env, step_env
@@ -241,6 +241,6 @@ def test_whoever_waits_for_a_call_that_hangs_is_told_whose_it_is(monkeypatch: py
 
 
 def test_splits_never_share_a_seed() -> None:
-    train, held_out = ({seed_for(seed, split) for seed in range(100)} for split in ("train", "eval"))
+    train, held_out = ({split_seed(seed, split) for seed in range(100)} for split in ("train", "eval"))
     assert train.isdisjoint(held_out)
     assert len(train | held_out) == 200

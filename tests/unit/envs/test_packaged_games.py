@@ -18,7 +18,7 @@ from turnwise.envs.adapters import (
 from turnwise.envs.adapters import (
     textarena_env as textarena_words,
 )
-from turnwise.envs.adapters.function_env import OneTurnTask
+from turnwise.envs.adapters.function_env import SingleTurnTask
 from turnwise.envs.base import make_env
 from turnwise.envs.check import check_env
 from turnwise.envs.safe_calls import reset_env, step_env
@@ -245,7 +245,7 @@ def test_siblings_share_a_question_that_takes_long_to_make(monkeypatch: pytest.M
     made: list[int] = []
     make_question = reasoning_gym_task._Family._make_question
 
-    def count(self: reasoning_gym_task._Family, seed: int) -> OneTurnTask:
+    def count(self: reasoning_gym_task._Family, seed: int) -> SingleTurnTask:
         made.append(seed)
         return make_question(self, seed)
 

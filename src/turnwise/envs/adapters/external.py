@@ -27,7 +27,7 @@ Option = str | int | float | bool | None | list[str | int | float | bool | None]
 """What a keyword argument of a foreign constructor may be in a settings file."""
 
 
-class ForeignWorld(BaseEnv):
+class ExternalEnv(BaseEnv):
     """The base of adapted worlds; subclasses wrap every call of foreign code in `self._rngs.inside()`."""
 
     def __init__(self, **params: object) -> None:
@@ -44,7 +44,7 @@ class ForeignWorld(BaseEnv):
         seed = draw_seed() if seed is None else seed
         if seed < 0:
             raise TaskError(f"{self.label()}: the seed {seed} was given; expected 0 or more.")
-        self._rngs.seed(seed_for(seed, split))
+        self._rngs.seed(split_seed(seed, split))
         return seed, seed if dynamics_seed is None else dynamics_seed
 
     def _make(self, make: Callable[..., Any], **arguments: object) -> Any:
@@ -68,26 +68,26 @@ def define_env(base: type[_Env], **members: object) -> type[_Env]:
     )
 
 
-def seed_for(seed: int, split: str) -> int:
+def split_seed(seed: int, split: str) -> int:
     """A seed for worlds that know no splits: train and eval never share one."""
     return 2 * seed + (split == "eval")
 
 
-def is_playable(action: str) -> bool:
+def is_valid_reply(action: str) -> bool:
     """Whether a reply is worth passing on; the others are invalid actions."""
     return bool(action.strip()) and len(action) <= MAX_REPLY_LENGTH and not _HUGE_NUMBER.search(action)
 
 
-def worth_of(reward: object) -> float:
+def reward_value(reward: object) -> float:
     """A reward as a number; one that is none counts nothing here and is refused by name at the boundary."""
     return float(reward) if isinstance(reward, (Real, np.bool_)) else 0.0
 
 
-def foreign_info(*, success: bool, is_valid: bool, is_effective: bool) -> dict[str, object]:
+def make_info(*, success: bool, is_valid: bool, is_effective: bool) -> dict[str, object]:
     return {"success": success, "action_is_valid": is_valid, "action_is_effective": is_effective}
 
 
-def require_rest(rest: str, example: str) -> None:
+def require_env_id(rest: str, example: str) -> None:
     """The part behind the prefix says which world; without it there is none."""
     if not rest.strip():
         raise ConfigError(f"the environment '{example.partition(':')[0]}:' names nothing; expected e.g. '{example}'.")

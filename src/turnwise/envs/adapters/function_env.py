@@ -20,13 +20,20 @@ from typing import Any, ClassVar, cast
 
 from turnwise.config.component import import_target
 from turnwise.config.settings import Settings
-from turnwise.envs.adapters.external import ForeignWorld, define_env, foreign_info, is_playable, require_rest, worth_of
+from turnwise.envs.adapters.external import (
+    ExternalEnv,
+    define_env,
+    is_valid_reply,
+    make_info,
+    require_env_id,
+    reward_value,
+)
 from turnwise.errors import ConfigError, EnvError
 from turnwise.infra.process_state import States
 
 
 @dataclass(frozen=True, slots=True)
-class OneTurnTask:
+class SingleTurnTask:
     """What is asked, how a reply is scored, and a right reply where one is known."""
 
     prompt: str
@@ -34,15 +41,15 @@ class OneTurnTask:
     answer: str | None = None
 
 
-class OneTurnWorld(ForeignWorld):
+class SingleTurnEnv(ExternalEnv):
     """Subclasses say how a task is made."""
 
     def __init__(self, **params: object) -> None:
         super().__init__(**params)
-        self._task = OneTurnTask("", lambda reply: 0.0)
+        self._task = SingleTurnTask("", lambda reply: 0.0)
 
     @abstractmethod
-    def _make_task(self, seed: int, split: str) -> OneTurnTask:
+    def _make_task(self, seed: int, split: str) -> SingleTurnTask:
         """The task of a seed; called inside the generators of this environment."""
 
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
@@ -55,13 +62,13 @@ class OneTurnWorld(ForeignWorld):
 
     def step(self, action: str) -> tuple[str, Any, bool, dict[str, object]]:
         self._require_playing()
-        if not is_playable(action):
+        if not is_valid_reply(action):
             return self._refuse()
         with self._rngs.inside():
             score = self._task.grade(action)
         self._phase = "over"
-        success = worth_of(score) > self.params.success_above
-        return "", score, True, foreign_info(success=success, is_valid=True, is_effective=True)
+        success = reward_value(score) > self.params.success_above
+        return "", score, True, make_info(success=success, is_valid=True, is_effective=True)
 
     def render(self) -> str:
         return self._task.prompt
@@ -78,10 +85,10 @@ class OneTurnWorld(ForeignWorld):
         return self._task, self._phase, self._rngs.states
 
     def restore(self, state: object) -> None:
-        self._task, self._phase, self._rngs.states = cast("tuple[OneTurnTask, Any, States]", state)
+        self._task, self._phase, self._rngs.states = cast("tuple[SingleTurnTask, Any, States]", state)
 
     def _refuse(self) -> tuple[str, float, bool, dict[str, object]]:
-        return self._task.prompt, 0.0, False, foreign_info(success=False, is_valid=False, is_effective=False)
+        return self._task.prompt, 0.0, False, make_info(success=False, is_valid=False, is_effective=False)
 
 
 _EXPECTED = "expected a function that takes (seed, split) and returns (prompt, grade), with grade(reply) -> number."
@@ -94,7 +101,7 @@ class FunctionParams(Settings):
     """An episode whose score is above this counts as a success."""
 
 
-class FunctionWorld(OneTurnWorld):
+class FunctionEnv(SingleTurnEnv):
     """A prompt from a function, scored by a function."""
 
     Params: ClassVar[type[Settings]] = FunctionParams
@@ -102,17 +109,17 @@ class FunctionWorld(OneTurnWorld):
 
     params: FunctionParams
 
-    def _make_task(self, seed: int, split: str) -> OneTurnTask:
+    def _make_task(self, seed: int, split: str) -> SingleTurnTask:
         made = type(self).make_task(seed, split)
         if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], str) and callable(made[1])):
             raise EnvError(f"{self.label()} returned {reprlib.repr(made)}; {_EXPECTED}")
-        return OneTurnTask(*made)
+        return SingleTurnTask(*made)
 
 
 @lru_cache
-def adapt_function(target: str) -> type[FunctionWorld]:
+def adapt_function(target: str) -> type[FunctionEnv]:
     """The environment class of `package.module:name`."""
-    require_rest(target, "function:package.module:name")
+    require_env_id(target, "function:package.module:name")
     function = import_target(target, "environment function")
     if not callable(function):
         raise ConfigError(f"environment 'function:{target}' is {function!r}; {_EXPECTED}")
@@ -120,4 +127,4 @@ def adapt_function(target: str) -> type[FunctionWorld]:
         inspect.signature(function).bind(0, "train")
     except TypeError as error:
         raise ConfigError(f"environment 'function:{target}' cannot be called so ({error}); {_EXPECTED}") from error
-    return define_env(FunctionWorld, name=f"function:{target}", make_task=staticmethod(function))
+    return define_env(FunctionEnv, name=f"function:{target}", make_task=staticmethod(function))

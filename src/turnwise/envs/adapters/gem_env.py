@@ -13,14 +13,14 @@ from pydantic import Field
 
 from turnwise.config.settings import Settings, require_elsewhere
 from turnwise.envs.adapters.external import (
-    ForeignWorld,
+    ExternalEnv,
     Option,
     define_env,
-    foreign_info,
-    is_playable,
-    require_rest,
-    seed_for,
-    worth_of,
+    is_valid_reply,
+    make_info,
+    require_env_id,
+    reward_value,
+    split_seed,
 )
 from turnwise.errors import ConfigError, did_you_mean
 
@@ -40,7 +40,7 @@ class GemParams(Settings):
     """An episode whose last reward is above this counts as a success; in games a win pays 1."""
 
 
-class GemWorld(ForeignWorld):
+class GemEnv(ExternalEnv):
     """One world of gem-llm."""
 
     Params: ClassVar[type[Settings]] = GemParams
@@ -68,15 +68,15 @@ class GemWorld(ForeignWorld):
         if self.world_id.startswith(_MADE_ANEW):
             self._world = self._new_world()
         with self._rngs.inside():
-            text, info = self._world.reset(seed=seed_for(seed, split))
+            text, info = self._world.reset(seed=split_seed(seed, split))
         self._rngs.seed(luck)
         self._text, self._phase = _join(text, info), "playing"
         return self._text
 
     def step(self, action: str) -> tuple[str, Any, bool, dict[str, object]]:
         self._require_playing()
-        if not is_playable(action):
-            return self._text, 0.0, False, foreign_info(success=False, is_valid=False, is_effective=False)
+        if not is_valid_reply(action):
+            return self._text, 0.0, False, make_info(success=False, is_valid=False, is_effective=False)
         if self.params.should_box and _BOX not in action:
             action = f"{_BOX}{action.strip()}}}"
         with self._rngs.inside():
@@ -86,8 +86,8 @@ class GemWorld(ForeignWorld):
             self._phase = "over"
         self._text = str(text).replace(self._constants.TERMINAL_STATE, "") if is_over else _join(text, told)
         is_valid = reward != self._constants.LanguageGameReward.format_error_reward
-        success = is_over and worth_of(reward) > self.params.success_above
-        info = foreign_info(success=success, is_valid=is_valid, is_effective=is_valid)
+        success = is_over and reward_value(reward) > self.params.success_above
+        info = make_info(success=success, is_valid=is_valid, is_effective=is_valid)
         return self._text, reward, is_over, info | {"truncated": bool(truncated and not terminated)}
 
     def render(self) -> str:
@@ -118,7 +118,7 @@ def _join(text: object, info: Any) -> Any:
 
 
 @lru_cache
-def adapt_gem(world_id: str) -> type[GemWorld]:
+def adapt_gem(world_id: str) -> type[GemEnv]:
     """The environment class of an id; the package is imported when one is made."""
-    require_rest(world_id, "gem:game:GuessTheNumber-v0-easy")
-    return define_env(GemWorld, name=f"gem:{world_id}", world_id=world_id)
+    require_env_id(world_id, "gem:game:GuessTheNumber-v0-easy")
+    return define_env(GemEnv, name=f"gem:{world_id}", world_id=world_id)

@@ -17,13 +17,13 @@ from pydantic import Field
 
 from turnwise.config.settings import Settings, require_package
 from turnwise.envs.adapters.external import (
-    ForeignWorld,
+    ExternalEnv,
     Option,
     define_env,
-    foreign_info,
-    require_rest,
-    seed_for,
-    worth_of,
+    make_info,
+    require_env_id,
+    reward_value,
+    split_seed,
 )
 from turnwise.errors import ConfigError
 
@@ -120,7 +120,7 @@ class GymnasiumParams(Settings):
     """An episode that ends by itself with more reward than this in all counts as a success."""
 
 
-class GymnasiumWorld(ForeignWorld):
+class GymnasiumEnv(ExternalEnv):
     """One world of gymnasium."""
 
     Params: ClassVar[type[Settings]] = GymnasiumParams
@@ -142,7 +142,7 @@ class GymnasiumWorld(ForeignWorld):
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
         seed, luck = self._begin(seed, split, dynamics_seed)
         with self._rngs.inside():
-            observation, _ = self._world.reset(seed=seed_for(seed, split))
+            observation, _ = self._world.reset(seed=split_seed(seed, split))
         # The layout is made; from here on chance is that of this episode alone.
         self._world.unwrapped.np_random = np.random.default_rng(luck)
         self._rngs.seed(luck)
@@ -153,14 +153,14 @@ class GymnasiumWorld(ForeignWorld):
         self._require_playing()
         value = self._actions.parse(action)
         if value is None:
-            return self._text, 0.0, False, foreign_info(success=False, is_valid=False, is_effective=False)
+            return self._text, 0.0, False, make_info(success=False, is_valid=False, is_effective=False)
         with self._rngs.inside():
             observation, reward, terminated, truncated, _ = self._world.step(value)
         before, self._text = self._text, describe_observation(observation)
-        self._earned += worth_of(reward)
+        self._earned += reward_value(reward)
         self._phase = "over" if terminated or truncated else "playing"
         success = bool(terminated) and self._earned > self.params.success_above
-        info = foreign_info(success=success, is_valid=True, is_effective=before != self._text)
+        info = make_info(success=success, is_valid=True, is_effective=before != self._text)
         return self._text, reward, terminated, truncated, info
 
     def render(self) -> str:
@@ -179,9 +179,9 @@ class GymnasiumWorld(ForeignWorld):
 
 
 @lru_cache
-def adapt_gymnasium(world_id: str) -> type[GymnasiumWorld]:
+def adapt_gymnasium(world_id: str) -> type[GymnasiumEnv]:
     """The environment class of an id."""
-    require_rest(world_id, "gymnasium:FrozenLake-v1")
+    require_env_id(world_id, "gymnasium:FrozenLake-v1")
     name = f"gymnasium:{world_id}"
     require_package("gymnasium", extra="gymnasium", asked_by=name)
-    return define_env(GymnasiumWorld, name=name, world_id=world_id)
+    return define_env(GymnasiumEnv, name=name, world_id=world_id)

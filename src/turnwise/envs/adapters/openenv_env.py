@@ -24,14 +24,14 @@ from pydantic import Field
 
 from turnwise.config.settings import Settings, require_package
 from turnwise.envs.adapters.external import (
-    ForeignWorld,
+    ExternalEnv,
     Option,
     define_env,
-    foreign_info,
-    is_playable,
-    require_rest,
-    seed_for,
-    worth_of,
+    is_valid_reply,
+    make_info,
+    require_env_id,
+    reward_value,
+    split_seed,
 )
 from turnwise.errors import ConfigError, EnvError, TurnwiseError
 from turnwise.infra.parsing import parse_json
@@ -239,7 +239,7 @@ class OpenEnvParams(Settings):
     """Longest wait for a connection and for each answer; then the episode ends as failed."""
 
 
-class OpenEnvWorld(ForeignWorld):
+class OpenEnvEnv(ExternalEnv):
     """One session on a server, from reset to the end of the episode."""
 
     Params: ClassVar[type[Settings]] = OpenEnvParams
@@ -262,7 +262,7 @@ class OpenEnvWorld(ForeignWorld):
         try:
             if self._session is None:
                 self._session = Session(self.address, self.label(), self.params.time_limit_s)
-            reply = self._session.reset({**self.params.options, "seed": seed_for(seed, split)})
+            reply = self._session.reset({**self.params.options, "seed": split_seed(seed, split)})
             if reply.done:
                 raise EnvError(f"{self.label()}: the episode is over before the first action.")
             self._text = self._tell(reply)
@@ -274,7 +274,7 @@ class OpenEnvWorld(ForeignWorld):
 
     def step(self, action: str) -> tuple[str, Any, bool, dict[str, object]]:
         self._require_playing()
-        if not is_playable(action):
+        if not is_valid_reply(action):
             return self._refuse()
         assert self._session is not None
         before = self._text
@@ -288,12 +288,12 @@ class OpenEnvWorld(ForeignWorld):
             self._end()
             raise
         reward = 0.0 if reply.reward is None else reply.reward
-        self._earned += worth_of(reward)
+        self._earned += reward_value(reward)
         if reply.done:
             self._end()
         is_paid = reply.done and self._earned > self.params.success_above
         success = is_paid if reply.is_success is None else reply.is_success
-        info = foreign_info(success=success, is_valid=True, is_effective=reply.done or before != self._text)
+        info = make_info(success=success, is_valid=True, is_effective=reply.done or before != self._text)
         return self._text, reward, reply.done, info
 
     def render(self) -> str:
@@ -314,7 +314,7 @@ class OpenEnvWorld(ForeignWorld):
         self.close()
 
     def _refuse(self) -> tuple[str, float, bool, dict[str, object]]:
-        return self._text, 0.0, False, foreign_info(success=False, is_valid=False, is_effective=False)
+        return self._text, 0.0, False, make_info(success=False, is_valid=False, is_effective=False)
 
     def _tell(self, reply: Reply) -> str:
         fields, chosen = reply.observation, self.params.observation_field
@@ -359,10 +359,10 @@ def _listed(names: Iterable[str]) -> str:
 
 
 @lru_cache
-def adapt_openenv(url: str) -> type[OpenEnvWorld]:
+def adapt_openenv(url: str) -> type[OpenEnvEnv]:
     """The environment class of an address."""
-    require_rest(url, "openenv:http://localhost:8000")
+    require_env_id(url, "openenv:http://localhost:8000")
     name = f"openenv:{url}"
     address = parse_address(url)
     require_package("websockets.sync.client", extra="openenv", asked_by=name)
-    return define_env(OpenEnvWorld, name=name, address=address)
+    return define_env(OpenEnvEnv, name=name, address=address)

@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from turnwise.config.settings import Settings, require_package
-from turnwise.envs.adapters.external import Option, define_env, is_playable, require_rest, seed_for
-from turnwise.envs.adapters.function_env import OneTurnTask, OneTurnWorld
+from turnwise.envs.adapters.external import Option, define_env, is_valid_reply, require_env_id, split_seed
+from turnwise.envs.adapters.function_env import SingleTurnEnv, SingleTurnTask
 from turnwise.errors import ConfigError, EnvError, did_you_mean
 
 _OURS = frozenset({"seed", "size"})
@@ -59,7 +59,7 @@ class _Family:
         probe = self.make_task(0, "train")
         self.has_oracle = probe.answer is not None and probe.grade(probe.answer) == 1
 
-    def make_task(self, seed: int, split: str) -> OneTurnTask:
+    def make_task(self, seed: int, split: str) -> SingleTurnTask:
         return (self._remembered or self._make_task)(seed, split)
 
     def _is_worth_remembering(self) -> bool:
@@ -69,20 +69,20 @@ class _Family:
         is_costly = time.process_time() - started_s > _COSTLY_S
         return is_costly and first.prompt == self._make_question(0).prompt
 
-    def _make_task(self, seed: int, split: str) -> OneTurnTask:
+    def _make_task(self, seed: int, split: str) -> SingleTurnTask:
         for attempt in range(_MAX_ATTEMPTS):
-            task = self._make_question(seed_for(seed, split) + attempt * _NEXT_ATTEMPT)
-            if task.answer is None or is_playable(task.answer):
+            task = self._make_question(split_seed(seed, split) + attempt * _NEXT_ATTEMPT)
+            if task.answer is None or is_valid_reply(task.answer):
                 return task
         raise EnvError(
             f"reasoning_gym:{self._name}: {_MAX_ATTEMPTS} questions in a row had answers that cannot be given."
         )
 
-    def _make_question(self, seed: int) -> OneTurnTask:
+    def _make_question(self, seed: int) -> SingleTurnTask:
         family = self._create(seed) if self._kept is None else _reseeded(self._kept, seed)
         item = family[0]
         answer = item["answer"] if isinstance(item["answer"], str) else None
-        return OneTurnTask(item["question"], lambda reply: family.score_answer(reply, item), answer)
+        return SingleTurnTask(item["question"], lambda reply: family.score_answer(reply, item), answer)
 
     def _can_be_reseeded(self, first: Any) -> bool:
         try:
@@ -104,7 +104,7 @@ def _load_family(name: str, options: str) -> _Family:
     return _Family(package, name, json.loads(options))
 
 
-class ReasoningGymWorld(OneTurnWorld):
+class ReasoningGymEnv(SingleTurnEnv):
     """One item of a family, scored by the package."""
 
     Params: ClassVar[type[Settings]] = ReasoningGymParams
@@ -127,16 +127,16 @@ class ReasoningGymWorld(OneTurnWorld):
         except Exception:  # noqa: BLE001 - the boundary: scorers raise whatever they like about a senseless answer
             return self._refuse()
 
-    def _make_task(self, seed: int, split: str) -> OneTurnTask:
+    def _make_task(self, seed: int, split: str) -> SingleTurnTask:
         return self._family.make_task(seed, split)
 
 
 @lru_cache
-def adapt_reasoning_gym(family: str) -> type[ReasoningGymWorld]:
+def adapt_reasoning_gym(family: str) -> type[ReasoningGymEnv]:
     """The environment class of a family."""
-    require_rest(family, "reasoning_gym:leg_counting")
+    require_env_id(family, "reasoning_gym:leg_counting")
     name = f"reasoning_gym:{family}"
     known = require_package("reasoning_gym.factory", extra="reasoning-gym", asked_by=name).DATASETS
     if family not in known:
         raise ConfigError(f"environment '{name}': reasoning-gym has no such family. {did_you_mean(family, known)}")
-    return define_env(ReasoningGymWorld, name=name, family=family)
+    return define_env(ReasoningGymEnv, name=name, family=family)

@@ -19,14 +19,14 @@ from pydantic import Field, model_validator
 from turnwise.config.settings import Settings, require_package
 from turnwise.envs.adapters.external import (
     MAX_REPLY_LENGTH,
-    ForeignWorld,
+    ExternalEnv,
     Option,
     define_env,
-    foreign_info,
-    is_playable,
-    require_rest,
-    seed_for,
-    worth_of,
+    is_valid_reply,
+    make_info,
+    require_env_id,
+    reward_value,
+    split_seed,
 )
 from turnwise.errors import ConfigError, EnvError, TaskError, did_you_mean
 from turnwise.infra.seeds import derive_seed, make_rng
@@ -139,7 +139,7 @@ class ScriptedOpponent:
         return next(self._next)
 
 
-class TextArenaGame(ForeignWorld):
+class TextArenaGame(ExternalEnv):
     """One game of textarena, seen by player 0."""
 
     Params: ClassVar[type[Settings]] = TextArenaParams
@@ -182,8 +182,8 @@ class TextArenaGame(ForeignWorld):
 
     def step(self, action: str) -> tuple[str, Any, bool, dict[str, object]]:
         self._require_playing()
-        if not is_playable(action):
-            return self._text, 0.0, False, foreign_info(success=False, is_valid=False, is_effective=False)
+        if not is_valid_reply(action):
+            return self._text, 0.0, False, make_info(success=False, is_valid=False, is_effective=False)
         is_over, self._text = self._hand_over(is_over=self._move(action))
         reward, is_valid = 0.0, "attempted an invalid move" not in self._text
         if is_over:
@@ -194,8 +194,8 @@ class TextArenaGame(ForeignWorld):
             if isinstance(reward, str):
                 # Some games give their complaint about a move in the place of a reward.
                 reward, is_valid = 0.0, False
-        success = is_over and worth_of(reward) > self.params.success_above
-        return self._text, reward, is_over, foreign_info(success=success, is_valid=is_valid, is_effective=is_valid)
+        success = is_over and reward_value(reward) > self.params.success_above
+        return self._text, reward, is_over, make_info(success=success, is_valid=is_valid, is_effective=is_valid)
 
     def render(self) -> str:
         return self._text
@@ -218,7 +218,7 @@ class TextArenaGame(ForeignWorld):
 
     def move(self, action: str) -> bool:
         mover = self._turn
-        if mover is None or not is_playable(action):
+        if mover is None or not is_valid_reply(action):
             return False
         if self._move(action):
             self._turn = None
@@ -232,7 +232,7 @@ class TextArenaGame(ForeignWorld):
     def payoffs(self) -> tuple[Any, ...]:
         rewards = self._game.close()[0] or {}
         # Some games give their complaint about a move in the place of a reward.
-        return tuple(worth_of(rewards.get(player, 0.0)) for player in _PLAYERS)
+        return tuple(reward_value(rewards.get(player, 0.0)) for player in _PLAYERS)
 
     def _listen(self) -> None:
         """Games tell news once, to whoever's turn it is."""
@@ -243,7 +243,7 @@ class TextArenaGame(ForeignWorld):
     def _lay_out(self, seed: int | None, split: str, dynamics_seed: int | None) -> tuple[int, int]:
         """A new game; the seed of its layout, and that of chance."""
         seed, luck = self._begin(seed, split, dynamics_seed)
-        layout = seed_for(seed, split)
+        layout = split_seed(seed, split)
         self._deal(layout)
         return layout, luck
 
@@ -354,7 +354,7 @@ def _offers(messages: Any) -> list[str]:
 @lru_cache
 def adapt_textarena(game_id: str) -> type[TextArenaGame]:
     """The environment class of an id."""
-    require_rest(game_id, "textarena:GuessTheNumber-v0")
+    require_env_id(game_id, "textarena:GuessTheNumber-v0")
     name = f"textarena:{game_id}"
     known = require_package("textarena", extra="textarena", asked_by=name).envs.registration.ENV_REGISTRY
     if game_id not in known:

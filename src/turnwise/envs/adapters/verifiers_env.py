@@ -21,12 +21,12 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from turnwise.config.settings import Settings
 from turnwise.envs.adapters.external import (
     SPLITS,
-    ForeignWorld,
+    ExternalEnv,
     Option,
     define_env,
-    foreign_info,
-    is_playable,
-    require_rest,
+    is_valid_reply,
+    make_info,
+    require_env_id,
 )
 from turnwise.envs.adapters.verifiers_runner import LOADED_LATER, PACKAGES, Asked, Outcome, VerifiersStage
 from turnwise.envs.base import check_split
@@ -56,7 +56,7 @@ class VerifiersParams(Settings):
     """Longest wait for the package: for tools, for its servers, for rewards."""
 
 
-class VerifiersWorld(ForeignWorld):
+class VerifiersEnv(ExternalEnv):
     """One taskset of verifiers with its rewards."""
 
     Params: ClassVar[type[Settings]] = VerifiersParams
@@ -94,16 +94,16 @@ class VerifiersWorld(ForeignWorld):
 
     def step(self, action: str) -> tuple[str, Any, bool, dict[str, object]]:
         self._require_playing()
-        message = self._as_message(action) if is_playable(action) else None
+        message = self._as_message(action) if is_valid_reply(action) else None
         if message is None:
-            return self._text, 0.0, False, foreign_info(success=False, is_valid=False, is_effective=False)
+            return self._text, 0.0, False, make_info(success=False, is_valid=False, is_effective=False)
         with self._rngs.inside():
             told = self._stage.reply(message)
         if isinstance(told, Asked):
             self._text = self._read(told)
-            return self._text, 0.0, False, foreign_info(success=False, is_valid=True, is_effective=True)
+            return self._text, 0.0, False, make_info(success=False, is_valid=True, is_effective=True)
         self._phase = "over"
-        info = foreign_info(success=told.reward > self.params.success_above, is_valid=True, is_effective=True)
+        info = make_info(success=told.reward > self.params.success_above, is_valid=True, is_effective=True)
         return "", told.reward, True, info | {"truncated": told.is_truncated, "metrics": dict(told.metrics)}
 
     def render(self) -> str:
@@ -205,7 +205,7 @@ def _read_calls(action: str) -> list[tuple[str, Mapping[str, Any]]] | None:
 
 
 @lru_cache
-def adapt_verifiers(name: str) -> type[VerifiersWorld]:
+def adapt_verifiers(name: str) -> type[VerifiersEnv]:
     """The environment class of an installed environment; the package is imported when one is made."""
-    require_rest(name, "verifiers:gsm8k-v1")
-    return define_env(VerifiersWorld, name=f"verifiers:{name}", environment=name)
+    require_env_id(name, "verifiers:gsm8k-v1")
+    return define_env(VerifiersEnv, name=f"verifiers:{name}", environment=name)

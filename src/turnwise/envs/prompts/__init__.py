@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from turnwise.config.component import import_row_reward
 from turnwise.config.settings import Settings, WholeSettings
-from turnwise.envs.adapters.external import worth_of
+from turnwise.envs.adapters.external import reward_value
 from turnwise.envs.base import BaseEnv, check_split
 from turnwise.envs.prompts.sources import (
     EVAL_SHARE,
@@ -183,7 +183,7 @@ class Dataset(Prompts):
         if not is_over:
             return text, 0.0, False, info
         score = self._grade(action)
-        return text, score, True, info | {"success": worth_of(score) > self.params.success_above}
+        return text, score, True, info | {"success": reward_value(score) > self.params.success_above}
 
     def raw_task(self, seed: int, split: str = "train") -> Mapping[str, object]:
         return self._prompts.pick(split, seed).content or super().raw_task(seed, split)
