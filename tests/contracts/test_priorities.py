@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 
-from turnwise.config.component import PRIORITIES
-from turnwise.protocols import GroupPriority
+from turnwise.config.kinds import GroupPriority
 
 from .entries import names_of
 from .setting import settings_with
@@ -17,8 +15,7 @@ every_priority = pytest.mark.parametrize("name", names_of("buffer.priority"))
 
 
 def open_named(name: str) -> GroupPriority:
-    target: Any = PRIORITIES.get_target(name)
-    return target(settings_with(f"buffer.priority.type={name}").buffer.priority)
+    return settings_with(f"buffer.priority.type={name}").buffer.priority
 
 
 @every_priority

@@ -12,14 +12,13 @@ from turnwise.checks.settings import _class_problems
 from turnwise.config.component import Registry
 from turnwise.config.kinds import Choice
 from turnwise.config.schema import CHOICES
-from turnwise.protocols import Buffer, Engine, GroupPriority, Learner, Mailbox
+from turnwise.protocols import Buffer, Engine, Learner, Mailbox
 
 from .entries import EXAMPLES, choice_at, names_of, plug_in_modules, plug_ins
 
 PROTOCOLS: dict[str, type] = {
     "engine": Engine,
     "buffer": Buffer,
-    "buffer.priority": GroupPriority,
     "learn": Learner,
     "sync": Mailbox,
 }

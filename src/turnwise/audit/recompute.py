@@ -248,7 +248,7 @@ def _expect(
     )
     rows = np.searchsorted(batch.row_starts, tokens, side="right") - 1
     _, turns = np.unique(np.stack([rows, batch.turn_ids[tokens]]), axis=1, return_inverse=True)
-    losses = settings.loss.reference(policy, behavior, advantages, turns.ravel())
+    losses = settings.loss.reference(policy, behavior, advantages, turns.ravel().astype(np.int32))
     if losses is None:
         return None
     losses = losses - settings.entropy_coef * trace.entropies[tokens]

@@ -568,14 +568,6 @@ BUFFERS = ClassRegistry(
         "sqlite": "turnwise.experience.store:ExperienceStore",
     },
 )
-PRIORITIES = ClassRegistry(
-    "priority",
-    {
-        "newest": "turnwise.experience.buffer:Newest",
-        "linear_decay": "turnwise.experience.buffer:LinearDecay",
-        "decay_limit_randomization": "turnwise.experience.buffer:DecayLimitRandomization",
-    },
-)
 LEARNERS = ClassRegistry(
     "learner",
     {

@@ -228,6 +228,21 @@ class AdvantageEstimator(Component):
         return False
 
 
+@component_kind("priority", "turnwise.experience", old_form=("__call__",))
+class GroupPriority(Component):
+    """`buffer.priority`: which groups are trained on first."""
+
+    type: str = "newest"
+    """A registered priority or 'package.module:Class'."""
+
+    @abstractmethod
+    def __call__(self, policy_version: int, use_count: int, seed: int) -> float | None:
+        """Return how urgent a group is; None: it is not used again. `seed` is that of the group and its use."""
+
+
+PRIORITIES: Registry[GroupPriority] = GroupPriority.registry
+
+
 @component_kind("policy loss", "turnwise.learn", old_form=("__call__",))
 class PolicyLoss(Component):
     """`learn.loss`: loss of every sampled token, before aggregation."""

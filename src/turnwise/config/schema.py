@@ -18,7 +18,6 @@ from turnwise.config.component import (
     ENVS,
     LEARNERS,
     LOOPS,
-    PRIORITIES,
     TRANSPORTS,
     WORKFLOWS,
     Registry,
@@ -26,11 +25,13 @@ from turnwise.config.component import (
 from turnwise.config.kinds import (
     ADVANTAGE_ESTIMATORS,
     POLICY_LOSSES,
+    PRIORITIES,
     AdvantageEstimator,
     Choice,
     EndpointSettings,
     EngineSettings,
     EnvSettings,
+    GroupPriority,
     LoopSettings,
     PolicyLoss,
     _compose,
@@ -66,11 +67,6 @@ class AuditSettings(Settings):
 BufferUnit = Literal["experiences", "groups", "tokens"]
 
 
-class PrioritySettings(Settings):
-    type: str = "newest"
-    """A registered priority or 'package.module:Class'."""
-
-
 class BufferSettings(Settings):
     type: str = "memory"
     """Where experiences wait: in memory, or with `sqlite` in `experience.db` in the run directory, which outlives a
@@ -81,7 +77,7 @@ class BufferSettings(Settings):
     """What `train_batch_size` counts."""
     capacity: PositiveInt | None = None
     """Most experiences that wait or may be used again; the lowest priority is dropped beyond it. Null: no limit."""
-    priority: PrioritySettings = PrioritySettings()
+    priority: GroupPriority = Field(default_factory=lambda: PRIORITIES.parse({}))
     """Which groups are learnt from first, by `type`; of equal ones, those that came first."""
     reuse_cooldown: PositiveInt | None = None
     """Updates until a group may be learnt from again; 1: in the next. Null: never again."""
@@ -548,7 +544,7 @@ class TurnwiseSettings(Settings):
     engine: EngineSettings = EngineSettings()
     rollout: RolloutSettings = RolloutSettings()
     reward: RewardSettings = RewardSettings()
-    buffer: BufferSettings = BufferSettings()
+    buffer: BufferSettings = Field(default_factory=BufferSettings)
     credit: AdvantageEstimator = Field(default_factory=lambda: ADVANTAGE_ESTIMATORS.parse({}))
     learn: LearnSettings = Field(default_factory=LearnSettings)
     audit: AuditSettings = AuditSettings()
@@ -589,7 +585,7 @@ CHOICES = (
         base=BufferSettings,
         methods=("open", "is_shared", "add", "take", "is_ready", "has_group", "__len__", "rewind"),
     ),
-    Choice(path="buffer.priority", registry=PRIORITIES, base=PrioritySettings, methods=("__call__",)),
+    Choice(path="buffer.priority", registry=PRIORITIES, base=GroupPriority),
     Choice(path="credit", registry=ADVANTAGE_ESTIMATORS, base=AdvantageEstimator, has_fixed_default=False),
     Choice(
         path="learn",

@@ -16,80 +16,58 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
+from turnwise.config.kinds import GroupPriority
 from turnwise.config.schema import BufferSettings, BufferUnit
-from turnwise.config.settings import Settings, WholeSettings
+from turnwise.config.settings import WholeSettings
 from turnwise.deps import BufferSite
 from turnwise.errors import StoreError
 from turnwise.experience.codec import decode_group, encode_group
 from turnwise.infra.parsing import parse_json
 from turnwise.infra.seeds import fingerprint
-from turnwise.protocols import GroupPriority
 from turnwise.types import Experience
 
 
-def _idle_without_reuse(params: Settings, run: WholeSettings, *names: str) -> dict[str, str]:
-    if run.buffer.reuse_cooldown is not None:
-        return {}
-    return params.idle(*names, why="without buffer.reuse_cooldown: no group is used twice")
-
-
-class Newest:
-    """`buffer.priority: {type: newest}`: the newest policy's groups first, however often they were used."""
-
-    Params = Settings
-
-    def __init__(self, params: Settings) -> None:
-        self.params = params
+class Newest(GroupPriority, name="newest"):
+    """The newest policy's groups first, however often they were used."""
 
     def __call__(self, policy_version: int, use_count: int, seed: int) -> float | None:
         return float(policy_version)
 
 
-class LinearDecayParams(Settings):
+class LinearDecay(GroupPriority, name="linear_decay"):
+    """Policy version - decay * uses."""
+
     decay: float = Field(default=2.0, ge=0)
     """Versions that a group falls behind with each use."""
 
     def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
-        return _idle_without_reuse(self, run, "decay")
+        return self._unused_without_reuse(run, "decay")
 
-
-class LinearDecay:
-    """`buffer.priority: {type: linear_decay}`: version - decay * uses."""
-
-    Params = LinearDecayParams
-
-    def __init__(self, params: LinearDecayParams) -> None:
-        self.params = params
+    def _unused_without_reuse(self, run: WholeSettings, *names: str) -> dict[str, str]:
+        if run.buffer.reuse_cooldown is not None:
+            return {}
+        return self.idle(*names, why="without buffer.reuse_cooldown: no group is used twice")
 
     def __call__(self, policy_version: int, use_count: int, seed: int) -> float | None:
-        return policy_version - self.params.decay * use_count
+        return policy_version - self.decay * use_count
 
 
-class DecayLimitRandomizationParams(Settings):
-    decay: float = Field(default=2.0, ge=0)
-    """Versions that a group falls behind with each use."""
+class DecayLimitRandomization(LinearDecay, name="decay_limit_randomization"):
+    """Policy version - decay * uses + noise, up to a number of uses."""
+
     use_count_limit: int = Field(default=3, ge=0)
     """Most uses of a group; 0: no limit."""
     sigma: float = Field(default=0.0, ge=0)
-    """Spread of the noise that is added, so that neighbours change places."""
+    """Spread of the noise that is added, so that neighbors change places."""
 
     def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
-        return _idle_without_reuse(self, run, "decay", "use_count_limit")
-
-
-class DecayLimitRandomization:
-    """`buffer.priority: {type: decay_limit_randomization}`: version - decay * uses + noise, up to a number of uses."""
-
-    Params = DecayLimitRandomizationParams
-
-    def __init__(self, params: DecayLimitRandomizationParams) -> None:
-        self.params = params
+        return self._unused_without_reuse(run, "decay", "use_count_limit")
 
     def __call__(self, policy_version: int, use_count: int, seed: int) -> float | None:
-        if 0 < self.params.use_count_limit <= use_count:
+        if 0 < self.use_count_limit <= use_count:
             return None
-        noise = np.random.default_rng(seed).normal(scale=self.params.sigma) if self.params.sigma else 0.0
-        return float(policy_version - self.params.decay * use_count + noise)
+        noise = np.random.default_rng(seed).normal(scale=self.sigma) if self.sigma else 0.0
+        return float(policy_version - self.decay * use_count + noise)
 
 
 def priority_seed(group_id: str, use_count: int) -> int:
@@ -114,7 +92,7 @@ class BufferRules:
     unit: BufferUnit = "experiences"
     capacity: int | None = None
     reuse_cooldown: int | None = None
-    priority: GroupPriority = field(default_factory=lambda: Newest(Newest.Params()))
+    priority: GroupPriority = field(default_factory=Newest)
 
     def rank(self, group_id: str, policy_version: int, use_count: int) -> float | None:
         """The priority of a group; None where it will never be taken again."""

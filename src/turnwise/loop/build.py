@@ -21,7 +21,6 @@ from turnwise.config.component import (
     ENGINES,
     LEARNERS,
     LOOPS,
-    PRIORITIES,
     TRANSPORTS,
     ClassRegistry,
     import_reward_function,
@@ -76,9 +75,8 @@ def _bound_of_staleness(settings: TurnwiseSettings) -> int | None:
 def open_buffer(settings: TurnwiseSettings, run_path: Path | None) -> Buffer:
     """The buffer of a run; a durable one that is there already is opened."""
     chosen = settings.buffer
-    priority: Any = PRIORITIES.get_target(chosen.priority.type)
     buffer: Any = BUFFERS.get_target(chosen.type)
-    return cast(Buffer, buffer.open(chosen, BufferSite(priority=priority(chosen.priority), run_path=run_path)))
+    return cast(Buffer, buffer.open(chosen, BufferSite(priority=chosen.priority, run_path=run_path)))
 
 
 log = logging.getLogger(__name__)

@@ -12,13 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from turnwise.config.component import PRIORITIES
+from turnwise.config.kinds import PRIORITIES
 from turnwise.experience.buffer import (
     BufferRules,
     DecayLimitRandomization,
-    DecayLimitRandomizationParams,
     LinearDecay,
-    LinearDecayParams,
     MemoryBuffer,
 )
 from turnwise.experience.build import build_experiences
@@ -101,7 +99,7 @@ def test_a_used_group_comes_back_after_its_cooldown(make: Make, cooldown: int) -
 
 def test_use_counts_grow_on_delivery_only(make: Make) -> None:
     """Asking does not wear a group out, and neither does staying behind."""
-    buffer = make(train_batch_size=1, reuse_cooldown=1, priority=LinearDecay(LinearDecayParams(decay=1.0)))
+    buffer = make(train_batch_size=1, reuse_cooldown=1, priority=LinearDecay(decay=1.0))
     buffer.add([*group(1, seed=0, version=1), *group(1, seed=1, version=0)])
     for _ in range(5):
         assert buffer.is_ready(1)
@@ -111,18 +109,18 @@ def test_use_counts_grow_on_delivery_only(make: Make) -> None:
 
 
 def test_a_limit_on_uses(make: Make) -> None:
-    rule = DecayLimitRandomization(DecayLimitRandomizationParams(use_count_limit=3))
+    rule = DecayLimitRandomization(use_count_limit=3)
     buffer = make(reuse_cooldown=1, priority=rule)
     buffer.add(group(2))
     assert [len(buffer.take(step)) for step in range(1, 6)] == [2, 2, 2, 0, 0]
-    endless = make(reuse_cooldown=1, priority=DecayLimitRandomization(DecayLimitRandomizationParams(use_count_limit=0)))
+    endless = make(reuse_cooldown=1, priority=DecayLimitRandomization(use_count_limit=0))
     endless.add(group(2))
     assert [len(endless.take(step)) for step in range(1, 9)] == [2] * 8
 
 
 @pytest.mark.parametrize(("decay", "expected"), [(0.0, ["1", "1", "1"]), (3.0, ["1", "0", "1"])])
 def test_decay_decides_between_new_and_unused(make: Make, decay: float, expected: list[str]) -> None:
-    rule = LinearDecay(LinearDecayParams(decay=decay))
+    rule = LinearDecay(decay=decay)
     buffer = make(train_batch_size=1, reuse_cooldown=1, priority=rule)
     buffer.add([*group(1, seed=0, version=0), *group(1, seed=1, version=2)])
     assert [names(buffer.take(step))[0] for step in (1, 2, 3)] == expected
@@ -130,7 +128,7 @@ def test_decay_decides_between_new_and_unused(make: Make, decay: float, expected
 
 def test_noise_changes_the_order_and_is_the_same_every_time(make: Make) -> None:
     def order(sigma: float) -> list[str]:
-        rule = DecayLimitRandomization(DecayLimitRandomizationParams(sigma=sigma))
+        rule = DecayLimitRandomization(sigma=sigma)
         buffer = make(priority=rule)
         buffer.add([e for seed in range(12) for e in group(1, seed=seed, version=seed // 4)])
         return names(buffer.take(1))
@@ -142,8 +140,8 @@ def test_noise_changes_the_order_and_is_the_same_every_time(make: Make) -> None:
 
 def test_every_priority_of_the_registry_ranks_the_newest_first(make: Make) -> None:
     for name in PRIORITIES:
-        target: Any = PRIORITIES.get_target(name)
-        buffer = make(priority=target(target.Params()))
+        target: Any = PRIORITIES.find(name)
+        buffer = make(priority=target())
         buffer.add([*group(1, seed=0, version=3), *group(1, seed=1, version=8)])
         assert names(buffer.take(1)) == ["1", "0"]
 
@@ -228,7 +226,7 @@ def test_memory_and_disk_give_the_same(
         unit=unit,
         capacity=capacity,
         reuse_cooldown=cooldown,
-        priority=DecayLimitRandomization(DecayLimitRandomizationParams(sigma=sigma)),
+        priority=DecayLimitRandomization(sigma=sigma),
     )
     memory, disk = MemoryBuffer(rules), ExperienceStore(tmp_path_factory.mktemp("buffer") / "e.db", rules)
     for kind, given_ in history:

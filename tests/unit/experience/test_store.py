@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from turnwise.errors import StoreError
 from turnwise.experience import store as store_module
-from turnwise.experience.buffer import BufferRules, LinearDecay, LinearDecayParams
+from turnwise.experience.buffer import BufferRules, LinearDecay
 from turnwise.experience.build import build_experiences
 from turnwise.experience.codec import decode_group, encode_group
 from turnwise.experience.store import ExperienceStore, inspect_store
@@ -142,7 +142,7 @@ def test_groups_taken_after_a_checkpoint_are_given_again(tmp_path: Path) -> None
 
 
 def test_use_counts_are_put_back(tmp_path: Path) -> None:
-    rules = BufferRules(train_batch_size=1, reuse_cooldown=1, priority=LinearDecay(LinearDecayParams(decay=1.5)))
+    rules = BufferRules(train_batch_size=1, reuse_cooldown=1, priority=LinearDecay(decay=1.5))
     store = ExperienceStore(tmp_path / "e.db", rules)
     store.add([e for seed in range(3) for e in group(1, seed=seed, version=seed)])
     taken = [seeds(store.take(step)) for step in range(1, 9)]
