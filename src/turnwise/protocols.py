@@ -1,4 +1,4 @@
-"""Every interface between rooms, in the order in which data flows. Each has a second implementation, or a fake.
+"""Interfaces between packages (`typing.Protocol`), in pipeline order.
 
 A room takes its collaborators as these protocols; `loop/build.py` puts the concrete ones together. What a config can
 name is opened as `deps.py` says.

@@ -1,4 +1,4 @@
-"""Every noun that crosses a room, in the order in which data flows.
+"""Data types of the training pipeline, in the order data flows through it.
 
 All types are frozen: a stage returns the next type and never fills a field in later. Per-token arrays of one type have
 equal length, checked on construction. The running example is a two-turn episode with a vocabulary of words::

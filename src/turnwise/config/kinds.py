@@ -78,7 +78,7 @@ def _spell_as_registered(choice: Choice, section: dict[str, Any]) -> object:
 def _compose(
     bases: tuple[type[Settings], ...], inside: tuple[tuple[str, type[Settings]], ...], key: str | None = None
 ) -> type[Any]:
-    """One class for equal arguments, so that equal settings compare equal whoever loaded them."""
+    """One class for equal arguments, so that equal settings compare equal wherever they were loaded."""
     section = bases[-1]
     fields: dict[str, Any] = {name: (section_class, ...) for name, section_class in inside}
     if key is not None:

@@ -1,4 +1,4 @@
-"""Rewards become advantages. The padded-tensor functions of this room load torch on first use."""
+"""Advantage estimators. The padded-tensor functions of this package load torch on first use."""
 
 from __future__ import annotations
 

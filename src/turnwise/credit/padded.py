@@ -157,7 +157,7 @@ def _layout(mask: NDArray[np.bool_], turn_ids: NDArray[np.int64] | None) -> Turn
 
 
 def _guess_turns(rewards: Tensor, loss_mask: Tensor, ends: str | None) -> Tensor | None:
-    """The turns that rewards tell of; None where the mask tells them."""
+    """The turns that rewards imply; None if the mask implies them."""
     mask = loss_mask.bool()
     is_paid = mask & (rewards != 0)
     if ends == "rewards":

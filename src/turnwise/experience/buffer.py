@@ -71,7 +71,7 @@ class DecayLimitRandomization(LinearDecay, name="decay_limit_randomization"):
 
 
 def priority_seed(group_id: str, use_count: int) -> int:
-    """The dice of one group between two uses: the same in every process, and after a resume."""
+    """The random numbers of one group between two uses: the same in every process, and after a resume."""
     return fingerprint(f"{group_id}|{use_count}")
 
 
@@ -81,7 +81,7 @@ def group_version(experiences: Sequence[Experience]) -> int:
 
 
 _REMEMBERED_ROLLOUTS = 8
-"""Loops add one rollout after the other; so many of the newest are told apart by their groups."""
+"""Loops add one rollout after the other; so many of the newest are distinguished by their groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,7 +58,7 @@ def split_trajectory(trajectory: Trajectory, *, greedy_return: float | None = No
 
 
 def _provenance(turns: Sequence[Turn]) -> Provenance | None:
-    """None where an engine, or whoever made the turns, does not say where they come from."""
+    """None if the engine, or the code that created the turns, does not report where they come from."""
     origins = [turn.origin for turn in turns if turn.origin is not None]
     seals = [turn.seal for turn in turns if turn.seal is not None]
     if not len(origins) == len(seals) == len(turns):

@@ -41,7 +41,7 @@ _FORMAT = 2
 _BUSY_TIMEOUT_S = 60.0
 """Longest wait for another process's transaction; they take milliseconds."""
 _TOLD_AFTER_S = 3.0
-"""After which a wait is told: somebody holds the file who should not."""
+"""After which a wait is logged: another process holds the file."""
 _SCHEMA = f"""
 PRAGMA user_version = {_FORMAT};
 CREATE TABLE IF NOT EXISTS groups (
@@ -163,7 +163,7 @@ class ExperienceStore:
             db.executemany(_USE, used)
             db.executemany("INSERT INTO uses VALUES (?, ?)", [(step, number) for number, *_ in chosen])
             db.execute("DELETE FROM plans WHERE step = ?", (step,))
-        # Blocks never change, so nobody waits while they are read.
+        # Blocks never change, so reading them blocks no writer.
         return [experience for number, group_id, *_ in chosen for experience in self._read_sound(number, group_id)]
 
     def is_ready(self, step: int) -> bool:
@@ -267,7 +267,7 @@ class ExperienceStore:
         return chosen
 
     def _planned(self, step: int) -> list[tuple[int, str, int, int]]:
-        """What the update learnt from when it was made before, in the same order; nothing where it is new."""
+        """What the update trained on when it was made before, in the same order; nothing where it is new."""
         return self._db.execute(
             "SELECT number, group_id, policy_version, use_count FROM plans JOIN groups USING (number) "
             "WHERE step = ? ORDER BY priority DESC, number",

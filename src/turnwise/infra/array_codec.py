@@ -54,7 +54,7 @@ def decode_segments(data: bytes) -> list[Segment]:
 
 
 def encode_text(segments: Sequence[Segment]) -> str:
-    """The block as text for JSON, with a checksum; prompts that segments have in common take little room."""
+    """The block as text for JSON, with a checksum; prompts that segments have in common take little space."""
     # The quickest level: it takes a fraction of what the episode took.
     return b64encode(zlib.compress(encode_segments(segments), level=1)).decode()
 

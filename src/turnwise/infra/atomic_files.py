@@ -240,7 +240,7 @@ def _claim(path: Path, create: Callable[[Path], None]) -> tuple[Path, int]:
             # Before the lock was there, another process took it for a leftover.
             continue
         with suppress(OSError):
-            # Network file systems may refuse; then nobody can tell whether it is in use, and it is never a leftover.
+            # Network file systems may not support locks; then the file may be in use and is never removed.
             fcntl.flock(lock, fcntl.LOCK_EX)
         if unfinished.exists():
             return unfinished, lock

@@ -1,7 +1,7 @@
 """Digests are put on what arises: on replies by engines, on turns when their rewards are final.
 
 In: what an engine has sampled, or a trajectory as a workflow, a judge or a trainer's own stage left it. Out: the same,
-sealed. What is changed after that is found by whoever learns from it.
+sealed. What is changed after that is detected before it is trained.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def complete(
 
 
 def seal_turns(trajectory: Trajectory) -> Trajectory:
-    """Whoever calls it says that the rewards are right as they are."""
+    """Call it once the rewards are final."""
     name, turns = digest_name(trajectory.id), trajectory.turns
     is_truncated, num_turns = trajectory.stop_reason.is_truncated, len(turns)
     sealed = tuple(
@@ -74,5 +74,5 @@ def seal_turns(trajectory: Trajectory) -> Trajectory:
 
 
 def seal_groups(groups: Sequence[Group]) -> list[Group]:
-    """All trajectories that may be learnt from."""
+    """All trajectories that may be trained."""
     return [replace(group, trajectories=tuple(map(seal_turns, group.trajectories))) for group in groups]

@@ -90,7 +90,7 @@ def check_json_depth(text: str) -> None:
 def check_yaml_depth(text: str) -> None:
     """Raise NestingError where a YAML text, its aliases replaced by what they stand for, has too many levels.
 
-    A text that is no YAML passes: whoever parses it says why.
+    A text that is not YAML passes: the parser reports why.
     """
     # Each list and mapping, also one behind an alias, is written with at least one of these.
     if sum(map(text.count, "[{-?:")) <= MAX_DEPTH and "*" not in text:

@@ -67,7 +67,7 @@ States = tuple[Any, Any]
 """Of the generator of `random` and of that of numpy."""
 
 MAX_TURN_S = 300.0
-"""A call that takes longer is taken for one that hangs: nobody waits for it any more."""
+"""A call that takes longer counts as hanging and is abandoned."""
 _LOOK_S = 1.0
 
 _turn = threading.RLock()

@@ -26,7 +26,7 @@ def make_rng(*parts: object) -> random.Random:
 
 
 def draw_seed() -> int:
-    """A fresh seed from the operating system, for whoever asked for no particular one."""
+    """Return a fresh seed from the operating system, for runs without a given seed."""
     return random.SystemRandom().randrange(2**31)
 
 

@@ -37,7 +37,7 @@ class DaemonThreads(Executor):
 
     @property
     def num_left_behind(self) -> int:
-        """Calls that still run though nobody waits for them."""
+        """Abandoned calls that still run."""
         return self._num_left
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -60,7 +60,7 @@ class DaemonThreads(Executor):
                 self._waiting.put(None)
 
     def leave_behind(self) -> None:
-        """Somebody has stopped to wait for a call that runs."""
+        """Count a running call as abandoned."""
         with self._lock:
             self._num_left += 1
             if not self._waiting.empty():
@@ -97,7 +97,7 @@ class _Call(Future[Any]):
         self._change = threading.Lock()
 
     def cancel(self) -> bool:
-        """What runs cannot be stopped; whoever cancels it does not wait for it any more."""
+        """A running call cannot be stopped; canceling it only ends the wait."""
         if super().cancel():
             return True
         with self._change:
@@ -114,7 +114,7 @@ class _Call(Future[Any]):
         try:
             outcome = call()
         except StopIteration as error:
-            # A coroutine cannot be given one: whoever awaits the call would never hear of it.
+            # A coroutine cannot be given one: the awaiting code would never receive it.
             raised = RuntimeError(f"StopIteration: {error}")
             raised.__cause__ = error
             self._end(partial(self.set_exception, raised))
@@ -131,7 +131,7 @@ class _Call(Future[Any]):
 
 
 def count_left_behind() -> int:
-    """Calls of this process that still run though nobody waits for them."""
+    """Abandoned calls of this process that still run."""
     return sum(threads.num_left_behind for threads in list(_all))
 
 

@@ -132,7 +132,7 @@ def _is_users(filename: str) -> bool:
 
 
 UNKNOWN = "unknown"
-"""What is shown in place of a share that nobody knows."""
+"""Shown in place of an unknown success rate."""
 
 
 def read_success(given: object, whose: str) -> bool | None:
@@ -145,7 +145,7 @@ def read_success(given: object, whose: str) -> bool | None:
 
 
 def tell_successes(played: Sequence[Trajectory]) -> list[bool | None]:
-    """Whether each reached its goal; None: nobody said.
+    """Whether each reached its goal; None: not reported.
 
     Where any of them says it, one that failed or was cut off before it could did not: a program that raises when its
     budget is spent would otherwise look better than it is.
@@ -163,7 +163,7 @@ def share_of(said: Iterable[bool | None]) -> float | None:
 
 
 def show_success(share: float | None, form: str = ".0%") -> str:
-    """`58%`, or that nobody knows."""
+    """`58%`, or unknown."""
     return UNKNOWN if share is None else format(share, form)
 
 

@@ -3,7 +3,7 @@
 Whoever waits for something that may not come says so with `waiting`. `show_waits` keeps `waiting.json` of a run up to
 date, at most once a second: a run that stands still can then be asked from outside what it stands before. Code that
 blocks the event loop says nothing itself; it is seen because the loop's pulse stops, and told by its file and line. An
-update of a large model blocks it too, for minutes and on purpose: `computing` says so, and nobody is warned of it.
+update of a large model blocks it too, for minutes and on purpose: `computing` says so, and no warning is logged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_SHOWN = 50
 _PERIOD_S = 1.0
 _PULSE_S = 0.5
 _STALLED_AFTER_S = 5.0
-"""From here on a loop without a pulse is told; passes and updates of small models are shorter."""
+"""A loop without a pulse for this long is reported; passes and updates of small models are shorter."""
 _WARNED_AFTER_S = 60.0
 
 
@@ -44,9 +44,9 @@ class Wait:
     who: str
     reason: str
     begun_s: float
-    """By the clock that nobody sets: one on the wall may jump while somebody waits."""
+    """Monotonic clock: the wall clock may jump during a wait."""
     deadline_s: float | None
-    """After how many seconds it is given up; None where whoever is waited for has a deadline of its own."""
+    """After how many seconds it is given up; None if the other side has a deadline of its own."""
     is_computing: bool = False
     """Whether it is known to get on with something, however long that takes."""
 
@@ -55,7 +55,7 @@ class Wait:
         return time.monotonic() - self.begun_s
 
     def to_dict(self) -> dict[str, Any]:
-        """For whoever reads it elsewhere: since when by the clock on the wall, as it is set now."""
+        """For other processes: start of the wait on the wall clock, as it is set now."""
         return {
             "who": self.who,
             "for": self.reason,

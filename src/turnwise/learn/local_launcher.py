@@ -133,7 +133,7 @@ class RankProcesses:
         self._timeout_s = timeout_s
         self._is_stopped = False
         self._one_call = threading.Lock()
-        """All ranks hear calls in one order."""
+        """All ranks receive calls in one order."""
         context = torch_multiprocessing.get_context("spawn")
         self._ranks: list[_Started] = []
         # Also where nobody stops them: at the end of this object, and at that of the interpreter.

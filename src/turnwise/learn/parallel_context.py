@@ -126,7 +126,7 @@ class Replicas(Team):
 
 
 def share_rows(lengths: NDArray[np.int64], rows: NDArray[np.int64], *, rank: int, num_ranks: int) -> NDArray[np.int64]:
-    """Those of the rows that are this rank's, in their order: long rows first, each to whoever has the least so far."""
+    """The rows of this rank, in their order: long rows first, each to the rank with the fewest tokens so far."""
     loads = np.zeros(num_ranks, dtype=np.int64)
     owner = np.zeros(len(rows), dtype=np.int64)
     for place in np.argsort(-lengths, kind="stable"):

@@ -426,7 +426,7 @@ class Trainer:
                 "Lower learn.optim.lr, or look at learn/approx_kl and learn/ratio in metrics.jsonl."
             )
         self.optimizer.step()
-        # Nobody needs them before the next update, and a rollout can use their memory.
+        # Not needed before the next update; a rollout can use their memory.
         self.optimizer.zero_grad(set_to_none=True)
         meter.count_step(norm)
 

@@ -1,7 +1,7 @@
 """Who is at work in a run directory: one explorer and one trainer, each in a process of its own or both in one.
 
 A role is a lock that the system takes back when its process ends, however it ends, and a record of how far it is. The
-locked file says who holds it, for whoever is refused.
+locked file says who holds it, for the process that is rejected.
 """
 
 from __future__ import annotations

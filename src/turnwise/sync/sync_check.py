@@ -23,7 +23,7 @@ _LARGEST = {"float32": 0.02, "bfloat16": 0.2}
 _LEAST_ROUNDING = 1e-5
 _BEYOND_ROUNDING = 20.0
 """A small learning rate moves little, and a tensor that was left old is then seen by no fixed number: SmolLM2 with its
-head one update late differs by 4e-4. The first gap, when nothing has been learnt yet, is taken for rounding alone."""
+head one update late differs by 4e-4. The first gap, before the first update, is taken for rounding alone."""
 
 
 def largest_gap(given: float | Literal["auto"], dtype: str) -> float:
@@ -88,7 +88,7 @@ class Probe:
             return
         gaps = [float(np.abs(scores - expected).mean()) for scores in await self._engine.score(self._ids)]
         if not gaps:
-            # Nobody holds a copy yet; whoever comes is sent this version.
+            # No engine has a copy yet; each new one is sent this version.
             return
         self._newest_gap = max(gaps)
         # Not `>`: what is no number must not pass.

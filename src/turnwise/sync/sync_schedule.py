@@ -62,7 +62,7 @@ class SyncRules:
 
 
 def rules_of(settings: SyncSettings, *, is_alone: bool = False) -> SyncRules:
-    """The rules of a run; an explorer that is alone waits for nobody, unless a bound is given."""
+    """The rules of a run; an explorer that is alone does not wait, unless a bound is given."""
     staleness = settings.max_staleness
     if staleness is None and not is_alone:
         staleness = settings.interval if settings.offset is None else settings.offset + settings.interval - 1
@@ -75,13 +75,13 @@ def rules_of(settings: SyncSettings, *, is_alone: bool = False) -> SyncRules:
 log = logging.getLogger(__name__)
 
 _LONG_S = 30.0
-"""After which a wait is told."""
+"""After which a wait is logged."""
 _POLL_S = 0.1
 """How often a wait looks again without being woken: other processes cannot ring."""
 
 
 class Bell:
-    """Wakes whoever waits in this process, so that they look again at what they wait for."""
+    """Wakes all waits of this process, so that they check their condition again."""
 
     def __init__(self) -> None:
         self._rung = asyncio.Event()

@@ -34,7 +34,7 @@ class MemoryChannel:
 
 
 class SharedChannel:
-    """Tells an engine that samples from the learner's own model that its weights have changed; nothing is copied."""
+    """Notifies an engine that samples from the learner's own model that its weights have changed; nothing is copied."""
 
     def __init__(self, engine: Engine, model: nn.Module) -> None:
         self._engine = engine
@@ -56,7 +56,7 @@ class MemoryMailbox:
         return cls(site.ring)
 
     def __init__(self, ring: Callable[[], None]) -> None:
-        """`ring` wakes whoever waits."""
+        """`ring` wakes all waits."""
         self._ring = ring
         self._mark: PolicyMark | None = None
         self._weights: Weights = {}
@@ -100,7 +100,7 @@ class CheckpointMailbox:
         return cls(site.run_path / "weights", site.ring)
 
     def __init__(self, folder: Path, ring: Callable[[], None]) -> None:
-        """`ring` wakes whoever waits in this process."""
+        """`ring` wakes all waits of this process."""
         self._folder = folder
         self._ring = ring
         folder.mkdir(parents=True, exist_ok=True)
@@ -164,7 +164,7 @@ class CheckpointMailbox:
         return about["step"]
 
     def _name_newest(self) -> str | None:
-        """The file that others may be reading; None where nobody can say."""
+        """The file that others may be reading; None if unknown."""
         try:
             about = self._read_newest()
         except SyncError:
@@ -172,7 +172,7 @@ class CheckpointMailbox:
         return None if about is None else str(about["file"])
 
     def _forget_all_but(self, *kept: str | None) -> None:
-        """By their names: the times of files are those of a clock that can be set back, and steps begin anew."""
+        """By their names: the times of files are those of a clock that can be set back, and steps restart."""
         for file in self._folder.glob("step-*.safetensors"):
             if file.name not in kept:
                 file.unlink(missing_ok=True)
