@@ -14,17 +14,19 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from turnwise.audit.batch_audit import BatchAudit
 from turnwise.config.load import load_settings
 from turnwise.experience.build import build_experiences
+from turnwise.hooks import Hooks
 from turnwise.infra.digests import seal_turns
-from turnwise.loop.build import build_train
+from turnwise.loop.build import open_components
 from turnwise.loop.policies import resolve_model
-from turnwise.loop.serial import learn_from
-from turnwise.loop.step import explore
+from turnwise.loop.serial import update_policy
+from turnwise.loop.step import collect
 from turnwise.provenance import Origin
 from turnwise.run.api import train
 
@@ -51,14 +53,14 @@ class TimedAudit(BatchAudit):
 
     seconds = 0.0
 
-    def admit(self, *given: Any) -> Any:
-        return self._timed(super().admit, *given)
+    def filter_experiences(self, *given: Any) -> Any:
+        return self._timed(super().filter_experiences, *given)
 
-    def check_batch(self, *given: Any) -> Any:
-        return self._timed(super().check_batch, *given)
+    def on_batch(self, *given: Any) -> Any:
+        return self._timed(super().on_batch, *given)
 
-    def check_update(self, *given: Any) -> Any:
-        return self._timed(super().check_update, *given)
+    def on_update(self, *given: Any) -> Any:
+        return self._timed(super().on_update, *given)
 
     def _timed(self, call: Callable[..., Any], *given: Any) -> Any:
         started = time.process_time()
@@ -71,14 +73,15 @@ class TimedAudit(BatchAudit):
 def run(rounds: int = 5, overrides: Sequence[str] = ()) -> dict[str, object]:
     settings = load_settings("frozenlake", list(overrides))
     with tempfile.TemporaryDirectory() as folder:
-        parts = build_train(settings, resolve_model(settings), run_path=Path(folder))
-        object.__setattr__(parts, "audit", TimedAudit(settings, parts.learner, max_staleness=None))
+        components = open_components(settings, resolve_model(settings), run_path=Path(folder))
+        audit = TimedAudit(settings, components.trainer.learner, max_staleness=None)
+        components = replace(components, hooks=Hooks([audit]))
         shares, seals, audits = [], [], []
         for step in range(1, rounds + 1):
             started, TimedAudit.seconds = time.process_time(), 0.0
-            explored = asyncio.run(explore(parts, step))
-            learn_from(parts, build_experiences(explored.kept))
-            asyncio.run(parts.channel.publish(parts.take_weights(), parts.learner.policy_version))
+            explored = asyncio.run(collect(components.explorer, step, components.hooks))
+            update_policy(components.trainer, build_experiences(explored.kept), components.hooks)
+            asyncio.run(components.publish(components.trainer.learner.policy_version))
             step_s = time.process_time() - started
             played = [t for group in explored.kept for t in group.trajectories]
             seal_s = _seconds(lambda played=played: [seal_turns(t) for t in played])

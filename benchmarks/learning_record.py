@@ -2,7 +2,7 @@
 
 One rollout of the default recipe is learnt from again and again, with and without tracing and writing, one after the
 other and in turns of order; beside the difference, which is small against its noise, stands the time spent inside the
-parts that record. Times are CPU times, so that other work on the machine counts little, and medians. A step is the
+components that record. Times are CPU times, so that other work on the machine counts little, and medians. A step is the
 rollout and the update without a record.
 """
 
@@ -27,14 +27,15 @@ from turnwise.learn import trainer as trainer_module
 from turnwise.learn.pack import pack
 from turnwise.learn.parallel_context import Team
 from turnwise.learn.update import UpdateTracer
-from turnwise.loop.build import build_train
-from turnwise.loop.components import TrainParts
+from turnwise.loop.build import open_components
+from turnwise.loop.components import TrainComponents
 from turnwise.loop.policies import resolve_model
-from turnwise.loop.serial import learn_from
-from turnwise.loop.step import explore
+from turnwise.loop.serial import update_policy
+from turnwise.loop.step import collect
 from turnwise.loop.warm_start import warm_start
 from turnwise.report.token_log import LearningRecord, LearningRecorder
 from turnwise.report.token_log_codec import LearntBatch
+from turnwise.run.run_recorder import logged_batch
 from turnwise.types import Annotations, Experience, FloatArray, Sample, StepReport, UpdateTrace
 
 
@@ -74,12 +75,12 @@ class NoTracer:
 
 def run(pairs: int = 40, recipe: str = "frozenlake", overrides: Sequence[str] = ()) -> dict[str, object]:
     # One batch is learnt from again and again, which an audit would not let pass.
-    parts = _build(load_settings(recipe, [*overrides, "audit.is_on=false"]))
-    rollout_s, experiences = asyncio.run(_play(parts))
+    components = _build(load_settings(recipe, [*overrides, "audit.is_on=false"]))
+    rollout_s, experiences = asyncio.run(_play(components))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "learning_record.bin"
         recorder = LearningRecorder(path, "all")
-        times = _learn_in_pairs(parts, experiences, recorder, pairs)
+        times = _learn_in_pairs(components, experiences, recorder, pairs)
         off_s = statistics.median(times["off"])
         added = [1e3 * (on - off) for on, off in zip(times["on"], times["off"], strict=True)]
         trace_s, write_s = statistics.median(times["trace"]), statistics.median(times["write"])
@@ -102,33 +103,34 @@ def run(pairs: int = 40, recipe: str = "frozenlake", overrides: Sequence[str] = 
         }
 
 
-def _build(settings: TurnwiseSettings) -> TrainParts:
-    parts = build_train(settings, resolve_model(settings))
+def _build(settings: TurnwiseSettings) -> TrainComponents:
+    components = open_components(settings, resolve_model(settings))
     if isinstance(settings.warm_start, OracleWarmStart):
-        asyncio.run(warm_start(parts, settings.warm_start, lambda _done, _all: None))
-    return parts
+        template = components.explorer.rollout.template
+        asyncio.run(warm_start(components.trainer, template, settings.warm_start, lambda _done, _all: None))
+    return components
 
 
-async def _play(parts: TrainParts) -> tuple[float, list[Experience]]:
+async def _play(components: TrainComponents) -> tuple[float, list[Experience]]:
     """The CPU time of a rollout, and what it brought; the first rollout warms everything up."""
-    await parts.channel.publish(parts.learner.weights(), 0)
+    await components.publish(0)
     seconds, experiences = [], []
     for number in range(1, 4):
         started = time.process_time()
-        explored = await explore(parts, number)
+        explored = await collect(components.explorer, number, components.hooks)
         seconds.append(time.process_time() - started)
         experiences = build_experiences(explored.kept)
     return statistics.median(seconds[1:]), experiences
 
 
 def _learn_in_pairs(
-    parts: TrainParts, experiences: list[Experience], recorder: LearningRecorder, pairs: int
+    components: TrainComponents, experiences: list[Experience], recorder: LearningRecorder, pairs: int
 ) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {"on": [], "off": [], "trace": [], "write": []}
 
     def learn(step: int, *, is_recorded: bool) -> None:
         def work() -> None:
-            learnt = learn_from(parts, experiences).batch
+            learnt = logged_batch(update_policy(components.trainer, experiences, components.hooks))
             assert isinstance(learnt, LearntBatch)
             if is_recorded:
                 times["write"].append(_seconds(lambda: recorder.write(step, learnt)))

@@ -26,13 +26,14 @@ from turnwise.context.manager import ContextManager
 from turnwise.engine.local import LocalEngine
 from turnwise.envs.frozen_lake import FrozenLake
 from turnwise.envs.frozen_lake.layout import LakeParams
+from turnwise.hooks import TrainStep
 from turnwise.infra.seeds import derive_seed
-from turnwise.loop.build import build_states, build_train
-from turnwise.loop.components import TrainParts
+from turnwise.loop.build import build_states, open_components
+from turnwise.loop.components import TrainComponents
 from turnwise.loop.evaluate import evaluate_policy
 from turnwise.loop.pipelined import train_pipelined
 from turnwise.loop.policies import resolve_model
-from turnwise.loop.serial import LoopStep, train_serial
+from turnwise.loop.serial import train_serial
 from turnwise.loop.warm_start import warm_start
 from turnwise.protocols import Weights
 from turnwise.report.metrics import Stopwatch
@@ -152,7 +153,7 @@ def run(seeds: Sequence[int] = (0, 1, 2)) -> dict[str, object]:
     barrier_s, pipelined_s = [], []
     for seed in seeds:
         barrier_s.append(_seconds_to_target(seed, _with_barrier, train_serial))
-        pipelined_s.append(_seconds_to_target(seed, lambda parts: parts, train_pipelined, staleness))
+        pipelined_s.append(_seconds_to_target(seed, lambda components: components, train_pipelined, staleness))
     ratios = [a / b for a, b in zip(barrier_s, pipelined_s, strict=True)]
     return {
         "benchmark": "pipelined",
@@ -167,50 +168,52 @@ def run(seeds: Sequence[int] = (0, 1, 2)) -> dict[str, object]:
     }
 
 
-def _with_barrier(parts: TrainParts) -> TrainParts:
-    settings, worlds = parts.settings, worlds_of(parts.settings)
+def _with_barrier(components: TrainComponents) -> TrainComponents:
+    settings, worlds = components.settings, worlds_of(components.settings)
     states = build_states(settings, worlds, "train", group_size=1)
     proxy = BarrierProxy(
         states,
-        ContextManager(parts.template, {world.tag: world.context for world in worlds}),
-        parts.engine,
+        ContextManager(components.explorer.rollout.template, {world.tag: world.context for world in worlds}),
+        components.explorer.rollout.engine,
         settings.run.seed,
     )
-    return replace(parts, proxy=proxy)  # type: ignore[arg-type]
+    collectors = replace(components.explorer.collectors, sampled=proxy)  # type: ignore[arg-type]
+    return replace(components, explorer=replace(components.explorer, collectors=collectors))
 
 
 def _seconds_to_target(
     seed: int,
-    prepare: Callable[[TrainParts], TrainParts],
+    prepare: Callable[[TrainComponents], TrainComponents],
     loop: Callable[..., object],
     overrides: dict[str, object] | None = None,
 ) -> float:
     settings = load_settings(RECIPE, {"run.seed": seed, **(overrides or {})})
-    parts = prepare(build_train(settings, resolve_model(settings)))
-    assert isinstance(parts.settings.warm_start, OracleWarmStart)
-    assert parts.settings.learn.num_threads is not None
+    components = prepare(open_components(settings, resolve_model(settings)))
+    assert isinstance(components.settings.warm_start, OracleWarmStart)
+    assert components.settings.learn.num_threads is not None
     # One core plays and one learns: threads of torch that wait actively would take both from either side.
-    torch.set_num_threads(parts.settings.learn.num_threads)
-    return asyncio.run(_train_and_measure(parts, partial(loop, parts)))
+    torch.set_num_threads(components.settings.learn.num_threads)
+    return asyncio.run(_train_and_measure(components, partial(loop, components)))
 
 
-async def _train_and_measure(parts: TrainParts, loop: Callable[..., object]) -> float:
-    assert isinstance(parts.settings.warm_start, OracleWarmStart)
-    await warm_start(parts, parts.settings.warm_start, lambda _done, _total: None)
+async def _train_and_measure(components: TrainComponents, loop: Callable[..., object]) -> float:
+    assert isinstance(components.settings.warm_start, OracleWarmStart)
+    trainer, template = components.trainer, components.explorer.rollout.template
+    await warm_start(trainer, template, components.settings.warm_start, lambda _done, _total: None)
     kept: list[tuple[float, Weights]] = []
     started_s = time.perf_counter()
 
-    async def keep(step: LoopStep) -> None:
+    async def keep(step: TrainStep) -> None:
         if step.step % KEPT_EVERY == 0:
-            weights = {name: tensor.clone() for name, tensor in parts.learner.weights().items()}
+            weights = {name: tensor.clone() for name, tensor in components.trainer.learner.weights().items()}
             kept.append((time.perf_counter() - started_s, weights))
 
-    await parts.channel.publish(parts.learner.weights(), 0)
+    await components.publish(0)
     await loop(Stopwatch(), start_step=0, on_step=keep)  # type: ignore[misc]
     successes: list[float] = []
     for number, (elapsed_s, weights) in enumerate(kept):
-        await parts.channel.publish(weights, number)
-        successes.append((await evaluate_policy(parts)).success)
+        await components.explorer.rollout.publisher.publish(weights, number)
+        successes.append((await evaluate_policy(components.explorer.rollout)).success)
         if statistics.mean(successes[-3:]) >= TARGET:
             return elapsed_s
     raise RuntimeError(f"success stayed below {TARGET}: {successes}")

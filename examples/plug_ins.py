@@ -40,9 +40,9 @@ from turnwise.deps import BufferSite, EngineSite, LearnerSite, TransportSite
 from turnwise.engine.sampling import draw_uniforms, sample_tokens
 from turnwise.errors import ConfigError
 from turnwise.experience.build import build_experiences
-from turnwise.loop.components import TrainParts
-from turnwise.loop.serial import describe_step, learn_from
-from turnwise.loop.step import explore
+from turnwise.loop.components import TrainComponents
+from turnwise.loop.serial import update_policy
+from turnwise.loop.step import collect, describe_step
 from turnwise.protocols import Imitation, PolicyMark, Weights
 from turnwise.rollout.workflow import EnvironmentWorkflow
 
@@ -389,11 +389,11 @@ class OneFileTransport:
 # --- 8. who runs when ------------------------------------------------------------------------------------------------
 
 
-async def plain_loop(parts: TrainParts, watch: Any, *, start_step: int, on_step: Callable[..., Any]) -> None:
+async def plain_loop(run: TrainComponents, watch: Any, *, start_step: int, on_step: Callable[..., Any]) -> None:
     """`loop.type`: the serial loop at its barest; the engine gets new weights at once, so no transport is asked."""
-    for step in range(start_step + 1, parts.settings.learn.steps + 1):
-        explored = await explore(parts, step)
-        parts.buffer.add(build_experiences(explored.kept))
-        learnt = learn_from(parts, parts.buffer.take(step))
-        await parts.channel.publish(parts.learner.weights(), learnt.policy_version)
-        await on_step(describe_step(parts.buffer, step, explored, learnt, tasks=parts.tasks.state()))
+    for step in range(start_step + 1, run.settings.learn.steps + 1):
+        rollout = await collect(run.explorer, step, run.hooks)
+        run.buffer.add(build_experiences(rollout.kept))
+        result = update_policy(run.trainer, run.buffer.take(step), run.hooks)
+        await run.publish(result.policy_version)
+        await on_step(describe_step(step, rollout, result, run))

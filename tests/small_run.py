@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.loop.build import build_train
-from turnwise.loop.components import TrainParts
+from turnwise.loop.build import open_components
+from turnwise.loop.components import TrainComponents
 from turnwise.loop.policies import resolve_model
 
 SMALL_MODEL = [
@@ -38,6 +38,6 @@ def without_plots(patch) -> None:  # type: ignore[no-untyped-def]
         patch.setattr(name, lambda *_a, **_k: None)
 
 
-def build_parts(settings: TurnwiseSettings, **given: Path) -> TrainParts:
-    """All parts of a training run from its first model on."""
-    return build_train(settings, resolve_model(settings), **given)
+def build_components(settings: TurnwiseSettings, **given: Path) -> TrainComponents:
+    """All components of a training run from its first model on."""
+    return open_components(settings, resolve_model(settings), **given)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.small_run import build_parts
+from tests.small_run import build_components
+from turnwise.hooks import TrainStep
 from turnwise.loop.build import find_loop, open_mailbox
-from turnwise.loop.serial import LoopStep
 from turnwise.protocols import Mailbox, PolicyMark
 from turnwise.report.metrics import Stopwatch
 
@@ -115,13 +115,13 @@ def test_weights_that_a_cut_off_process_left_are_not_those_of_updates_to_come(na
     def trained(*choices: str) -> dict[str, torch.Tensor]:
         chosen = settings_with("sync.max_staleness=0", "learn.optim.lr=0.05", *choices)
         torch.manual_seed(0)
-        parts = build_parts(chosen, run_path=tmp_path)
-        left = {key: torch.zeros_like(tensor) for key, tensor in parts.learner.weights().items()}
-        parts.open_mailbox(lambda: None).post(PolicyMark(9, 9), left)
-        asyncio.run(find_loop(chosen)(parts, Stopwatch(), start_step=0, on_step=nothing))
-        return copied(parts.learner.weights())
+        components = build_components(chosen, run_path=tmp_path)
+        left = {key: torch.zeros_like(tensor) for key, tensor in components.trainer.learner.weights().items()}
+        components.open_weight_store(lambda: None).post(PolicyMark(9, 9), left)
+        asyncio.run(find_loop(chosen)(components, Stopwatch(), start_step=0, on_step=nothing))
+        return copied(components.trainer.learner.weights())
 
-    async def nothing(_: LoopStep) -> None:
+    async def nothing(_: TrainStep) -> None:
         return
 
     assert are_equal(trained("loop.type=pipelined", f"sync.method={name}"), trained("loop.type=serial"))

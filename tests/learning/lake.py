@@ -17,15 +17,16 @@ import torch
 
 from turnwise.config.load import load_settings
 from turnwise.config.schema import OracleWarmStart
-from turnwise.loop.components import TrainParts
+from turnwise.hooks import TrainStep
+from turnwise.loop.components import TrainComponents
 from turnwise.loop.evaluate import evaluate_policy, measure_baselines
-from turnwise.loop.serial import LoopStep, train_serial
+from turnwise.loop.serial import train_serial
 from turnwise.loop.warm_start import warm_start
 from turnwise.protocols import CreditRule
 from turnwise.report.metrics import Stopwatch
 from turnwise.types import Annotations, Experience, Sample, Segment
 
-from ..small_run import build_parts
+from ..small_run import build_components
 
 Fault = Literal["none", "zero_advantages", "shifted_mask"]
 MAX_ENV_STEPS = 13_500
@@ -93,36 +94,36 @@ class Outcome:
 def play(seed: int, fault: Fault) -> Outcome:
     torch.set_num_threads(1)
     settings = load_settings(RECIPE, {"run.seed": seed})
-    parts = build_parts(settings)
+    components = build_components(settings)
     assert isinstance(settings.warm_start, OracleWarmStart)
-    asyncio.run(warm_start(parts, settings.warm_start, lambda _done, _total: None))
-    return asyncio.run(_learn(_broken(parts, fault), seed, fault))
+    template = components.explorer.rollout.template
+    asyncio.run(warm_start(components.trainer, template, settings.warm_start, lambda _done, _total: None))
+    return asyncio.run(_learn(_broken(components, fault), seed, fault))
 
 
-async def _learn(parts: TrainParts, seed: int, fault: Fault) -> Outcome:
+async def _learn(components: TrainComponents, seed: int, fault: Fault) -> Outcome:
     env_steps = 0
 
-    async def count(step: LoopStep) -> None:
+    async def count(step: TrainStep) -> None:
         nonlocal env_steps
-        env_steps += sum(len(t.turns) for group in step.groups for t in group.trajectories)
+        env_steps += sum(len(t.turns) for group in step.rollout.played for t in group.trajectories)
         if env_steps > MAX_ENV_STEPS:
             raise _BudgetSpentError
 
-    await parts.channel.publish(parts.learner.weights(), 0)
-    before = await evaluate_policy(parts)
+    await components.publish(0)
+    before = await evaluate_policy(components.explorer.rollout)
     with suppress(_BudgetSpentError):
-        await train_serial(parts, Stopwatch(), start_step=0, on_step=count)
-    after = await evaluate_policy(parts)
-    blind = measure_baselines(parts.settings, parts.eval_tasks)["hole_blind"]
+        await train_serial(components, Stopwatch(), start_step=0, on_step=count)
+    after = await evaluate_policy(components.explorer.rollout)
+    blind = measure_baselines(components.settings, components.explorer.rollout.eval_tasks)["hole_blind"]
     return Outcome(seed, fault, before.success, after.success, blind, env_steps)
 
 
-def _broken(parts: TrainParts, fault: Fault) -> TrainParts:
+def _broken(components: TrainComponents, fault: Fault) -> TrainComponents:
     if fault == "none":
-        return parts
-    return replace(
-        parts, credit={"zero_advantages": _ZeroAdvantages, "shifted_mask": _ShiftedMask}[fault](parts.credit)
-    )
+        return components
+    broken = {"zero_advantages": _ZeroAdvantages, "shifted_mask": _ShiftedMask}[fault](components.trainer.estimator)
+    return replace(components, trainer=replace(components.trainer, estimator=broken))
 
 
 class _ZeroAdvantages:

@@ -16,7 +16,7 @@ import yaml
 import turnwise
 from tests.small_run import SMALL_LAKE, without_plots
 from turnwise.config.load import load_settings
-from turnwise.loop.build import build_play
+from turnwise.loop.build import open_rollout
 from turnwise.loop.evaluate import evaluate_policy
 from turnwise.loop.policies import resolve_model
 from turnwise.report.trajectories import encode_trajectory
@@ -158,7 +158,7 @@ def play(workflow: str, *overrides: str) -> list[Trajectory]:
     replies = '["Right</answer>", "Down</answer>", "no idea"]'
     scripted = ["engine.type=scripted", f"engine.replies={replies}", "eval.episodes=40", "rollout.max_turns=8"]
     settings = load_settings("frozenlake", [*SMALL_LAKE, *scripted, f"rollout.workflow={workflow}", *overrides])
-    return list(asyncio.run(evaluate_policy(build_play(settings, resolve_model(settings)))).trajectories)
+    return list(asyncio.run(evaluate_policy(open_rollout(settings, resolve_model(settings)))).trajectories)
 
 
 @pytest.mark.parametrize("window", ["full", "single_turn"])

@@ -1,7 +1,6 @@
-"""Every batch proves itself before the update, and every update afterwards.
+"""The hook that checks every batch before its update, and every update afterwards.
 
-In: experiences as they come from the buffer, then what an update made of them. Out: the experiences that may be learnt
-from, numbers for the metrics, or an `AuditError` that says which token is not what it should be and who wrote it. It
+It filters experiences, adds metrics, and raises an `AuditError` that names the wrong token and what wrote it. It
 computes nothing that the learner computes anyway, except for a sample of tokens that it has scored before the update.
 """
 
@@ -33,9 +32,10 @@ from turnwise.audit.records import (
 )
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import AuditError, Finding
+from turnwise.hooks import Hook, UpdateInputs
 from turnwise.infra.atomic_files import append_line
 from turnwise.protocols import Learner
-from turnwise.types import Annotations, Batch, Experience, FloatArray, Metrics, Sample, StepReport
+from turnwise.types import Experience, FloatArray, Metrics, Sample, StepReport
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +43,8 @@ AUDIT_FILE = "audit.jsonl"
 """Every breach of a run, one JSON object per line; there from the first one on."""
 
 
-class BatchAudit:
-    """The audit of one run; `admit`, `check_batch`, and `check_update` after each update."""
+class BatchAudit(Hook):
+    """The audit of one run."""
 
     def __init__(
         self,
@@ -52,28 +52,36 @@ class BatchAudit:
         learner: Learner,
         *,
         max_staleness: int | None,
+        digest_weights: Callable[[], int | None] = lambda: None,
         run_path: Path | None = None,
     ) -> None:
-        """`max_staleness` bounds how old a batch can be in this loop; None where nothing does."""
+        """`max_staleness` bounds how old a batch can be in this loop; None where nothing does.
+
+        `digest_weights` returns a digest of the policy, by which a replay compares its own; None: they are elsewhere.
+        """
         self._settings = settings
         self._learner = learner
         self._rescorer = learner if isinstance(learner, Rescorer) else None
         self._max_staleness = max_staleness
         self._path = None if run_path is None else run_path / AUDIT_FILE
+        self._digest_weights = digest_weights
         self._numbers: dict[str, float] = {}
+        self._weights: int | None = None
         self.seconds = 0.0
         """What auditing has taken so far; no metric of a step, which is the same whenever it is computed."""
         self._kept: tuple[Experience, FloatArray] | None = None
         """A row of the first batch, and what the reference said about it."""
 
     def metrics(self) -> Metrics:
-        """Of the newest batch."""
-        return {f"audit/{name}": value for name, value in self._numbers.items()}
+        """Of the newest batch, and of the update since the last call."""
+        weights, self._weights = self._weights, None
+        found = {f"audit/{name}": value for name, value in self._numbers.items()}
+        return found if weights is None else {**found, "audit/weights": float(weights)}
 
     # --- before an update ----------------------------------------------------------------------------------------
 
-    def admit(self, experiences: Sequence[Experience]) -> list[Experience]:
-        """Those that may be learnt from: all, or with `on_breach: quarantine` those of the sound groups."""
+    def filter_experiences(self, experiences: Sequence[Experience]) -> list[Experience]:
+        """Return the experiences that may be trained on: all, or with `on_breach: quarantine` the valid groups."""
         started_s = time.perf_counter()
         breaches = self._check(experiences) if experiences else []
         bad = {breach.details["group"] for breach in breaches}
@@ -126,13 +134,13 @@ class BatchAudit:
             self._numbers["gap"] = max(gap.mean, self._numbers.get("gap", 0.0))
         return breaches
 
-    def check_batch(
-        self, experiences: Sequence[Experience], samples: Sequence[Sample], batch: Batch, annotations: Annotations
-    ) -> None:
-        """What credit and packing made of the experiences; only where a trainer has no way of its own to do it."""
+    def on_batch(self, inputs: UpdateInputs) -> None:
+        """Recompute what the estimator and packing made of the experiences, unless a trainer overrides a stage."""
+        if not inputs.is_default:
+            return
         started_s = time.perf_counter()
-        seed = self._learner.policy_version
-        breaches = check_rows(experiences, samples, batch)
+        seed, samples, annotations = self._learner.policy_version, inputs.samples, inputs.annotations
+        breaches = check_rows(inputs.experiences, samples, inputs.batch)
         breaches = breaches or check_penalties(samples, annotations, self._settings.learn.kl)
         breaches = breaches or check_credit(samples, annotations, self._settings.credit, seed=seed)
         breaches = breaches or self._check_reference(samples)
@@ -167,9 +175,9 @@ class BatchAudit:
 
     # --- after an update -----------------------------------------------------------------------------------------
 
-    def check_update(self, samples: Sequence[Sample], batch: Batch, report: StepReport) -> None:
-        """All tokens that the update met before its first optimizer step, as far as they are of its own version."""
-        started_s = time.perf_counter()
+    def on_update(self, inputs: UpdateInputs, report: StepReport) -> None:
+        """Check all tokens that the update met before its first optimizer step, if they are of its own version."""
+        started_s, samples, batch = time.perf_counter(), inputs.samples, inputs.batch
         if (trace := report.trace) is not None:
             version, temperature = report.policy_version - 1, self._settings.rollout.temperature
             scored = np.split(trace.proximal_logprobs, batch.row_starts[1:-1])
@@ -182,6 +190,7 @@ class BatchAudit:
             self._refuse(breaches)
         self._refuse(check_update(batch, report, self._settings.learn, dtype=self._settings.model.dtype))
         self.seconds += time.perf_counter() - started_s
+        self._weights = self._digest_weights()
 
     # --- what is done about it -----------------------------------------------------------------------------------
 

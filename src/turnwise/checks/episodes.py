@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 
@@ -20,9 +20,9 @@ from turnwise.checks.model import quoted
 from turnwise.checks.stages import envs_by_path, fail, ok, report_findings, warn
 from turnwise.config.schema import OracleWarmStart, TurnwiseSettings
 from turnwise.errors import Finding
+from turnwise.hooks import Hook, LogValue, RolloutResult, TrainStep
 from turnwise.infra.untrusted import share_of, show_success, tell_successes
 from turnwise.loop.build import Stage, build_judging, first_train_seed, load_words, open_engine
-from turnwise.loop.step import Explored
 from turnwise.protocols import ChatTemplate
 from turnwise.report.metrics import group_metrics
 from turnwise.report.run_dir import RunDirectory
@@ -256,7 +256,7 @@ def _section(path: str) -> str:
 # --- the first step --------------------------------------------------------------------------------------------------
 
 
-class FirstStepChecks:
+class FirstStepChecks(Hook):
     """Reports what step 1 shows, on the console and in the run's findings."""
 
     def __init__(
@@ -267,13 +267,13 @@ class FirstStepChecks:
         self._directory = directory
         self._console = console
 
-    def after_rollout(self, step: int, explored: Explored) -> None:
+    def on_rollout(self, step: int, rollout: RolloutResult) -> None:
         if step == _FIRST:
-            self._report(check_rollout(self._settings, explored.played, self._template))
+            self._report(check_rollout(self._settings, rollout.played, self._template))
 
-    def after_update(self, step: int, metrics: Metrics) -> None:
-        if step == _FIRST:
-            self._report(check_update(metrics))
+    async def on_step(self, step: TrainStep, metrics: Mapping[str, LogValue]) -> None:
+        if step.step == _FIRST:
+            self._report(check_update(step.metrics))
 
     def _report(self, found: Sequence[Finding]) -> None:
         # A run goes on with any of them.

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from statistics import fmean, median
 
 from turnwise.config.schema import TurnwiseSettings, WatchSettings
 from turnwise.errors import Finding
+from turnwise.hooks import Hook, LogValue, TrainStep
 from turnwise.report.run_dir import RunDirectory
 from turnwise.types import Metrics
 
@@ -175,13 +176,25 @@ class TrainingCollapsedError(Exception):
         self.finding = finding
 
 
-class HealthMonitor:
+class HealthMonitor(Hook):
     """Checks the metrics of every step of a run, in order."""
 
-    def __init__(self, settings: WatchSettings, *, needs_groups: bool) -> None:
-        """`needs_groups`: whether the estimator compares rollouts of a group, so that zero spread means no signal."""
+    def __init__(
+        self,
+        settings: WatchSettings,
+        *,
+        needs_groups: bool,
+        report: Callable[[Sequence[Finding]], None] = lambda _: None,
+    ) -> None:
+        """Args:
+        settings: section `watch`.
+        needs_groups: whether the estimator compares rollouts of a group, so that zero spread means no signal.
+        report: called with the findings of every step.
+        """
         self._history = History(settings, needs_groups=needs_groups)
         self._should_stop = settings.stop == "collapse"
+        self._report = report
+        self._found: Sequence[Finding] = ()
         self._signs = [
             _Sign(rule, hold=1 if rule.is_immediate else settings.patience, patience=settings.patience)
             for rule in RULES
@@ -189,9 +202,11 @@ class HealthMonitor:
         ]
 
     @classmethod
-    def of_run(cls, settings: TurnwiseSettings, directory: RunDirectory) -> HealthMonitor:
+    def of_run(
+        cls, settings: TurnwiseSettings, directory: RunDirectory, report: Callable[[Sequence[Finding]], None]
+    ) -> HealthMonitor:
         """The monitor of a run, after the steps that the run has recorded."""
-        monitor = cls(settings.watch, needs_groups=settings.credit.needs_groups)
+        monitor = cls(settings.watch, needs_groups=settings.credit.needs_groups, report=report)
         for row in directory.read_metrics():
             monitor.check_step(int(row["step"]), row)
         return monitor
@@ -201,9 +216,14 @@ class HealthMonitor:
         self._history.add(step, metrics)
         return [finding for sign in self._signs if (finding := sign.update(self._history)) is not None]
 
-    def raise_on_collapse(self, found: Sequence[Finding]) -> None:
-        """Raise TrainingCollapsedError if one of the findings is a collapse and `watch.stop` asks for it."""
-        collapses = [finding for finding in found if finding.level == "error"]
+    async def compute_metrics(self, step: TrainStep, metrics: Metrics) -> Mapping[str, LogValue]:
+        self._found = self.check_step(step.step, metrics)
+        self._report(self._found)
+        return {"watch/findings": float(len(self._found))}
+
+    async def on_step(self, step: TrainStep, metrics: Mapping[str, LogValue]) -> None:
+        """Raise TrainingCollapsedError if a finding of this step is a collapse and `watch.stop` asks for it."""
+        collapses = [finding for finding in self._found if finding.level == "error"]
         if self._should_stop and collapses:
             # Of several, the one that began first: checkpoints before it are good in every respect.
             raise TrainingCollapsedError(min(collapses, key=lambda finding: finding.since))

@@ -14,8 +14,7 @@ from turnwise.context.template import LearnedTemplate
 from turnwise.envs.safe_calls import call_env, reset_env
 from turnwise.errors import ConfigError, EngineError, Finding, TurnwiseError
 from turnwise.infra.threads import run_async
-from turnwise.loop.build import Stage, first_train_seed, load_words, open_engine
-from turnwise.loop.components import Words
+from turnwise.loop.build import Stage, Words, first_train_seed, load_words, open_engine
 from turnwise.loop.policies import resolve_model
 from turnwise.models.load import warn_of_slow_bfloat16
 from turnwise.models.memory import read_config

@@ -29,7 +29,7 @@ from turnwise.rollout.env_specs import World, settle_length, worlds_of
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from turnwise.loop.components import Words
+    from turnwise.loop.build import Words
     from turnwise.protocols import ChatTemplate
 
 CheckFunction: TypeAlias = "Callable[[Subject], Iterable[Finding] | None]"

@@ -32,20 +32,17 @@ from turnwise.infra.threads import end_tasks
 from turnwise.infra.wait_tracking import waiting
 from turnwise.loop.build import (
     build_judging,
-    build_tasks,
     chosen_engine,
-    count_groups,
+    connect,
+    connect_explorer,
     held_out_tasks,
-    join,
     load_words,
     needs_greedy,
     open_audit,
 )
-from turnwise.loop.components import ExploreParts, TrainParts
+from turnwise.loop.components import Collectors, RolloutComponents, TrainComponents, TrainerComponents
 from turnwise.protocols import Imitation, Learner, PolicyMark, Weights
 from turnwise.report.run_dir import RunDirectory
-from turnwise.report.trajectories import Journals
-from turnwise.rollout.env_specs import worlds_of
 from turnwise.sync.weight_store import MemoryChannel, as_safetensors
 from turnwise.types import (
     Annotations,
@@ -553,13 +550,12 @@ _share_numbers = count()
 class CrewCollector:
     """A `Collector` that plays elsewhere. Waits for: the last share, each with a deadline since its last news."""
 
-    def __init__(self, crew: Crew, kind: Kind, *, silence_s: float, journals: Journals | None = None) -> None:
-        """`silence_s` without news of a share, its explorer counts as lost. With `journals`, episodes are kept."""
+    def __init__(self, crew: Crew, kind: Kind, *, silence_s: float) -> None:
+        """`silence_s` without news of a share, its explorer counts as lost."""
         self.env_seconds = 0.0
         self._crew = crew
         self._kind: Kind = kind
         self._silence_s = silence_s
-        self._journals = journals
 
     async def collect(
         self,
@@ -570,16 +566,11 @@ class CrewCollector:
         known: Mapping[TrajectoryId, Trajectory] = MappingProxyType({}),
     ) -> list[Group]:
         ended, groups = dict(known), dict[str, Group]()
-        if self._journals is not None:
-            self._journals.forget_covered()
-            ended |= self._journals.read(rollout)
 
         def hear(trajectory: Trajectory) -> None:
             if trajectory.id in ended:
                 return
             ended[trajectory.id] = trajectory
-            if self._journals is not None:
-                self._journals.append(trajectory)
             if on_done is not None:
                 on_done(trajectory)
 
@@ -681,33 +672,31 @@ class ScoringCrewEngine(CrewEngine):
         return await self._crew.score(token_ids)
 
 
-def build_on_cluster(
+def open_on_cluster(
     settings: TurnwiseSettings, model_path: str, directory: RunDirectory, *, crew: Crew, learner: Learner, buffer: Host
-) -> TrainParts:
-    """As `build_train`: the same protocols, kept by whoever is at the other end."""
-    worlds, silence_s = worlds_of(settings), settings.sync.timeout_s
+) -> TrainComponents:
+    """As `open_components`, with explorers, learner and buffer in other processes."""
+    silence_s, words = settings.sync.timeout_s, load_words(settings, model_path)
     engine = ScoringCrewEngine(crew) if hasattr(chosen_engine(settings), "score") else CrewEngine(crew)
-    journals = Journals(directory)
-
-    def new_proxies() -> tuple[CrewCollector, CrewCollector | None]:
-        sampled = CrewCollector(crew, "train", silence_s=silence_s, journals=journals)
-        return sampled, CrewCollector(crew, "greedy", silence_s=silence_s) if needs_greedy(settings) else None
-
-    sampled, greedy = new_proxies()
-    explore = ExploreParts(
-        **vars(load_words(settings, model_path)),
+    rollout = RolloutComponents(
+        settings=settings,
+        tokenizer=words.tokenizer,
+        template=words.template,
         engine=engine,
-        channel=MemoryChannel([engine]),
-        judging=build_judging(settings),
-        eval_proxy=CrewCollector(crew, "eval", silence_s=silence_s),
+        publisher=MemoryChannel([engine]),
+        scoring=build_judging(settings),
+        eval_collector=CrewCollector(crew, "eval", silence_s=silence_s),
         eval_tasks=held_out_tasks(settings),
-        tasks=build_tasks(settings, worlds),
-        groups_per_rollout=count_groups(worlds),
-        proxy=sampled,
-        greedy_proxy=greedy,
-        new_proxies=new_proxies,
-        buffer=RemoteBuffer(buffer),
-        open_mailbox=ReferenceMailbox,
     )
-    audit = open_audit(settings, learner, directory.path)
-    return join(explore, {"credit": settings.credit, "learner": learner, "audit": audit})
+
+    def open_collectors() -> Collectors:
+        greedy = CrewCollector(crew, "greedy", silence_s=silence_s) if needs_greedy(settings) else None
+        return Collectors(sampled=CrewCollector(crew, "train", silence_s=silence_s), greedy=greedy)
+
+    return connect(
+        connect_explorer(rollout, open_collectors),
+        TrainerComponents(settings=settings, learner=learner, estimator=settings.credit),
+        RemoteBuffer(buffer),
+        open_weight_store=ReferenceMailbox,
+        hooks=open_audit(settings, learner, directory.path),
+    )

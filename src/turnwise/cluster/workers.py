@@ -30,7 +30,7 @@ from turnwise.errors import TurnwiseError
 from turnwise.experience.codec import decode_experiences
 from turnwise.infra.threads import end_tasks
 from turnwise.learn.workers import Note, Rank, ReceivedWeights
-from turnwise.loop.build import build_play, open_learner, open_proxies
+from turnwise.loop.build import open_collectors, open_learner, open_rollout
 from turnwise.protocols import Imitation
 from turnwise.sync.sync_check import ScoringEngine, ScoringLearner
 from turnwise.types import Batch, FloatArray, IntArray, StepReport, Trajectory
@@ -150,10 +150,10 @@ class ExplorerHost:
     def __init__(self, settings: TurnwiseSettings, model_path: str, own_path: Path | None = None) -> None:
         """`own_path` is where its engine may keep files of its own."""
         torch.manual_seed(settings.run.seed)
-        play = build_play(settings, model_path, run_path=own_path)
-        sampled, greedy = open_proxies(play)
-        self._engine = play.engine
-        self._collectors = {"train": sampled, "greedy": greedy, "eval": play.eval_proxy}
+        rollout = open_rollout(settings, model_path, run_path=own_path)
+        training = open_collectors(rollout)
+        self._engine = rollout.engine
+        self._collectors = {"train": training.sampled, "greedy": training.greedy, "eval": rollout.eval_collector}
         self._told_s = dict.fromkeys(self._collectors, 0.0)
         self._playing: dict[int, asyncio.Task[Any]] = {}
 

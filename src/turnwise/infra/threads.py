@@ -185,8 +185,8 @@ def is_in_event_loop() -> bool:
     return True
 
 
-async def unbroken(work: Awaitable[T]) -> T:
-    """To its end also where it is cancelled: that is heard afterwards. Whoever cancels it twice is heard at once."""
+async def finish_before_cancel(work: Awaitable[T]) -> T:
+    """Finish `work` before a cancellation takes effect; a second cancellation takes effect at once."""
     running = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(running)

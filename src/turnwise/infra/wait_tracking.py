@@ -3,7 +3,7 @@
 Whoever waits for something that may not come says so with `waiting`. `show_waits` keeps `waiting.json` of a run up to
 date, at most once a second: a run that stands still can then be asked from outside what it stands before. Code that
 blocks the event loop says nothing itself; it is seen because the loop's pulse stops, and told by its file and line. An
-update of a large model blocks it too, for minutes and on purpose: `computing` says so, and no warning is logged.
+update of a large model blocks it too, for minutes and on purpose: `track_compute` says so, and no warning is logged.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def waiting(who: str, reason: str, deadline_s: float | None) -> Iterator[None]:
 
 
 @contextmanager
-def computing(what: str) -> Iterator[None]:
+def track_compute(what: str) -> Iterator[None]:
     """Inside, this thread computes `what` and gives the event loop back when it has it; as a decorator too."""
     thread = threading.get_ident()
     _computed[thread] = what

@@ -1,7 +1,7 @@
-"""Settings in, connected objects out: the one place where names become parts.
+"""Build the components of a run from settings: the only module that names concrete classes.
 
-Collaborators meet here and nowhere else; each gets the others as protocols. What a config names is found in a registry
-and opened from its own section, so no engine, learner, buffer, weight transport or loop is known by its class.
+What a config names is found in a registry and opened from its own section, so no engine, learner, buffer, weight
+transport or loop is known by its class.
 """
 
 from __future__ import annotations
@@ -36,9 +36,17 @@ from turnwise.envs.base import SeedTasks
 from turnwise.envs.prompts.sources import training_preferences
 from turnwise.envs.selectors import ByDifficulty, FiniteTasks, Selector, Sequential, Shuffled
 from turnwise.errors import ConfigError
+from turnwise.hooks import Hook, Hooks
+from turnwise.learn.checkpoint import digest_policy
 from turnwise.learn.local_launcher import start_processes
 from turnwise.learn.workers import ParallelLearner, StartRanks
-from turnwise.loop.components import ExploreParts, LearnParts, PlayParts, TrainParts, Words
+from turnwise.loop.components import (
+    Collectors,
+    ExplorerComponents,
+    RolloutComponents,
+    TrainComponents,
+    TrainerComponents,
+)
 from turnwise.loop.frozen_opponents import open_rivals
 from turnwise.models.load import cache_folder
 from turnwise.models.reward_model import load_judge, tiny_reward_folder
@@ -55,11 +63,19 @@ from turnwise.sync.weight_store import MemoryChannel, SharedChannel
 from turnwise.types import Message, Sampling, Task
 
 
-def open_audit(settings: TurnwiseSettings, learner: Learner, run_path: Path | None) -> BatchAudit | None:
-    """What holds every batch against what was sampled."""
+def open_audit(settings: TurnwiseSettings, learner: Learner, run_path: Path | None) -> list[Hook]:
+    """Return the hook that checks every batch, or nothing if `audit.is_on` is false."""
     if not settings.audit.is_on:
-        return None
-    return BatchAudit(settings, learner, max_staleness=_bound_of_staleness(settings), run_path=run_path)
+        return []
+    return [
+        BatchAudit(
+            settings,
+            learner,
+            max_staleness=_bound_of_staleness(settings),
+            digest_weights=partial(digest_policy, learner),
+            run_path=run_path,
+        )
+    ]
 
 
 def _bound_of_staleness(settings: TurnwiseSettings) -> int | None:
@@ -91,29 +107,31 @@ _JUDGE_SEED = 0
 """The built-in judge is a yardstick: the same for runs of all seeds."""
 
 
-# --- the parts of a process ------------------------------------------------------------------------------------------
+# --- the components of a process --------------------------------------------------------------------------------------
 
 
-def build_play(
+def open_rollout(
     settings: TurnwiseSettings,
     model_path: str | Path,
     *,
     split: str = "eval",
     run_path: Path | None = None,
     model: PreTrainedModel | None = None,
-) -> PlayParts:
-    """A model that answers, and the tasks of a split, each to be played; `model` where it is a learner's own."""
+) -> RolloutComponents:
+    """Open an engine and the tasks of a split, each to be played; `model` if it shares a learner's own."""
     words = load_words(settings, str(model_path))
     engine = open_engine(words, str(model_path), run_path=run_path, model=model)
-    judging = build_judging(settings)
-    stage = Stage(settings=settings, template=words.template, engine=engine, judging=judging)
+    scoring = build_judging(settings)
+    stage = Stage(settings=settings, template=words.template, engine=engine, judging=scoring)
     counts = count_held_out(settings, split)
-    return PlayParts(
-        **vars(words),
+    return RolloutComponents(
+        settings=settings,
+        tokenizer=words.tokenizer,
+        template=words.template,
         engine=engine,
-        channel=MemoryChannel([engine]) if model is None else SharedChannel(engine, model),
-        judging=judging,
-        eval_proxy=stage.proxy(
+        publisher=MemoryChannel([engine]) if model is None else SharedChannel(engine, model),
+        scoring=scoring,
+        eval_collector=stage.proxy(
             [replace(world, groups=max(counts[world.tag], 1)) for world in worlds_of(settings)],
             split="eval",
             group_size=settings.eval.samples,
@@ -123,75 +141,91 @@ def build_play(
     )
 
 
-def build_explore(
-    settings: TurnwiseSettings,
-    model_path: str | Path,
-    *,
-    run_path: Path | None = None,
-    model: PreTrainedModel | None = None,
-) -> ExploreParts:
-    """What an explorer needs: no learner is made."""
-    play = build_play(settings, model_path, run_path=run_path, model=model)
-    worlds, new_proxies = worlds_of(settings), partial(open_proxies, play, open_rivals(settings, run_path))
-    proxy, greedy_proxy = new_proxies()
-    return ExploreParts(
-        **vars(play),
-        tasks=build_tasks(settings, worlds),
-        groups_per_rollout=count_groups(worlds),
-        proxy=proxy,
-        greedy_proxy=greedy_proxy,
-        new_proxies=new_proxies,
-        buffer=open_buffer(settings, run_path),
-        open_mailbox=partial(open_mailbox, settings, run_path),
+def open_explorer(rollout: RolloutComponents, *, run_path: Path | None = None) -> ExplorerComponents:
+    """Open what an explorer needs besides; no learner is made."""
+    settings = rollout.settings
+    return connect_explorer(rollout, partial(open_collectors, rollout, open_rivals(settings, run_path)))
+
+
+def connect_explorer(rollout: RolloutComponents, open_collectors: Callable[[], Collectors]) -> ExplorerComponents:
+    """The same with collectors of any kind."""
+    worlds = worlds_of(rollout.settings)
+    return ExplorerComponents(
+        rollout=rollout,
+        tasks=build_tasks(rollout.settings, worlds),
+        num_groups=sum(world.groups for world in worlds),
+        collectors=open_collectors(),
+        open_collectors=open_collectors,
     )
 
 
-def open_proxies(play: PlayParts, rivals: Rivals | None = None) -> tuple[AgentProxy, AgentProxy | None]:
-    """Who plays training tasks, and who plays them once more, greedily, where credit measures against that."""
-    settings, worlds = play.settings, worlds_of(play.settings)
-    stage = Stage(settings=settings, template=play.template, engine=play.engine, judging=play.judging, rivals=rivals)
+def open_collectors(rollout: RolloutComponents, rivals: Rivals | None = None) -> Collectors:
+    """Open what plays training tasks: sampled, and greedily if the estimator compares with that."""
+    settings, worlds = rollout.settings, worlds_of(rollout.settings)
+    stage = Stage(
+        settings=settings, template=rollout.template, engine=rollout.engine, judging=rollout.scoring, rivals=rivals
+    )
     size, temperature = settings.rollout.group_size, settings.rollout.temperature
-    sampled = stage.proxy(worlds, split="train", group_size=size, temperature=temperature)
-    return sampled, stage.proxy(worlds, split="train") if needs_greedy(settings) else None
+    return Collectors(
+        sampled=stage.proxy(worlds, split="train", group_size=size, temperature=temperature),
+        greedy=stage.proxy(worlds, split="train") if needs_greedy(settings) else None,
+    )
 
 
 def needs_greedy(settings: TurnwiseSettings) -> bool:
     return settings.credit.needs_greedy
 
 
-def count_groups(worlds: Sequence[World]) -> int:
-    """Of one rollout."""
-    return sum(world.groups for world in worlds)
+def open_trainer(
+    settings: TurnwiseSettings, model_path: str | Path, *, run_path: Path | None = None
+) -> TrainerComponents:
+    """Open what a trainer needs besides a buffer; no engine is opened."""
+    learner = open_learner(settings, str(model_path), run_path=run_path)
+    return TrainerComponents(settings=settings, learner=learner, estimator=settings.credit)
 
 
-def build_learn(settings: TurnwiseSettings, model_path: str | Path, *, run_path: Path | None = None) -> LearnParts:
-    """What a trainer needs: no engine is opened."""
-    return LearnParts(
-        **vars(load_words(settings, str(model_path))),
-        buffer=open_buffer(settings, run_path),
-        **_learning(settings, model_path, run_path),
-        open_mailbox=partial(open_mailbox, settings, run_path),
+def open_components(
+    settings: TurnwiseSettings, model_path: str | Path, *, run_path: Path | None = None
+) -> TrainComponents:
+    """Open all components of a run; `run_path` is where they keep files. Of the hooks the audit is there."""
+    trainer = open_trainer(settings, model_path, run_path=run_path)
+    model = getattr(trainer.learner, "model", None) if samples_in_place(settings) else None
+    explorer = open_explorer(open_rollout(settings, model_path, run_path=run_path, model=model), run_path=run_path)
+    return connect(
+        explorer,
+        trainer,
+        open_buffer(settings, run_path),
+        open_weight_store=partial(open_mailbox, settings, run_path),
+        hooks=open_audit(settings, trainer.learner, run_path),
     )
 
 
-def build_train(settings: TurnwiseSettings, model_path: str | Path, *, run_path: Path | None = None) -> TrainParts:
-    """All parts of a run; `run_path` is where what outlives the process lies."""
-    learning = _learning(settings, model_path, run_path)
-    model = getattr(learning["learner"], "model", None) if samples_in_place(settings) else None
-    return join(build_explore(settings, model_path, run_path=run_path, model=model), learning)
+def connect(
+    explorer: ExplorerComponents,
+    trainer: TrainerComponents,
+    buffer: Buffer,
+    *,
+    open_weight_store: Callable[[Callable[[], None]], Mailbox],
+    hooks: Sequence[Hook] = (),
+) -> TrainComponents:
+    """Connect both sides of a run; after a sync, engine and learner are compared if both can score a text."""
+    if (sync_check := _open_sync_check(explorer.rollout, trainer.learner)) is not None:
+        publisher = ProbedChannel(explorer.rollout.publisher, sync_check)
+        explorer = replace(explorer, rollout=replace(explorer.rollout, publisher=publisher))
+        trainer = replace(trainer, sync_check=sync_check)
+    return TrainComponents(
+        settings=explorer.settings,
+        explorer=explorer,
+        trainer=trainer,
+        buffer=buffer,
+        open_weight_store=open_weight_store,
+        hooks=Hooks(hooks),
+    )
 
 
-def join(explore: ExploreParts, learning: dict[str, Any]) -> TrainParts:
-    """Both sides of a run; after every sync the engine is compared with the learner, where both can tell."""
-    probe = _make_probe(explore, learning["learner"])
-    if probe is not None:
-        explore = replace(explore, channel=ProbedChannel(explore.channel, probe))
-    return TrainParts(**vars(explore), **learning, probe=probe)
-
-
-def _make_probe(explore: ExploreParts, learner: Learner) -> Probe | None:
-    """Where the engine has weights of its own somewhere else, and both sides can be asked about a text."""
-    engine, settings = explore.engine, explore.settings
+def _open_sync_check(rollout: RolloutComponents, learner: Learner) -> Probe | None:
+    """None unless the engine has weights of its own elsewhere, and both sides can score a text."""
+    engine, settings = rollout.engine, rollout.settings
     if not isinstance(engine, ScoringEngine):
         return None
     if not (isinstance(learner, ScoringLearner) and hasattr(_chosen(LEARNERS, settings.learn), "score")):
@@ -199,13 +233,8 @@ def _make_probe(explore: ExploreParts, learner: Learner) -> Probe | None:
             "learn.type '%s' has no method 'score': what the engine serves is not compared", settings.learn.type
         )
         return None
-    text = explore.template.encode_prompt([Message("user", _PROBE_TEXT)])
+    text = rollout.template.encode_prompt([Message("user", _PROBE_TEXT)])
     return Probe(text, learner, engine, max_gap=settings.sync.max_probe_gap, dtype=settings.model.dtype)
-
-
-def _learning(settings: TurnwiseSettings, model_path: str | Path, run_path: Path | None) -> dict[str, Any]:
-    learner = open_learner(settings, str(model_path), run_path=run_path)
-    return {"credit": settings.credit, "learner": learner, "audit": open_audit(settings, learner, run_path)}
 
 
 def chosen_engine(settings: TurnwiseSettings) -> Any:
@@ -230,6 +259,15 @@ def samples_in_place(settings: TurnwiseSettings) -> bool:
 
 def _chosen(registry: ClassRegistry, section: Any, key: str = "type") -> Any:
     return registry.get_target(getattr(section, key))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """The tokenizer and chat template of a model, and the settings of the run."""
+
+    settings: TurnwiseSettings
+    tokenizer: PreTrainedTokenizerBase
+    template: ChatTemplate
 
 
 def load_words(settings: TurnwiseSettings, model_path: str) -> Words:

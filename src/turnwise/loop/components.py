@@ -1,7 +1,7 @@
-"""What the loops hold: protocols only, so that whatever keeps a contract can stand in any place.
+"""Components of a run, by what they are for: rollouts, exploring, updates, and all of it together.
 
-`build.py` puts them together. A process has the parts of what it does: who evaluates has `PlayParts`, an explorer has
-`ExploreParts` and no learner, a trainer has `LearnParts` and no engine, and a whole run has `TrainParts`.
+Protocols only; `build.py` opens them. Each class holds the one before it: nothing is copied. A process has what it
+needs: an evaluation `RolloutComponents`, an explorer `ExplorerComponents`, a trainer `TrainerComponents`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from transformers import PreTrainedTokenizerBase
-
-from turnwise.audit.batch_audit import BatchAudit
 from turnwise.config.schema import TurnwiseSettings
+from turnwise.hooks import Hooks
 from turnwise.protocols import (
     Buffer,
     Channel,
@@ -26,112 +24,127 @@ from turnwise.protocols import (
     TaskSource,
     Weights,
 )
-from turnwise.report.trajectories import Journals
 from turnwise.rollout.scoring import Judging
 from turnwise.sync.sync_check import Probe
-from turnwise.types import Batch, Metrics, Task
+from turnwise.types import Task
 
 if TYPE_CHECKING:
-    from turnwise.loop.step import Explored
+    from transformers import PreTrainedTokenizerBase
 
 
-def close_part(part: Learner | Buffer | Collector) -> None:
-    """A part with processes or files of its own ends them in its `close`; not every part has one."""
-    close = getattr(part, "close", None)
+def close_component(component: Learner | Buffer | Collector) -> None:
+    """End the processes and files of a component that has a `close`."""
+    close = getattr(component, "close", None)
     if close is not None:
         close()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Words:
-    """The settings of a run, and how its model speaks."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutComponents:
+    """What an evaluation needs."""
 
     settings: TurnwiseSettings
     tokenizer: PreTrainedTokenizerBase
     template: ChatTemplate
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlayParts(Words):
-    """What is needed to play with a policy: for evaluation alone, this is all."""
-
     engine: Engine
-    channel: Channel
-    """The way of weights into the engine."""
-    judging: Judging | None
-    """None where the environment gives its own rewards."""
-    eval_proxy: Collector
+    publisher: Channel
+    """Sends weights to the engine."""
+    scoring: Judging | None
+    """None if the environment gives all rewards."""
+    eval_collector: Collector
     eval_tasks: Sequence[Task]
 
-    @property
-    def collectors(self) -> tuple[Collector, ...]:
-        return (self.eval_proxy,)
-
-    async def close_play(self) -> None:
-        """Nothing more is played: the engine and the environments end."""
+    async def close(self) -> None:
+        """End the engine and the environments."""
         try:
             await self.engine.close()
         finally:
-            for collector in self.collectors:
-                close_part(collector)
+            close_component(self.eval_collector)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExploreParts(PlayParts):
-    """What is needed to explore: to play training tasks and to store what came out."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collectors:
+    """What one running rollout occupies; the pipelined loop opens several."""
 
-    tasks: TaskSource
-    groups_per_rollout: int
-    proxy: Collector
-    greedy_proxy: Collector | None
-    """Plays each task once more, greedily, for credit that measures against it."""
-    new_proxies: Callable[[], tuple[Collector, Collector | None]]
-    """Makes the two above once more, for a rollout beside a running one."""
-    buffer: Buffer
-    open_mailbox: Callable[[Callable[[], None]], Mailbox]
-    """Opens the way of weights from trainer to explorer; what it is given wakes whoever waits."""
-    journals: Journals | None = None
-    """Where a loop in one process writes episodes down as they end; None: it does not, or whoever plays does."""
-    on_explored: Callable[[int, Explored], None] = lambda step, explored: None
-    """Hears of each step's rollout before anything is learnt from it."""
+    sampled: Collector
+    greedy: Collector | None
+    """Plays each task once greedily, for estimators that compare with it."""
 
     @property
-    def collectors(self) -> tuple[Collector, ...]:
-        greedy = () if self.greedy_proxy is None else (self.greedy_proxy,)
-        return (self.eval_proxy, self.proxy, *greedy)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearnParts(Words):
-    """What is needed to learn from what is stored."""
-
-    buffer: Buffer
-    credit: CreditRule
-    learner: Learner
-    open_mailbox: Callable[[Callable[[], None]], Mailbox]
-    audit: BatchAudit | None = None
-    """Checks every batch before its update, and the update after it; None where `audit.is_on` is false."""
-    probe: Probe | None = None
-    """Compares learner and engine after every sync, where the engine holds weights of its own somewhere else."""
-    on_batch: Callable[[int, Batch], None] = lambda update, batch: None
-    """Called before every update, with the policy version that it makes."""
-
-    def take_weights(self) -> Weights:
-        """The learner's, to be published."""
-        return self.learner.weights() if self.probe is None else self.probe.take_weights()
-
-    def sync_metrics(self) -> Metrics:
-        """What the newest sync showed."""
-        return {} if self.probe is None else self.probe.metrics()
+    def env_seconds(self) -> float:
+        """Time spent in environments so far."""
+        return self.sampled.env_seconds + (0.0 if self.greedy is None else self.greedy.env_seconds)
 
     def close(self) -> None:
-        """Nothing more is learnt."""
+        close_component(self.sampled)
+        if self.greedy is not None:
+            close_component(self.greedy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplorerComponents:
+    """What generates rollouts."""
+
+    rollout: RolloutComponents
+    tasks: TaskSource
+    num_groups: int
+    """Of one rollout, those of `mix` included."""
+    collectors: Collectors
+    open_collectors: Callable[[], Collectors]
+    """Opens more of them, for a rollout beside a running one."""
+
+    @property
+    def settings(self) -> TurnwiseSettings:
+        return self.rollout.settings
+
+    async def close(self) -> None:
         try:
-            close_part(self.learner)
+            await self.rollout.close()
         finally:
-            close_part(self.buffer)
+            self.collectors.close()
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainParts(ExploreParts, LearnParts):
-    """Everything a training loop connects."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerComponents:
+    """What turns experiences into updates."""
+
+    settings: TurnwiseSettings
+    learner: Learner
+    estimator: CreditRule
+    sync_check: Probe | None = None
+    """Compares learner and engine after every sync if the engine is elsewhere."""
+
+    def take_weights(self) -> Weights:
+        """Return the learner's weights, to be published."""
+        return self.learner.weights() if self.sync_check is None else self.sync_check.take_weights()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainComponents:
+    """Everything a loop connects."""
+
+    settings: TurnwiseSettings
+    explorer: ExplorerComponents
+    trainer: TrainerComponents
+    buffer: Buffer
+    open_weight_store: Callable[[Callable[[], None]], Mailbox]
+    """Opens the way of weights from trainer to explorer; its argument wakes what waits for them."""
+    hooks: Hooks
+
+    async def publish(self, policy_version: int) -> int:
+        """Send the learner's weights to the engine; return the version that it serves."""
+        return await self.explorer.rollout.publisher.publish(self.trainer.take_weights(), policy_version)
+
+    async def close(self) -> None:
+        try:
+            await self.explorer.close()
+        finally:
+            close_trainer(self.trainer, self.buffer)
+
+
+def close_trainer(trainer: TrainerComponents, buffer: Buffer) -> None:
+    """End the learner, then the buffer."""
+    try:
+        close_component(trainer.learner)
+    finally:
+        close_component(buffer)

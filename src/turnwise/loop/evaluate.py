@@ -13,8 +13,7 @@ from turnwise.envs.base import BaseEnv
 from turnwise.envs.safe_calls import closing_env, reset_env
 from turnwise.errors import ConfigError, EngineError, did_you_mean
 from turnwise.infra.untrusted import share_of, tell_successes
-from turnwise.loop.build import build_judging
-from turnwise.loop.components import PlayParts
+from turnwise.loop.components import RolloutComponents
 from turnwise.report.evaluation import mean_success, results_of, success_interval
 from turnwise.report.metrics import split_by_tag, told_numbers
 from turnwise.report.statistics import share_interval
@@ -85,28 +84,28 @@ class Evaluation:
         return {tag: Outcome.of(plays) for tag, plays in split_by_tag(self.trajectories).items()}
 
 
-async def evaluate_policy(parts: PlayParts, advance: Callable[[int, int], None] | None = None) -> Evaluation:
-    """Play all evaluation tasks with the engine's policy; `advance(done, total)` hears of progress."""
+async def evaluate_policy(rollout: RolloutComponents, advance: Callable[[int, int], None] | None = None) -> Evaluation:
+    """Play all evaluation tasks with the engine's policy; `advance(done, total)` receives the progress."""
     done: list[Trajectory] = []
 
     def count(trajectory: Trajectory) -> None:
         done.append(trajectory)
         if advance is not None:
-            advance(len(done), len(parts.eval_tasks) * parts.settings.eval.samples)
+            advance(len(done), len(rollout.eval_tasks) * rollout.settings.eval.samples)
 
-    groups = await parts.eval_proxy.collect(parts.eval_tasks, rollout=0, on_done=count)
-    return Evaluation.of(parts.settings, [trajectory for group in groups for trajectory in group.trajectories])
+    groups = await rollout.eval_collector.collect(rollout.eval_tasks, rollout=0, on_done=count)
+    return Evaluation.of(rollout.settings, [trajectory for group in groups for trajectory in group.trajectories])
 
 
-async def evaluate_once(parts: PlayParts, advance: Callable[[int, int], None] | None = None) -> Evaluation:
-    """The same with parts that nobody needs afterwards: their engine is closed.
+async def evaluate_once(rollout: RolloutComponents, advance: Callable[[int, int], None] | None = None) -> Evaluation:
+    """The same, and close the components afterwards.
 
     Raises EngineError where it never gave a reply: that says nothing of the policy.
     """
     try:
-        result = await evaluate_policy(parts, advance)
+        result = await evaluate_policy(rollout, advance)
     finally:
-        await parts.close_play()
+        await rollout.close()
     _check_replies(result.trajectories)
     return result
 
@@ -125,13 +124,15 @@ def is_evaluation_due(settings: TurnwiseSettings, step: int) -> bool:
     return settings.eval.is_wanted and settings.eval.every > 0 and step % settings.eval.every == 0
 
 
-def play_rule_in(settings: TurnwiseSettings, rule: str, tasks: Sequence[Task]) -> Evaluation:
+def play_rule_in(
+    settings: TurnwiseSettings, rule: str, tasks: Sequence[Task], judging: Judging | None = None
+) -> Evaluation:
     """How a rule plays the main environment within the budget of a recipe, each task `eval.samples` times.
 
     A rule is a name that the environment knows, or a function `package.module:function` that is given the environment
     and what it has just said, and returns an action.
     """
-    judging, world = build_judging(settings), main_world(settings)
+    world = main_world(settings)
     with _env_and_rules(world, tasks[0].split) as (env, rules):
         if rule not in rules and ":" in rule:
             rules[rule] = import_rule(rule)

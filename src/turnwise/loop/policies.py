@@ -17,8 +17,8 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.safe_calls import closing_env, reset_env
 from turnwise.errors import ConfigError, RunError, did_you_mean
 from turnwise.infra.atomic_files import find_damage
-from turnwise.loop.build import build_play
-from turnwise.loop.components import PlayParts
+from turnwise.loop.build import open_rollout
+from turnwise.loop.components import RolloutComponents
 from turnwise.models.load import cache_folder
 from turnwise.models.resolve import NAMES, find_gguf, is_hub_name, resolve_path
 from turnwise.models.tiny import CHAT_TEMPLATE, tiny_model_folder
@@ -123,14 +123,14 @@ def names_a_model(target: str) -> bool:
     return find_gguf(target) is not None or ("/" in target and is_hub_name(target))
 
 
-def open_policy(found: Found, *, split: str = "eval") -> PlayParts:
+def open_policy(found: Found, *, split: str = "eval") -> RolloutComponents:
     """A policy ready to play the tasks of a split."""
     settings = found.settings
     # A split that does not exist would fail every episode and look like a policy that never succeeds.
     for world in worlds_of(settings):
         with closing_env(world.make(split)) as env:
             reset_env(env, seed=settings.eval.first_seed, split=split)
-    return build_play(settings, found.resolve(), split=split)
+    return open_rollout(settings, found.resolve(), split=split)
 
 
 def newest_checkpoint(directory: RunDirectory) -> Path:

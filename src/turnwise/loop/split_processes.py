@@ -8,28 +8,28 @@ meanwhile, and ends when the explorer has ended and less than a batch is left.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.config.schema_learn import NoFilter
 from turnwise.experience.build import build_experiences
 from turnwise.experience.codec import read_experiences
-from turnwise.infra.threads import unbroken
+from turnwise.hooks import Hook, Hooks, RolloutResult
+from turnwise.infra.threads import finish_before_cancel
 from turnwise.loop.build import open_mailbox
-from turnwise.loop.components import ExploreParts, LearnParts
+from turnwise.loop.components import ExplorerComponents, TrainerComponents
 from turnwise.loop.pipelined import Explorer
-from turnwise.loop.serial import LoopStep, describe_step, learn_from
-from turnwise.loop.step import STAGES, Explored, Stages, explore, max_episodes
+from turnwise.loop.serial import update_policy
+from turnwise.loop.step import STAGES, OnStep, Stages, describe_update, max_episodes
 from turnwise.protocols import Buffer, Mailbox, PolicyMark
 from turnwise.report.metrics import Stopwatch
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.trajectories import TrajectoryJournal
 from turnwise.sync.role_locks import RolePlace, RoleRecord, place_of
 from turnwise.sync.sync_schedule import Bell, ExplorerEnd, TrainerEnd, rules_of
-from turnwise.types import Group, Trajectory
+from turnwise.types import Group, Trajectory, TrajectoryId
 
 _RUNNING_UNBOUNDED = 2
 """Rollouts at once where no staleness bounds them: the stragglers of one beside the start of the next."""
@@ -64,53 +64,56 @@ class Shared:
 
 
 async def train_from_buffer(
-    parts: LearnParts,
+    trainer: TrainerComponents,
+    buffer: Buffer,
     watch: Stopwatch,
     *,
     start_step: int,
-    on_step: Callable[[LoopStep], Awaitable[None]],
+    on_step: OnStep,
     shared: Shared,
+    hooks: Hook,
     stages: Stages = STAGES,
 ) -> None:
-    """Learn from what is stored, up to `learn.steps`, until the explorer has ended and no full batch is left."""
-    if parts.settings.buffer.offline is not None:
-        parts.buffer.add(read_experiences(Path(parts.settings.buffer.offline)))
-    settings, start = parts.settings, PolicyMark(start_step, parts.learner.policy_version)
-    end = TrainerEnd(rules_of(settings.sync), shared.mailbox, parts.learner.weights, start=start)
+    """Train on what is stored, up to `learn.steps`, until the explorer has ended and no full batch is left."""
+    settings, learner = trainer.settings, trainer.learner
+    if settings.buffer.offline is not None:
+        buffer.add(read_experiences(Path(settings.buffer.offline)))
+    start = PolicyMark(start_step, learner.policy_version)
+    end = TrainerEnd(rules_of(settings.sync), shared.mailbox, trainer.take_weights, start=start)
     if shared.mailbox.newest() != start:
-        # Also where newer ones lie there: they were left by a process that was cut short, and are made again.
-        shared.mailbox.post(start, parts.learner.weights())
+        # Also if newer ones are there: they were left by a process that was killed, and are made again.
+        shared.mailbox.post(start, trainer.take_weights())
     shared.trainer.write(RoleRecord(step=start_step))
     done = start
     for step in range(start_step + 1, settings.learn.steps + 1):
         waited_until_s = watch.seconds("rollout")
         with watch.section("rollout"):
-            is_batch = await _wait_for_batch(parts, shared, end, step, is_first=step == start_step + 1)
+            is_batch = await _wait_for_batch(settings, buffer, shared, end, step, is_first=step == start_step + 1)
         if not is_batch:
             break
         with watch.section("learn"):
-            experiences = parts.buffer.take(step)
-            learnt = learn_from(parts, experiences, stages)
-        done = PolicyMark(step, learnt.policy_version)
+            result = update_policy(trainer, buffer.take(step), hooks, stages)
+        done = PolicyMark(step, result.policy_version)
         with watch.section("sync"):
             end.finish_update(done)
-        described = describe_step(parts.buffer, step, Explored(played=[], kept=[]), learnt, tasks={})
+        described = describe_update(step, RolloutResult(played=[], kept=[]), result, trainer, buffer, hooks, {})
         waited_s = {"sync/trainer_wait_s": watch.seconds("rollout") - waited_until_s}
-        await unbroken(on_step(replace(described, metrics={**described.metrics, **waited_s})))
+        await finish_before_cancel(on_step(replace(described, metrics={**described.metrics, **waited_s})))
         shared.trainer.write(RoleRecord(step=step))
-    shared.mailbox.post(done, parts.learner.weights())
+    shared.mailbox.post(done, trainer.take_weights())
     shared.trainer.write(RoleRecord(step=done.step, has_ended=done.step >= settings.learn.steps))
 
 
-async def _wait_for_batch(parts: LearnParts, shared: Shared, end: TrainerEnd, step: int, *, is_first: bool) -> bool:
-    """Whether there is something to learn from; False: there will be no more."""
-    buffer = parts.buffer
+async def _wait_for_batch(
+    settings: TurnwiseSettings, buffer: Buffer, shared: Shared, end: TrainerEnd, step: int, *, is_first: bool
+) -> bool:
+    """Return whether there is something to train on; False: there will be no more."""
 
     def is_all_there() -> bool:
-        return parts.settings.buffer.offline is not None or _has_ended(shared.explorer)
+        return settings.buffer.offline is not None or _has_ended(shared.explorer)
 
     def may_take() -> bool:
-        """A full batch; or what there is, where the explorer waits for this update or nothing else will come."""
+        """A full batch; or what there is, if the explorer waits for this update or nothing else will come."""
         is_last_chance = end.is_asked_for_more() or (is_first and is_all_there())
         return buffer.is_ready(step) or (is_last_chance and len(buffer) > 0)
 
@@ -123,7 +126,7 @@ async def _wait_for_batch(parts: LearnParts, shared: Shared, end: TrainerEnd, st
         who="the trainer",
         reason=f"a batch for update {step} (there are {len(buffer)} experiences, and the explorer "
         f"{'is at work' if shared.explorer.is_taken() else 'is not running'})",
-        timeout_s=parts.settings.sync.timeout_s,
+        timeout_s=settings.sync.timeout_s,
     )
     return may_take()
 
@@ -136,68 +139,80 @@ def _has_ended(place: RolePlace) -> bool:
 
 
 async def explore_alone(
-    parts: ExploreParts, shared: Shared, *, start: PolicyMark, on_rollout: Callable[[int, Explored], None]
+    components: ExplorerComponents,
+    buffer: Buffer,
+    shared: Shared,
+    *,
+    start: PolicyMark,
+    hooks: Sequence[Hook],
+    on_rollout: Callable[[int, RolloutResult], None],
 ) -> None:
     """Play up to `learn.steps` rollouts and store them; new weights are loaded as they appear."""
-    settings, before = parts.settings, shared.explorer.read()
+    settings, before = components.settings, shared.explorer.read()
     if before.tasks:
-        parts.tasks.restore(before.tasks)
+        components.tasks.restore(before.tasks)
     shared.explorer.write(replace(before, has_ended=False))
-    # The process before this one may have been killed just after it wrote down that it had stored this one.
+    # The process before this one may have been killed just after it recorded that it had stored this one.
     shared.journal(before.step).remove()
-    rules = rules_of(settings.sync, is_alone=True)
+    rules, publisher = rules_of(settings.sync, is_alone=True), components.rollout.publisher
     explorer = Explorer(
-        parts,
-        ExplorerEnd(rules, shared.mailbox, parts.channel, shared.bell, start=start, timeout_s=settings.sync.timeout_s),
+        components,
+        ExplorerEnd(rules, shared.mailbox, publisher, shared.bell, start=start, timeout_s=settings.sync.timeout_s),
         shared.bell,
-        play=partial(_play_and_store, shared=shared),
         max_running=_RUNNING_UNBOUNDED if rules.max_staleness is None else rules.max_staleness + 1,
+        hooks=Hooks([_EpisodeStore(components, buffer, shared), *hooks]),
     )
     explorer.start(before.step + 1, settings.learn.steps)
     record = before
     try:
         for number in range(before.step + 1, settings.learn.steps + 1):
             # Except for one that is played: a process that was killed has left only its record to be written.
-            if _has_ended(shared.trainer) and len(shared.journal(number).read()) < max_episodes(parts):
+            if _has_ended(shared.trainer) and len(shared.journal(number).read()) < max_episodes(components):
                 break
             # Twice: its admission may take that long, and then the rollout itself.
-            explored = await explorer.wait_for(number, who="the explorer", timeout_s=2 * settings.sync.timeout_s)
-            experiences = build_experiences(explored.kept)
-            parts.buffer.add(experiences)
-            # What brings nothing makes no update possible, so none may be waited for on its account.
+            rollout = await explorer.wait_for(number, who="the explorer", timeout_s=2 * settings.sync.timeout_s)
+            experiences = build_experiences(rollout.kept)
+            buffer.add(experiences)
+            # A rollout without experiences makes no update possible, so none may wait for it.
             explorer.num_empty += not experiences
-            record = RoleRecord(step=number, tasks=explorer.tasks_before(number + 1))
+            record = RoleRecord(step=number, tasks=explorer.task_state_before(number + 1))
             shared.explorer.write(record)
             shared.journal(number).remove()
-            on_rollout(number, explored)
+            on_rollout(number, rollout)
     finally:
         await explorer.stop()
     shared.explorer.write(replace(record, has_ended=True))
 
 
-async def _play_and_store(parts: ExploreParts, number: int, *, shared: Shared) -> Explored:
-    """One rollout, or the rest of it. Every episode is written down as it ends; a complete group is stored at once,
-    unless something else must see it first.
-    """
-    journal = shared.journal(number)
-    known = journal.read()
-    is_final = parts.judging is None and parts.greedy_proxy is None
-    is_final = is_final and isinstance(parts.settings.reward.filter, NoFilter)
-    siblings = _Siblings(parts.buffer, parts.settings.rollout.group_size if is_final else None)
-    for trajectory in known:
-        siblings.add(trajectory)
+class _EpisodeStore(Hook):
+    """Writes every episode to disk as it ends, and stores a complete group at once unless it is changed later."""
 
-    def on_done(trajectory: Trajectory) -> None:
-        journal.append(trajectory)
-        siblings.add(trajectory)
+    def __init__(self, components: ExplorerComponents, buffer: Buffer, shared: Shared) -> None:
+        settings = components.settings
+        is_final = components.rollout.scoring is None and components.collectors.greedy is None
+        is_final = is_final and isinstance(settings.reward.filter, NoFilter)
+        self._group_size = settings.rollout.group_size if is_final else None
+        self._buffer = buffer
+        self._shared = shared
+        self._groups: dict[int, _OpenGroups] = {}
 
-    explored = await explore(parts, number, on_done=on_done, known={played.id: played for played in known})
-    siblings.store_rest()
-    return explored
+    def load_episodes(self, step: int) -> Mapping[TrajectoryId, Trajectory]:
+        known = self._shared.journal(step).read()
+        self._groups[step] = _OpenGroups(self._buffer, self._group_size)
+        for trajectory in known:
+            self._groups[step].add(trajectory)
+        return {trajectory.id: trajectory for trajectory in known}
+
+    def on_episode(self, trajectory: Trajectory) -> None:
+        self._shared.journal(trajectory.id.rollout).append(trajectory)
+        self._groups[trajectory.id.rollout].add(trajectory)
+
+    def on_rollout(self, step: int, rollout: RolloutResult) -> None:
+        self._groups.pop(step).store_rest()
 
 
-class _Siblings:
-    """Puts trajectories together as they end; a complete group goes into the buffer. Without a size none does."""
+class _OpenGroups:
+    """Groups trajectories as they end; a complete group goes into the buffer. Without a size none does."""
 
     def __init__(self, buffer: Buffer, group_size: int | None) -> None:
         self._buffer = buffer

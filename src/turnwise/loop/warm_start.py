@@ -10,14 +10,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from turnwise.config.schema import EndpointWarmStart, LessonSettings
+from turnwise.config.schema import EndpointWarmStart, LessonSettings, TurnwiseSettings
 from turnwise.config.schema_learn import FilePtx, NoPtx, OraclePtx
 from turnwise.context.recorder import require_end_of_turn
 from turnwise.errors import ConfigError, ContextOverflow, LearnError, ModelError
 from turnwise.experience.build import merge_prefixes, split_trajectory
-from turnwise.infra.wait_tracking import computing
+from turnwise.infra.wait_tracking import track_compute
 from turnwise.loop.build import Stage, build_judging, first_train_seed, open_endpoint
-from turnwise.loop.components import LearnParts
+from turnwise.loop.components import TrainerComponents
 from turnwise.protocols import ChatTemplate, Imitation
 from turnwise.rollout.env_specs import World, find_workflow, has_oracle, read_pairs, require_oracle, worlds_of
 from turnwise.rollout.scripted_policies import DemonstrationWorkflow, NoEngine, recite
@@ -31,61 +31,66 @@ _PTX_OFFSET = 7_000_000
 
 
 async def warm_start(
-    parts: LearnParts, settings: LessonSettings, advance: Callable[[int, int], None]
+    trainer: TrainerComponents,
+    template: ChatTemplate,
+    settings: LessonSettings,
+    advance: Callable[[int, int], None],
 ) -> dict[str, float]:
-    """Play demonstrations and imitate them; says what was done."""
+    """Train on demonstrations before reinforcement learning; return what was done."""
     if isinstance(settings, EndpointWarmStart):
-        experiences, told = await _lessons_of_endpoint(parts, settings)
+        experiences, told = await _lessons_of_endpoint(trainer.settings, template, settings)
     else:
-        experiences = await _demonstrations(parts, settings.episodes, _WARM_START_OFFSET, asked_by="warm_start.type")
+        experiences = await _demonstrations(
+            trainer.settings, template, settings.episodes, _WARM_START_OFFSET, asked_by="warm_start.type"
+        )
         told = {"demonstrations": settings.episodes}
     how = Imitation(steps=settings.steps, batch_rows=settings.batch_rows, lr=settings.lr)
-    with computing("the imitation of demonstrations"):
-        loss = parts.learner.imitate(experiences, how, advance)
+    with track_compute("the imitation of demonstrations"):
+        loss = trainer.learner.imitate(experiences, how, advance)
     return {**told, "rows": len(experiences), "steps": settings.steps, "loss": loss}
 
 
-async def mix_in_demonstrations(parts: LearnParts) -> None:
+async def mix_in_demonstrations(trainer: TrainerComponents, template: ChatTemplate) -> None:
     """Give the learner the demonstrations that `learn.ptx` mixes into its updates."""
-    match parts.settings.learn.ptx:
+    settings = trainer.settings
+    match settings.learn.ptx:
         case OraclePtx() as ptx:
-            parts.learner.supervise(await _demonstrations(parts, ptx.episodes, _PTX_OFFSET, asked_by="learn.ptx.type"))
+            trainer.learner.supervise(
+                await _demonstrations(settings, template, ptx.episodes, _PTX_OFFSET, asked_by="learn.ptx.type")
+            )
         case FilePtx() as ptx:
-            parts.learner.supervise(_recitations(parts, ptx))
+            trainer.learner.supervise(_recitations(settings, template, ptx))
         case NoPtx():
             pass
 
 
-def _recitations(parts: LearnParts, ptx: FilePtx) -> list[Experience]:
-    pairs, limit = read_pairs(ptx), parts.settings.context.max_tokens
+def _recitations(settings: TurnwiseSettings, template: ChatTemplate, ptx: FilePtx) -> list[Experience]:
+    pairs, limit = read_pairs(ptx), settings.context.max_tokens
     try:
-        trajectories = recite(pairs, parts.template, max_tokens=limit)
+        trajectories = recite(pairs, template, max_tokens=limit)
     except ContextOverflow as overflow:
         raise ConfigError(f"learn.ptx.path: {overflow} Or shorten the row.") from overflow
     return [e for trajectory in trajectories for e in split_trajectory(trajectory)]
 
 
-async def _demonstrations(parts: LearnParts, num_episodes: int, seed_offset: int, *, asked_by: str) -> list[Experience]:
-    """Of every world that has an oracle; the main one must."""
-    run = parts.settings
-    require_oracle(run, asked_by=asked_by)
-    require_end_of_turn(parts.template)
+async def _demonstrations(
+    settings: TurnwiseSettings, template: ChatTemplate, num_episodes: int, seed_offset: int, *, asked_by: str
+) -> list[Experience]:
+    """Of every environment that has an oracle; the main one must."""
+    require_oracle(settings, asked_by=asked_by)
+    require_end_of_turn(template)
+    stage = Stage(settings=settings, template=template, engine=NoEngine())
     trajectories = [
         trajectory
-        for world in worlds_of(run)
+        for world in worlds_of(settings)
         if has_oracle(world)
-        for trajectory in await _play_demonstrations(parts, replace(world, groups=num_episodes), seed_offset)
+        for trajectory in await _play(stage, replace(world, groups=num_episodes), seed_offset, DemonstrationWorkflow)
     ]
     experiences = [e for trajectory in trajectories for e in split_trajectory(trajectory)]
     if not experiences:
         failure = next((t.failure for t in trajectories if t.failure), "")
         raise LearnError(f"no demonstration of the oracle can be imitated. {failure}")
     return experiences
-
-
-async def _play_demonstrations(parts: LearnParts, world: World, seed_offset: int) -> list[Trajectory]:
-    stage = Stage(settings=parts.settings, template=parts.template, engine=NoEngine())
-    return await _play(stage, world, seed_offset, DemonstrationWorkflow)
 
 
 async def _play(
@@ -105,22 +110,20 @@ async def _play(
 
 
 async def _lessons_of_endpoint(
-    parts: LearnParts, settings: EndpointWarmStart
+    run: TurnwiseSettings, template: ChatTemplate, settings: EndpointWarmStart
 ) -> tuple[list[Experience], dict[str, float]]:
     """Of every world what the endpoint played well enough, and how much that was."""
-    require_end_of_turn(parts.template)
+    require_end_of_turn(template)
     # In a thread: it looks whether the endpoint is there, and waits for the answer.
-    engine = await asyncio.to_thread(open_endpoint, settings, parts.template, where="warm_start")
-    stage = Stage(
-        settings=parts.settings, template=parts.template, engine=engine, judging=build_judging(parts.settings)
-    )
+    engine = await asyncio.to_thread(open_endpoint, settings, template, where="warm_start")
+    stage = Stage(settings=run, template=template, engine=engine, judging=build_judging(run))
     kept: list[Trajectory] = []
     left_out: Counter[str] = Counter()
     failure = ""
     try:
-        for world in worlds_of(parts.settings):
+        for world in worlds_of(run):
             for trajectory in await _play(stage, replace(world, groups=settings.episodes), _WARM_START_OFFSET):
-                reason = _reason_against(trajectory, world, settings, parts)
+                reason = _reason_against(trajectory, world, settings, template)
                 left_out[reason] += bool(reason)
                 failure = failure or trajectory.failure
                 kept += [] if reason else [trajectory]
@@ -134,7 +137,7 @@ async def _lessons_of_endpoint(
     return experiences, {"demonstrations": len(kept), "played": len(kept) + left_out.total()}
 
 
-def _reason_against(trajectory: Trajectory, world: World, settings: EndpointWarmStart, parts: LearnParts) -> str:
+def _reason_against(trajectory: Trajectory, world: World, settings: EndpointWarmStart, template: ChatTemplate) -> str:
     """Why an episode is not imitated; nothing where it is."""
     if trajectory.stop_reason.is_error or not trajectory.turns:
         return "failed"
@@ -143,7 +146,7 @@ def _reason_against(trajectory: Trajectory, world: World, settings: EndpointWarm
     if settings.keep == "successes" and not trajectory.is_success:
         return "did not succeed"
     # The policy's replies begin with the prefix; what was said in another way would be taught as something else.
-    template, own_prefix = parts.template, world.context.answer.forced_prefix
+    own_prefix = world.context.answer.forced_prefix
     spelled = [
         _prefix_behind(before, own_prefix, template) + template.decode_reply(reply)
         for before, reply in _replies(trajectory)

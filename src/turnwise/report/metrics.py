@@ -230,6 +230,13 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values))
 
 
+class Timed(Protocol):
+    """What measures its own time in environments."""
+
+    @property
+    def env_seconds(self) -> float: ...
+
+
 class Stopwatch:
     """Charges every moment to exactly one section: the innermost that is open, or `other`.
 
@@ -253,6 +260,14 @@ class Stopwatch:
             assert len(self._open) == depth, f"section {name!r} ended while {self._open[depth:]} were open"
             self._charge()
             self._open.pop()
+
+    @contextmanager
+    def rollout(self, environments: Timed) -> Iterator[None]:
+        """A section `rollout`, of which the time in environments counts as `env`."""
+        before_s = environments.env_seconds
+        with self.section("rollout"):
+            yield
+        self.move("rollout", "env", environments.env_seconds - before_s)
 
     def move(self, source: str, target: str, seconds: float) -> None:
         """Charge to `target` what was measured elsewhere and counted under `source`."""

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from turnwise.errors import RunError
+from turnwise.hooks import Hook, RolloutResult
 from turnwise.infra.array_codec import decode_text, encode_text
 from turnwise.infra.atomic_files import append_line, read_text, write_whole
 from turnwise.infra.parsing import parse_json
@@ -247,30 +248,40 @@ def _checksum_journal(line: bytes) -> str:
     return f"{zlib.crc32(line):08x}"
 
 
-class Journals:
-    """One journal per rollout, in the directory of a run."""
+class EpisodeJournal(Hook):
+    """Writes episodes to disk as they end, one file per rollout, until a checkpoint covers them.
 
-    def __init__(self, directory: RunDirectory) -> None:
+    A rollout that a process before this one finished is read and not played again. One that was cut short is played
+    again with the same random numbers: the rest of it alone would be computed in other batches than the whole was, and
+    differ in the last bit. With `resumes_rollouts` only the missing episodes of it are played.
+    """
+
+    def __init__(self, directory: RunDirectory, *, resumes_rollouts: bool = False) -> None:
         self._directory = directory
+        self._resumes_rollouts = resumes_rollouts
+        self._loaded: set[int] = set()
+        """Rollouts that are on disk already."""
         self._oldest = 1
-        """Rollouts before it have no journal any more."""
+        """Rollouts before it have no file any more."""
 
-    def read(self, rollout: int) -> Mapping[TrajectoryId, Trajectory]:
-        return {played.id: played for played in self._journal(rollout).read()}
+    def load_episodes(self, step: int) -> Mapping[TrajectoryId, Trajectory]:
+        self.remove_covered()
+        journal = self._journal(step)
+        known = journal.read() if self._resumes_rollouts else journal.read_whole()
+        if known:
+            self._loaded.add(step)
+        return {trajectory.id: trajectory for trajectory in known}
 
-    def read_whole(self, rollout: int) -> Mapping[TrajectoryId, Trajectory]:
-        """The same of a rollout that was finished; of any other nothing, and it is forgotten."""
-        return {played.id: played for played in self._journal(rollout).read_whole()}
-
-    def finish(self, rollout: int) -> None:
-        """Every episode of it is there."""
-        self._journal(rollout).finish()
-
-    def append(self, trajectory: Trajectory) -> None:
+    def on_episode(self, trajectory: Trajectory) -> None:
         self._journal(trajectory.id.rollout).append(trajectory)
 
-    def forget_covered(self) -> None:
-        """Nobody goes back behind the newest checkpoint."""
+    def on_rollout(self, step: int, rollout: RolloutResult) -> None:
+        if not self._resumes_rollouts and step not in self._loaded:
+            self._journal(step).finish()
+        self._loaded.discard(step)
+
+    def remove_covered(self) -> None:
+        """Remove the files of rollouts up to the newest checkpoint: no run resumes before it."""
         steps = self._directory.checkpoint_steps()
         newest = steps[-1] if steps else 0
         for rollout in range(self._oldest, newest + 1):

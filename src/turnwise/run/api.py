@@ -29,10 +29,10 @@ from turnwise.report.run_dir import RunDirectory, Summary, new_run_path
 from turnwise.report.token_log import LearningRecord
 from turnwise.report.token_log_reader import StepTokens
 from turnwise.rollout.env_specs import settle_length
-from turnwise.run.checkpoints import sound_checkpoint
+from turnwise.run.checkpoints import find_valid_checkpoint
 from turnwise.run.cluster_run import ClusterTraining
 from turnwise.run.explorer_process import Exploring, evaluate_alone
-from turnwise.run.training_run import Training
+from turnwise.run.training_run import TrainingRun
 from turnwise.sync.role_locks import ROLES, hold_roles
 
 T = TypeVar("T")
@@ -151,12 +151,12 @@ def _run_part(
         return
     with hold_roles(directory.path, "trainer"):
         checkpoint = _find_start(directory, console, has_played=False)
-        run_async(Training(settings, directory, console, checkpoint, callbacks=callbacks).run())
+        run_async(TrainingRun(settings, directory, console, checkpoint, callbacks=callbacks).run())
 
 
 def _find_start(directory: RunDirectory, console: Console, *, has_played: bool = True) -> Path | None:
     """The checkpoint that a run goes on from; None where it was killed before its first, and begins once more."""
-    checkpoint = sound_checkpoint(directory, partial(print_notice, console))
+    checkpoint = find_valid_checkpoint(directory, partial(print_notice, console))
     if checkpoint is None and directory.read_metrics():
         print_notice(console, f"{directory.path} has no checkpoint yet: it begins once more, as it began before")
         RunDirectory.reopen(directory.path, step=-1, has_played=has_played)
@@ -224,9 +224,9 @@ def _whole(
     console: Console,
     checkpoint: Path | None = None,
     callbacks: Sequence[Callback] = (),
-) -> Training | ClusterTraining:
+) -> TrainingRun | ClusterTraining:
     """A run that explores and trains, in this process or on a cluster."""
-    kind = Training if settings.cluster.type == "none" else ClusterTraining
+    kind = TrainingRun if settings.cluster.type == "none" else ClusterTraining
     return kind(settings, directory, console, checkpoint, callbacks=callbacks)
 
 

@@ -1,7 +1,7 @@
-"""The way back: what a run saves, when, and what of it is kept.
+"""The hook that saves checkpoints: when one is due, which are kept, and the rollback after a collapse.
 
-A checkpoint is a folder that is whole or not there: the learner's own state with the policy as a Hugging Face folder in
-`policy/`, and the loop's progress. It refuses to know what a learner needs to go on.
+A checkpoint is a folder that is complete or absent: the learner's own state with the policy as a Hugging Face folder in
+`policy/`, and the progress of the loop.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
 
 from turnwise.checks.health import HealthMonitor
-from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import AuditError, Finding, RunError
+from turnwise.hooks import Hook, LogValue, TrainStep
 from turnwise.infra.atomic_files import encode_object, find_damage, read_object, whole_folder, write_checksums
 from turnwise.learn.checkpoint import digest_state
-from turnwise.loop.components import LearnParts
-from turnwise.loop.serial import LoopStep
+from turnwise.loop.components import TrainerComponents
 from turnwise.protocols import Buffer, Learner
 from turnwise.report.metrics import count_failures
 from turnwise.report.run_dir import RunDirectory
@@ -43,15 +42,15 @@ class Progress:
     failures: Mapping[str, int] = field(default_factory=dict)
     """Episodes that failed so far, by cause."""
 
-    def after(self, step: LoopStep) -> Progress:
+    def after(self, step: TrainStep) -> Progress:
         return replace(
             self,
             step=step.step,
-            policy_version=step.learnt.policy_version,
-            tokens_sampled=self.tokens_sampled + step.tokens_sampled,
+            policy_version=step.update.policy_version,
+            tokens_sampled=self.tokens_sampled + step.rollout.tokens_sampled,
             tokens_trained=self.tokens_trained + step.tokens_trained,
-            tasks=step.tasks,
-            failures=count_failures(step.groups, self.failures),
+            tasks=step.task_state,
+            failures=count_failures(step.rollout.played, self.failures),
         )
 
 
@@ -60,17 +59,26 @@ _SAVES_APART = 20
 _PROGRESS, _BUFFER, _DIGESTS = "progress.json", "buffer.bin", "digests.json"
 
 
-class Checkpointer:
-    """Saves the learner of one run, at its own pace where the watch needs a way back."""
+class Checkpoints(Hook):
+    """Saves the learner of one run; more often than `report.checkpoint_every` if a collapse is to be rolled back."""
 
     def __init__(
         self,
-        settings: TurnwiseSettings,
         directory: RunDirectory,
-        parts: LearnParts,
+        trainer: TrainerComponents,
+        tokenizer: PreTrainedTokenizerBase,
+        buffer: Buffer,
+        *,
+        progress: Callable[[], Progress],
+        health: HealthMonitor,
+        on_saved: Callable[[int, Path], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock` tells seconds, for `report.checkpoint_minutes`."""
+        """`clock` returns seconds, for `report.checkpoint_minutes`; `on_saved` receives each step and folder."""
+        settings = trainer.settings
+        self._progress = progress
+        self._health = health
+        self._on_saved = on_saved
         self._clock = clock
         self._max_age_s = settings.report.checkpoint_minutes * 60
         self._saved_at_s = clock()
@@ -79,13 +87,20 @@ class Checkpointer:
         self._by_time: int | None = None
         """The step whose checkpoint time alone asked for; the next one takes its place."""
         self._directory = directory
-        self._parts = parts
+        self._learner = trainer.learner
+        self._tokenizer = tokenizer
+        self._buffer = buffer
         self._can_be_lost = settings.cluster.type != "none"
         self._needs_way_back = settings.watch.stop == "collapse"
         self._is_met = find_workflow(settings).meets_rivals and settings.report.checkpoint_every > 0
         """Whether its policies are met in games, the first one included."""
         self._is_own_pace = self._needs_way_back and settings.report.checkpoint_every == 0
         self._every = settings.watch.window if self._is_own_pace else settings.report.checkpoint_every
+
+    async def on_step(self, step: TrainStep, metrics: Mapping[str, LogValue]) -> None:
+        if self.is_due(step.step):
+            self.save()
+            self._prune()
 
     def is_due(self, step: int) -> bool:
         """Whether this step must be on disk; the very start too, where there must always be a way back."""
@@ -100,39 +115,42 @@ class Checkpointer:
     def _is_due_by_steps(self, step: int) -> bool:
         return self._every > 0 and step % self._every == 0
 
-    def save(self, progress: Progress) -> None:
+    def save(self) -> None:
+        """Save what the run has reached."""
+        progress = self._progress()
         folder = self._directory.step_checkpoint(progress.step)
         folder.parent.mkdir(parents=True, exist_ok=True)
         started_s = self._clock()
-        save_checkpoint(folder, self._parts.learner, self._parts.tokenizer, progress, self._parts.buffer)
+        save_checkpoint(folder, self._learner, self._tokenizer, progress, self._buffer)
         self._saved_at_s = self._clock()
         self._save_s = self._saved_at_s - started_s
         if self._by_time is not None and self._by_time != progress.step:
             self._directory.remove_checkpoint(self._by_time)
         self._by_time = None if self._is_due_by_steps(progress.step) else progress.step
+        self._on_saved(progress.step, folder)
 
     def has_saved(self, step: int) -> bool:
         return self._directory.latest_checkpoint() == self._directory.step_checkpoint(step)
 
-    def prune(self, monitor: HealthMonitor) -> None:
-        """Remove what no finding can ask for any more; checkpoints that the user asked for stay."""
+    def _prune(self) -> None:
+        """Remove what no rollback can need any more; checkpoints that the user asked for stay."""
         if not self._is_own_pace:
             return
         saved, planned = self._directory.checkpoint_steps(), self._planned_steps()
-        needed = {_newest(planned, point) for point in monitor.return_points()}
+        needed = {_newest(planned, point) for point in self._health.return_points()}
         for step in saved[:-1]:
             if step not in needed:
                 self._directory.remove_checkpoint(step)
 
-    def go_back(self, collapse: Finding) -> Progress:
-        """The learner as it was before the trouble; later checkpoints are removed, so that this is the run's newest."""
+    def rollback(self, collapse: Finding) -> Progress:
+        """Restore the learner as it was before a collapse; later checkpoints are removed."""
         saved = self._directory.checkpoint_steps()
         sound = _newest(self._planned_steps(), collapse.since - 1)
         # The newest first: a run that is killed here still has the sound one, and finds the collapse again.
         for step in reversed(saved):
             if step > sound:
                 self._directory.remove_checkpoint(step)
-        return load_checkpoint(self._directory.step_checkpoint(sound), self._parts.learner)
+        return load_checkpoint(self._directory.step_checkpoint(sound), self._learner)
 
     def _planned_steps(self) -> list[int]:
         """Checkpoints that every run with these settings has, so that a collapse ends it with the same policy however
@@ -175,10 +193,10 @@ def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
         raise OSError(str(error)) from error
 
 
-def sound_checkpoint(directory: RunDirectory, tell: Callable[[str], None]) -> Path | None:
+def find_valid_checkpoint(directory: RunDirectory, notify: Callable[[str], None]) -> Path | None:
     """The newest checkpoint whose files are as they were written; None where none was saved yet.
 
-    Damaged ones after it are put aside under another name, and told, so that it is the run's newest.
+    Damaged ones after it are renamed and reported, so that it is the newest of the run.
     """
     damaged: dict[int, str] = {}
     for step in reversed(directory.checkpoint_steps()):
@@ -187,7 +205,9 @@ def sound_checkpoint(directory: RunDirectory, tell: Callable[[str], None]) -> Pa
         if damage is None:
             for later, found in damaged.items():
                 aside = directory.put_checkpoint_aside(later)
-                tell(f"checkpoint of step {later} is damaged ({found}); it is {aside} now, and step {step} takes over")
+                notify(
+                    f"checkpoint of step {later} is damaged ({found}); it is {aside} now, and step {step} takes over"
+                )
             return folder
         damaged[step] = damage
     if damaged:

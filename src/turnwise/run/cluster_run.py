@@ -15,7 +15,7 @@ from typing import Protocol
 
 from rich.console import Console
 
-from turnwise.cluster.explorer_pool import Crew, Hiring, Host, Player, build_on_cluster, read_wanted
+from turnwise.cluster.explorer_pool import Crew, Hiring, Host, Player, open_on_cluster, read_wanted
 from turnwise.config.schema import RayCluster, TurnwiseSettings
 from turnwise.errors import LostError
 from turnwise.hooks import Callback
@@ -23,10 +23,10 @@ from turnwise.loop.step import Stages
 from turnwise.protocols import Learner
 from turnwise.report.console import print_notice
 from turnwise.report.run_dir import RunDirectory
-from turnwise.report.trajectories import Journals
-from turnwise.run.checkpoints import sound_checkpoint
-from turnwise.run.run_setup import Evaluator, Workers, open_workers
-from turnwise.run.training_run import Training
+from turnwise.report.trajectories import EpisodeJournal
+from turnwise.run.checkpoints import find_valid_checkpoint
+from turnwise.run.run_setup import RunComponents, open_run_components
+from turnwise.run.training_run import TrainingRun
 
 _MAX_RETURNS = 5
 """Returns to one checkpoint: after so many, going back once more would not help."""
@@ -81,10 +81,10 @@ class ClusterTraining:
         while True:
             try:
                 await self._try(cluster, checkpoint)
-                Journals(self._directory).forget_covered()
+                EpisodeJournal(self._directory).remove_covered()
                 return
             except LostError as lost:
-                newest = sound_checkpoint(self._directory, partial(print_notice, self._console))
+                newest = find_valid_checkpoint(self._directory, partial(print_notice, self._console))
                 num_returns = 1 if newest != checkpoint else num_returns + 1
                 if num_returns > _MAX_RETURNS:
                     raise
@@ -96,19 +96,24 @@ class ClusterTraining:
                     RunDirectory.reopen(self._directory.path, step=-1)
 
     async def _try(self, cluster: Cluster, checkpoint: Path | None) -> None:
-        build = partial(self._build, cluster, asyncio.get_running_loop())
+        open_here = partial(self._open, cluster, asyncio.get_running_loop())
         # In a thread: explorers start while the learner does.
-        workers = await asyncio.to_thread(
-            open_workers, self._settings, self._directory, self._console, checkpoint, build=build
+        components = await asyncio.to_thread(
+            open_run_components,
+            self._settings,
+            self._directory,
+            self._console,
+            checkpoint,
+            open_elsewhere=open_here,
         )
         assert self._crew is not None
         await self._crew.gather()
-        training = Training(
-            self._settings, self._directory, self._console, checkpoint, workers=workers, callbacks=self._callbacks
+        training = TrainingRun(
+            self._settings, self._directory, self._console, checkpoint, components=components, callbacks=self._callbacks
         )
         await training.run()
 
-    def _build(
+    def _open(
         self,
         cluster: Cluster,
         loop: asyncio.AbstractEventLoop,
@@ -116,11 +121,11 @@ class ClusterTraining:
         directory: RunDirectory,
         model: str,
         stages: Stages,
-    ) -> Workers:
+    ) -> RunComponents:
         if self._crew is None:
             self._crew = self._new_crew(cluster, model)
             loop.call_soon_threadsafe(self._crew.start)
-        parts = build_on_cluster(
+        training = open_on_cluster(
             settings,
             model,
             directory,
@@ -129,7 +134,7 @@ class ClusterTraining:
             buffer=cluster.open_buffer(),
             learner=cluster.open_learner(model),
         )
-        return Workers(parts=parts, evaluator=Evaluator(parts, lambda: parts, stages))
+        return RunComponents.of(training, stages)
 
     def _new_crew(self, cluster: Cluster, model: str) -> Crew:
         chosen = self._settings.cluster

@@ -20,8 +20,8 @@ from turnwise.errors import ConfigError
 from turnwise.infra.atomic_files import write_whole
 from turnwise.infra.threads import run_async
 from turnwise.infra.untrusted import UNKNOWN
-from turnwise.loop.build import held_out_tasks
-from turnwise.loop.components import PlayParts
+from turnwise.loop.build import build_judging, held_out_tasks
+from turnwise.loop.components import RolloutComponents
 from turnwise.loop.evaluate import Evaluation, evaluate_once, play_rule_in
 from turnwise.loop.policies import find_policy, open_policy, run_of
 from turnwise.models.resolve import describe_set_up
@@ -368,7 +368,7 @@ def _new_folder(report: EvalReport, root: Path) -> Path:
 def evaluate_rule(rule: str, settings: TurnwiseSettings, split: str) -> Evaluated:
     """Evaluate `oracle`, `random` or another scripted policy in the main environment."""
     _refuse_no_episodes(settings)
-    result = play_rule_in(settings, rule, held_out_tasks(settings, split))
+    result = play_rule_in(settings, rule, held_out_tasks(settings, split), build_judging(settings))
     report = _report(rule, settings, split, result)
     return Evaluated(report=report, trajectories=result.trajectories, root=settings.run.root)
 
@@ -398,7 +398,7 @@ def _refuse_no_episodes(settings: TurnwiseSettings) -> None:
         raise ConfigError("eval.episodes must be at least 1 to evaluate, got 0. Give --episodes N.")
 
 
-def report_policy(target: str, split: str, result: Evaluation, parts: PlayParts) -> EvalReport:
+def report_policy(target: str, split: str, result: Evaluation, parts: RolloutComponents) -> EvalReport:
     """What a policy did; `parts` have played it."""
     settings = parts.settings
     turns = [turn for trajectory in result.trajectories for turn in trajectory.turns]
@@ -434,7 +434,7 @@ def _report(target: str, settings: TurnwiseSettings, split: str, result: Evaluat
     )
 
 
-def _samples(trajectories: Sequence[Trajectory], parts: PlayParts) -> list[SampleReply]:
+def _samples(trajectories: Sequence[Trajectory], parts: RolloutComponents) -> list[SampleReply]:
     """The first reply of each of the first episodes."""
     contexts = {world.tag: world.context for world in envs_by_path(parts.settings).values()}
     samples: list[SampleReply] = []
@@ -454,12 +454,12 @@ def _samples(trajectories: Sequence[Trajectory], parts: PlayParts) -> list[Sampl
     return samples
 
 
-def _is_long(ids: IntArray, limit: int, parts: PlayParts) -> bool:
+def _is_long(ids: IntArray, limit: int, parts: RolloutComponents) -> bool:
     """Whether a reply may have been cut. Without token ids, only a missing end token shows it."""
     return len(ids) >= limit or not parts.settings.engine.tells_tokens
 
 
-def _reasons(trajectories: Sequence[Trajectory], parts: PlayParts) -> list[str]:
+def _reasons(trajectories: Sequence[Trajectory], parts: RolloutComponents) -> list[str]:
     found: list[str] = []
     for path, world in envs_by_path(parts.settings).items():
         own = [trajectory for trajectory in trajectories if trajectory.task.tag == world.tag]

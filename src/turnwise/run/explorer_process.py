@@ -1,26 +1,25 @@
-"""A process that does a part of a run: only explore, or only evaluate. (Only train: a `Training` over stored data.)"""
+"""A process that does a part of a run: only explore, or only evaluate. `TrainingRun` does the third, only train."""
 
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from turnwise.checks.episodes import FirstStepChecks
 from turnwise.config.schema import OracleWarmStart, TurnwiseSettings
+from turnwise.hooks import RolloutResult
 from turnwise.infra.atomic_files import encode_object, write_whole
 from turnwise.infra.wait_tracking import show_waits
-from turnwise.loop.build import build_explore, build_learn, build_play
-from turnwise.loop.components import ExploreParts, close_part
+from turnwise.loop.build import open_buffer, open_explorer, open_rollout, open_trainer
+from turnwise.loop.components import ExplorerComponents, RolloutComponents, close_component
 from turnwise.loop.evaluate import Evaluation, evaluate_once
 from turnwise.loop.policies import resolve_model
 from turnwise.loop.split_processes import Shared, explore_alone
-from turnwise.loop.step import Explored
 from turnwise.loop.warm_start import warm_start
 from turnwise.models.resolve import describe_set_up
-from turnwise.protocols import PolicyMark
+from turnwise.protocols import Buffer, PolicyMark
 from turnwise.report.console import ProgressDisplay, phase, print_notice
 from turnwise.report.metrics import JsonlSink, Sinks, Stopwatch, group_metrics
 from turnwise.report.run_dir import RunDirectory
@@ -44,14 +43,16 @@ class Exploring:
         shared = Shared.open(self._settings, self._directory)
         with phase(self._console, describe_set_up(self._settings.model.path)):
             model = resolve_model(self._settings)
-            parts = build_explore(self._settings, model, run_path=self._directory.path)
+            path = self._directory.path
+            explorer = open_explorer(open_rollout(self._settings, model, run_path=path), run_path=path)
+            buffer = open_buffer(self._settings, path)
         try:
             with show_waits(self._directory.waits):
-                await self._explore(parts, shared, await self._start(parts, shared, model))
-            num_waiting = len(parts.buffer)
+                await self._explore(explorer, buffer, shared, await self._start(explorer.rollout, shared, model))
+            num_waiting = len(buffer)
         finally:
-            await parts.close_play()
-            close_part(parts.buffer)
+            await explorer.close()
+            close_component(buffer)
         print_notice(
             self._console,
             f"explored {shared.explorer.read().step} rollouts; {num_waiting} experiences wait to be learnt from: "
@@ -59,23 +60,23 @@ class Exploring:
             f"--run-dir {short_path(self._directory.path)}",
         )
 
-    async def _start(self, parts: ExploreParts, shared: Shared, model: str) -> PolicyMark:
+    async def _start(self, rollout: RolloutComponents, shared: Shared, model: str) -> PolicyMark:
         """The newest published policy; where there is none, the one that a trainer would start with."""
         if shared.mailbox.newest() is not None:
             start, weights = shared.mailbox.fetch()
-            await parts.channel.publish(weights, start.policy_version)
+            await rollout.publisher.publish(weights, start.policy_version)
             return start
         if isinstance(self._settings.warm_start, OracleWarmStart):
             with phase(self._console, "warm start from the oracle") as advance:
-                # A learner for this lesson alone: the explorer that plays afterwards has none.
-                pupil = build_learn(self._settings, model, run_path=self._directory.path)
-                await warm_start(pupil, self._settings.warm_start, advance)
-            await parts.channel.publish(pupil.learner.weights(), 0)
-            pupil.close()
+                # A learner for the warm start alone: the explorer that plays afterwards has none.
+                trainer = open_trainer(self._settings, model, run_path=self._directory.path)
+                await warm_start(trainer, rollout.template, self._settings.warm_start, advance)
+            await rollout.publisher.publish(trainer.learner.weights(), 0)
+            close_component(trainer.learner)
         return PolicyMark(0, 0)
 
-    async def _explore(self, parts: ExploreParts, shared: Shared, start: PolicyMark) -> None:
-        steps, report = self._settings.learn.steps, self._settings.report
+    async def _explore(self, explorer: ExplorerComponents, buffer: Buffer, shared: Shared, start: PolicyMark) -> None:
+        steps, report, engine = self._settings.learn.steps, self._settings.report, explorer.rollout.engine
         watch = Stopwatch()
         writer = TrajectoryWriter(self._directory.trajectories, max_per_step=max(report.trajectories_per_step, 1))
         title = f"exploring {self._settings.env.type}"
@@ -85,33 +86,31 @@ class Exploring:
             ProgressDisplay(steps, title, console=self._console, start_step=first) as display,
         ):
 
-            def on_rollout(number: int, explored: Explored) -> None:
+            def on_rollout(number: int, rollout: RolloutResult) -> None:
                 metrics = {
-                    **group_metrics(explored.played),
-                    **explored.metrics,
-                    "rollout/tokens_sampled": float(explored.tokens_sampled),
-                    "sync/policy_version": float(parts.engine.policy_version),
-                    "buffer/experiences_left": float(len(parts.buffer)),
-                    **engine_metrics(parts),
+                    **group_metrics(rollout.played),
+                    **rollout.metrics,
+                    "rollout/tokens_sampled": float(rollout.tokens_sampled),
+                    "sync/policy_version": float(engine.policy_version),
+                    "buffer/experiences_left": float(len(buffer)),
+                    **engine_metrics(engine),
                 }
                 sinks.write(number, metrics)
-                shown = [t for group in explored.played for t in group.trajectories][: report.trajectories_per_step]
-                if shown:
+                if shown := rollout.trajectories[: report.trajectories_per_step]:
                     writer.write(number, shown)
                 display.update(number, metrics, watch.time_split())
 
-            look = FirstStepChecks(self._settings, parts.template, self._directory, self._console)
-            watched = replace(parts, on_explored=look.after_rollout)
-            await explore_alone(watched, shared, start=start, on_rollout=on_rollout)
+            first_step = FirstStepChecks(self._settings, explorer.rollout.template, self._directory, self._console)
+            await explore_alone(explorer, buffer, shared, start=start, hooks=[first_step], on_rollout=on_rollout)
 
 
 async def evaluate_alone(
     settings: TurnwiseSettings, directory: RunDirectory, console: Console, policy: Path | None
 ) -> Evaluation:
     """Evaluate a policy folder, or the model as it is, and write `evaluation.json`."""
-    parts = build_play(settings, policy or resolve_model(settings))
-    with phase(console, f"evaluating on {len(parts.eval_tasks)} held-out episodes") as advance:
-        result = await evaluate_once(parts, advance)
+    rollout = open_rollout(settings, policy or resolve_model(settings))
+    with phase(console, f"evaluating on {len(rollout.eval_tasks)} held-out episodes") as advance:
+        result = await evaluate_once(rollout, advance)
     told = {
         "policy": str(policy or settings.model.path),
         "env": result.env,

@@ -19,12 +19,13 @@ from rich.console import Console
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, RunError
+from turnwise.hooks import Hook, TrainStep, UpdateResult
 from turnwise.infra.threads import run_async
 from turnwise.learn.checkpoint import resumed_model
-from turnwise.loop.build import build_train, open_learner
-from turnwise.loop.components import LearnParts, TrainParts
+from turnwise.loop.build import open_components, open_trainer
+from turnwise.loop.components import TrainComponents, TrainerComponents
 from turnwise.loop.policies import resolve_model
-from turnwise.loop.serial import Learnt, LoopStep, learn_from, train_serial
+from turnwise.loop.serial import train_serial, update_policy
 from turnwise.loop.warm_start import mix_in_demonstrations
 from turnwise.report.metrics import Stopwatch
 from turnwise.report.run_dir import RunDirectory
@@ -32,7 +33,8 @@ from turnwise.report.token_log import LearningRecord
 from turnwise.report.token_log_codec import LearntBatch, choose_rows, take_rows
 from turnwise.report.token_log_reader import StepTokens
 from turnwise.run.checkpoints import load_checkpoint
-from turnwise.run.run_setup import announce, start_anew
+from turnwise.run.run_recorder import logged_batch
+from turnwise.run.run_setup import announce, run_warm_start
 
 _MAY_DIFFER = ("credit", "reward.normalisation", "learn.loss", "learn.aggregation", "learn.entropy_coef")
 """What can be asked about a step that is played already: its credit and its loss."""
@@ -104,7 +106,7 @@ class _Replay:
         self._folder = folder
         self._before = folder / "before"
         """The learner as it was before the step."""
-        self._done: LoopStep | None = None
+        self._done: TrainStep | None = None
 
     async def run(self, step: int, overrides: Sequence[str]) -> Replayed:
         saved = [n for n in self._directory.checkpoint_steps() if n < step]
@@ -115,71 +117,65 @@ class _Replay:
         model = str(resumed or resolve_model(self._settings))
         # Where past selves are met in games, they are found beside what is played now.
         (self._folder / "checkpoints").symlink_to(self._directory.checkpoints.resolve())
-        parts = build_train(self._settings, model, run_path=self._folder)
+        components = open_components(self._settings, model, run_path=self._folder)
         try:
-            await self._begin(parts, checkpoint)
-            await self._play(parts, start, step)
+            await self._begin(components, checkpoint)
+            await self._play(components, start, step)
             assert self._done is not None
             same = _compare(self._done, self._directory, self._settings)
-            other = await self._otherwise(parts, model, overrides) if overrides else {}
+            other = await self._otherwise(components, model, overrides) if overrides else {}
         finally:
-            await parts.close_play()
-            parts.close()
+            await components.close()
         return Replayed(step=step, from_step=start, parts=same, other=other)
 
-    async def _begin(self, parts: TrainParts, checkpoint: Path | None) -> None:
+    async def _begin(self, components: TrainComponents, checkpoint: Path | None) -> None:
+        trainer, explorer = components.trainer, components.explorer
         if checkpoint is None:
-            await start_anew(parts, self._settings, Console(quiet=True))
+            await run_warm_start(trainer, explorer.rollout.template, Console(quiet=True))
         else:
-            progress = load_checkpoint(checkpoint, parts.learner)
-            parts.tasks.restore(progress.tasks)
-        await mix_in_demonstrations(parts)
-        await parts.channel.publish(parts.take_weights(), parts.learner.policy_version)
+            progress = load_checkpoint(checkpoint, trainer.learner)
+            explorer.tasks.restore(progress.tasks)
+        await mix_in_demonstrations(trainer, explorer.rollout.template)
+        await components.publish(trainer.learner.policy_version)
 
-    async def _play(self, parts: TrainParts, start: int, step: int) -> None:
+    async def _play(self, components: TrainComponents, start: int, step: int) -> None:
         if start == step - 1:
-            self._save(parts)
+            self._save(components.trainer)
 
-        async def on_step(done: LoopStep) -> None:
+        async def on_step(done: TrainStep) -> None:
             if done.step == step - 1:
-                self._save(parts)
+                self._save(components.trainer)
             if done.step == step:
                 self._done = done
                 raise _Reached
 
         try:
-            await train_serial(parts, Stopwatch(), start_step=start, on_step=on_step)
+            await train_serial(components, Stopwatch(), start_step=start, on_step=on_step)
         except _Reached:
             return
 
-    def _save(self, parts: TrainParts) -> None:
+    def _save(self, trainer: TrainerComponents) -> None:
         self._before.mkdir()
-        parts.learner.save_state(self._before)
+        trainer.learner.save_state(self._before)
 
-    async def _otherwise(self, parts: TrainParts, model: str, overrides: Sequence[str]) -> dict[str, dict[str, float]]:
+    async def _otherwise(
+        self, components: TrainComponents, model: str, overrides: Sequence[str]
+    ) -> dict[str, dict[str, float]]:
         """The same experiences and the same learner, under other settings."""
         assert self._done is not None
         settings = load_settings(str(self._directory.config), overrides)
-        learner = open_learner(settings, model)
-        learner.load_state(self._before)
-        other = LearnParts(
-            settings=settings,
-            tokenizer=parts.tokenizer,
-            template=parts.template,
-            buffer=parts.buffer,
-            credit=settings.credit,
-            learner=learner,
-            open_mailbox=parts.open_mailbox,
-        )
-        await mix_in_demonstrations(other)
-        learnt = learn_from(other, self._done.learnt.experiences)
-        return {"recorded": _numbers(self._done.learnt), "replayed": _numbers(learnt)}
+        trainer = open_trainer(settings, model)
+        trainer.learner.load_state(self._before)
+        await mix_in_demonstrations(trainer, components.explorer.rollout.template)
+        result = update_policy(trainer, self._done.update.experiences, Hook())
+        return {"recorded": _numbers(self._done.update), "replayed": _numbers(result)}
 
 
-def _numbers(learnt: Learnt) -> dict[str, float]:
-    numbers = {name: learnt.metrics[name] for name in _SHOWN if name in learnt.metrics}
-    if learnt.batch is not None:
-        advantages = learnt.batch.batch.advantages[learnt.batch.batch.loss_mask]
+def _numbers(update: UpdateResult) -> dict[str, float]:
+    numbers = {name: update.metrics[name] for name in _SHOWN if name in update.metrics}
+    if update.inputs is not None:
+        batch = update.inputs.batch
+        advantages = batch.advantages[batch.loss_mask]
         numbers |= {"advantage/mean": float(advantages.mean()), "advantage/std": float(advantages.std())}
         numbers |= {"advantage/min": float(advantages.min()), "advantage/max": float(advantages.max())}
     return numbers
@@ -188,7 +184,7 @@ def _numbers(learnt: Learnt) -> dict[str, float]:
 # --- is it the same -------------------------------------------------------------------------------------------------
 
 
-def _compare(done: LoopStep, directory: RunDirectory, settings: TurnwiseSettings) -> dict[str, bool | None]:
+def _compare(done: TrainStep, directory: RunDirectory, settings: TurnwiseSettings) -> dict[str, bool | None]:
     row = next(row for row in directory.read_metrics() if int(row["step"]) == done.step)
     metrics: dict[str, Any] = {**done.metrics}
 
@@ -209,9 +205,9 @@ def _is_same(recorded: Any, found: Any) -> bool:
     return recorded == found if is_number else recorded is None
 
 
-def _compare_tokens(done: LoopStep, directory: RunDirectory, settings: TurnwiseSettings) -> dict[str, bool | None]:
+def _compare_tokens(done: TrainStep, directory: RunDirectory, settings: TurnwiseSettings) -> dict[str, bool | None]:
     record = LearningRecord(directory.learning_record)
-    learnt = done.learnt.batch
+    learnt = logged_batch(done.update)
     if not directory.learning_record.exists() or done.step not in record.steps() or learnt is None:
         return dict.fromkeys(("tokens", "rewards", "advantages"))
     found = take_rows(learnt, choose_rows(learnt.experiences, settings.report.tokens))

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,21 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import AuditError, Finding, LearnError, SyncError, TurnwiseError
 from turnwise.experience.build import build_experiences
 from turnwise.experience.store import inspect_store
+from turnwise.hooks import TrainStep
 from turnwise.infra.atomic_files import find_damage
 from turnwise.infra.threads import run_async
-from turnwise.loop.build import build_explore, join, open_audit, open_learner, open_proxies
-from turnwise.loop.components import TrainParts
+from turnwise.loop.build import (
+    connect,
+    open_audit,
+    open_buffer,
+    open_explorer,
+    open_mailbox,
+    open_rollout,
+    open_trainer,
+)
+from turnwise.loop.components import TrainComponents
 from turnwise.loop.policies import resolve_model
-from turnwise.loop.serial import LoopStep, train_serial
+from turnwise.loop.serial import train_serial
 from turnwise.report.evaluation import find_evals, read_eval, results_of
 from turnwise.report.metrics import Stopwatch
 from turnwise.report.run_dir import RunDirectory
@@ -217,17 +227,17 @@ def inject_faults(faults: Sequence[Fault] = FAULTS) -> list[FaultResult]:
 def _try(fault: Fault) -> FaultResult:
     done: list[int] = []
 
-    async def on_step(step: LoopStep) -> None:
+    async def on_step(step: TrainStep) -> None:
         done.append(step.step)
 
     by: str | None = None
     with tempfile.TemporaryDirectory() as folder, _patched(fault):
         try:
-            parts = _open(fault, Path(folder))
+            components = _open(fault, Path(folder))
             if fault.at_resume:
-                run_async(_resume(parts, fault, Path(folder) / "step-1", on_step))
+                run_async(_resume(components, fault, Path(folder) / "step-1", on_step))
             else:
-                run_async(_train(parts, 0, on_step))
+                run_async(_train(components, 0, on_step))
         except AuditError as error:
             by = error.check
         except (LearnError, SyncError) as error:
@@ -238,42 +248,46 @@ def _try(fault: Fault) -> FaultResult:
     return FaultResult(name=fault.name, room=fault.room, caught=by is not None, after_steps=steps, by=by)
 
 
-async def _train(parts: TrainParts, start_step: int, on_step: Callable[[LoopStep], Any]) -> None:
-    await parts.channel.publish(parts.take_weights(), parts.learner.policy_version)
+async def _train(components: TrainComponents, start_step: int, on_step: Callable[[TrainStep], Any]) -> None:
+    await components.publish(components.trainer.learner.policy_version)
     try:
-        await train_serial(parts, Stopwatch(), start_step=start_step, on_step=on_step)
+        await train_serial(components, Stopwatch(), start_step=start_step, on_step=on_step)
     finally:
-        await parts.close_play()
+        await components.explorer.close()
 
 
-async def _resume(parts: TrainParts, fault: Fault, folder: Path, on_step: Callable[[LoopStep], Any]) -> None:
-    """Train without the fault up to a checkpoint, then resume with it."""
-    await _train(parts, _STEPS - 1, on_step)
+async def _resume(components: TrainComponents, fault: Fault, folder: Path, on_step: Callable[[TrainStep], Any]) -> None:
+    """Train without the fault until the checkpoint, then load it with the fault."""
+    await _train(components, _STEPS - 1, on_step)
     assert fault.learner is not None
-    save_checkpoint(folder, parts.learner, parts.tokenizer, Progress(step=1))
-    load_checkpoint(folder, fault.learner(parts.learner))
+    learner = components.trainer.learner
+    save_checkpoint(folder, learner, components.explorer.rollout.tokenizer, Progress(step=1))
+    load_checkpoint(folder, fault.learner(learner))
 
 
-def _open(fault: Fault, folder: Path) -> TrainParts:
-    """Components of a run in which engine and learner have separate weights, one of them wrapped by the fault."""
+def _open(fault: Fault, folder: Path) -> TrainComponents:
+    """Open a run whose engine and learner hold weights of their own, with the fault around one component."""
     settings = load_settings("frozenlake", [*_SETTING, *fault.overrides])
     model = str(resolve_model(settings))
-    explore = build_explore(settings, model, run_path=folder)
-    engine = fault.engine(explore.engine) if fault.engine else explore.engine
-    explore = replace(explore, engine=engine, channel=MemoryChannel([engine]))
-    proxy, greedy = open_proxies(explore)
-    explore = replace(
-        explore,
-        proxy=fault.collector(proxy) if fault.collector else proxy,
-        greedy_proxy=greedy,
-        buffer=fault.buffer(explore.buffer) if fault.buffer else explore.buffer,
-    )
-    credit, learner = settings.credit, open_learner(settings, model)
+    rollout = open_rollout(settings, model, run_path=folder)
+    engine = fault.engine(rollout.engine) if fault.engine else rollout.engine
+    rollout = replace(rollout, engine=engine, publisher=MemoryChannel([engine]))
+    explorer = open_explorer(rollout, run_path=folder)
+    if fault.collector:
+        collectors = replace(explorer.collectors, sampled=fault.collector(explorer.collectors.sampled))
+        explorer = replace(explorer, collectors=collectors)
+    buffer = open_buffer(settings, folder)
+    trainer = open_trainer(settings, model)
     if fault.learner and not fault.at_resume:
-        learner = fault.learner(learner)
-    audit = open_audit(settings, learner, None)
-    credit = fault.credit(credit) if fault.credit else credit
-    return join(explore, {"credit": credit, "learner": learner, "audit": audit})
+        trainer = replace(trainer, learner=fault.learner(trainer.learner))
+    audit = open_audit(settings, trainer.learner, None)
+    return connect(
+        explorer,
+        replace(trainer, estimator=fault.credit(trainer.estimator)) if fault.credit else trainer,
+        fault.buffer(buffer) if fault.buffer else buffer,
+        open_weight_store=partial(open_mailbox, settings, folder),
+        hooks=audit,
+    )
 
 
 @contextmanager

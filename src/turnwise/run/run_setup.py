@@ -1,4 +1,4 @@
-"""The beginning of a run: seeds, the model, the parts, and the policy that training starts from."""
+"""Set-up of a run: seeds, the model, the components, and the policy that training starts from."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import torch
 from rich.console import Console
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from turnwise.checks.model import check_model
@@ -16,100 +17,138 @@ from turnwise.checks.plan import reward_model_path
 from turnwise.checks.settings import find_unused_settings
 from turnwise.checks.stages import report_findings
 from turnwise.config.schema import LessonSettings, TurnwiseSettings
+from turnwise.hooks import Hooks
 from turnwise.infra.atomic_files import write_whole
 from turnwise.learn.checkpoint import resumed_model
-from turnwise.loop.build import build_learn, build_play, build_train, samples_in_place
-from turnwise.loop.components import LearnParts, PlayParts, TrainParts
-from turnwise.loop.evaluate import Evaluation
+from turnwise.loop.build import (
+    load_words,
+    open_audit,
+    open_buffer,
+    open_components,
+    open_rollout,
+    open_trainer,
+    samples_in_place,
+)
+from turnwise.loop.components import RolloutComponents, TrainComponents, TrainerComponents, close_trainer
+from turnwise.loop.evaluate import Evaluation, is_evaluation_due
 from turnwise.loop.policies import resolve_model
 from turnwise.loop.step import STAGES, Stages
 from turnwise.loop.warm_start import mix_in_demonstrations, warm_start
 from turnwise.models.load import warn_of_slow_bfloat16
 from turnwise.models.memory import describe_in_one_line, read_config, report_memory
 from turnwise.models.resolve import describe_set_up
+from turnwise.protocols import Buffer, ChatTemplate
 from turnwise.report.console import phase, print_notice
 from turnwise.report.run_dir import RunDirectory
-from turnwise.report.trajectories import Journals
 from turnwise.run.checkpoints import Progress, load_checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workers:
-    """The models of a run and all that works with them, before anything is learnt."""
+class RunComponents:
+    """The components of a run in this process, before training begins."""
 
-    parts: LearnParts
+    trainer: TrainerComponents
+    buffer: Buffer
+    tokenizer: PreTrainedTokenizerBase
+    template: ChatTemplate
     evaluator: Evaluator
+    hooks: Hooks
+    """Those that the components bring: the audit."""
+    training: TrainComponents | None = None
+    """All that a loop connects; None if another process explores."""
+
+    @classmethod
+    def of(cls, training: TrainComponents, stages: Stages = STAGES) -> RunComponents:
+        """For a process that explores and trains."""
+        rollout = training.explorer.rollout
+        return cls(
+            trainer=training.trainer,
+            buffer=training.buffer,
+            tokenizer=rollout.tokenizer,
+            template=rollout.template,
+            evaluator=Evaluator(training.trainer, lambda: rollout, stages),
+            hooks=training.hooks,
+            training=training,
+        )
+
+    async def close(self) -> None:
+        if self.training is not None:
+            await self.training.close()
+            return
+        try:
+            await self.evaluator.close()
+        finally:
+            close_trainer(self.trainer, self.buffer)
 
 
-BuildWorkers: TypeAlias = Callable[[TurnwiseSettings, RunDirectory, str, Stages], Workers]
+OpenComponents: TypeAlias = Callable[[TurnwiseSettings, RunDirectory, str, Stages], RunComponents]
 """From settings, a run directory, a model's folder and stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class RunStart:
     """A run that is ready to train."""
 
-    parts: LearnParts
-    evaluator: Evaluator
+    components: RunComponents
     progress: Progress
     directory: RunDirectory
 
-    async def close(self) -> None:
-        """Nothing more is played or learnt."""
-        try:
-            await (self.parts.close_play() if isinstance(self.parts, TrainParts) else self.evaluator.close())
-        finally:
-            self.parts.close()
-
 
 class Evaluator:
-    """Measures the learner's policy; an engine is opened when it is first needed."""
+    """Evaluates the learner's policy; an engine is opened when it is first needed."""
 
-    def __init__(self, parts: LearnParts, open_play: Callable[[], PlayParts], stages: Stages = STAGES) -> None:
-        self._parts = parts
-        self._open_play = open_play
+    def __init__(
+        self, trainer: TrainerComponents, open_rollout: Callable[[], RolloutComponents], stages: Stages = STAGES
+    ) -> None:
+        self._trainer = trainer
+        self._open_rollout = open_rollout
         self._stages = stages
-        self._play: PlayParts | None = None
+        self._rollout: RolloutComponents | None = None
 
     @property
     def is_wanted(self) -> bool:
-        return self._parts.settings.eval.is_wanted
+        return self._trainer.settings.eval.is_wanted
+
+    def is_due(self, step: int) -> bool:
+        """Whether the policy is evaluated after this step, besides before and after the run."""
+        return is_evaluation_due(self._trainer.settings, step)
 
     @property
-    def play(self) -> PlayParts:
-        self._play = self._play or self._open_play()
-        return self._play
+    def rollout(self) -> RolloutComponents:
+        self._rollout = self._rollout or self._open_rollout()
+        return self._rollout
 
     async def evaluate(self, advance: Callable[[int, int], None]) -> Evaluation:
-        """An evaluation is about the newest policy; that an explorer has it early does no harm."""
-        learner = self._parts.learner
-        if self.play.engine.policy_version != learner.policy_version:
-            await self.play.channel.publish(self._parts.take_weights(), learner.policy_version)
-        return await self._stages.evaluate(self.play, advance)
+        """Evaluate the newest policy; that an explorer has it early does no harm."""
+        learner = self._trainer.learner
+        if self.rollout.engine.policy_version != learner.policy_version:
+            await self.rollout.publisher.publish(self._trainer.take_weights(), learner.policy_version)
+        return await self._stages.evaluate(self.rollout, advance)
 
     async def close(self) -> None:
-        if self._play is not None:
-            await self._play.close_play()
+        if self._rollout is not None:
+            await self._rollout.close()
 
 
-def open_workers(
+def open_run_components(
     settings: TurnwiseSettings,
     directory: RunDirectory,
     console: Console,
     checkpoint: Path | None = None,
     stages: Stages = STAGES,
     *,
-    build: BuildWorkers | None = None,
-) -> Workers:
-    """Fix what chance depends on and load every model, from the settings or from a checkpoint; `build` where they are
-    not to be in this process.
+    open_elsewhere: OpenComponents | None = None,
+) -> RunComponents:
+    """Set seeds and load every model, from the settings or from a checkpoint.
+
+    `open_elsewhere` opens them if they are not to be in this process.
     """
     announce(settings, console)
     resumed = resumed_model(checkpoint) if checkpoint else None
     with phase(console, "setting up the model" if resumed else describe_set_up(settings.model.path)):
         model = str(resumed or resolve_model(settings))
         _keep_tokenizer(Path(model), directory)
-        workers = (build or _build)(settings, directory, model, stages)
+        components = (open_elsewhere or _open)(settings, directory, model, stages)
     config = read_config(model)
     memory = report_memory(
         config,
@@ -120,27 +159,29 @@ def open_workers(
     )
     print_notice(console, describe_in_one_line(memory))
     if checkpoint is None:
-        report_findings(check_model(settings, workers.parts.template), directory, console)
-    return workers
+        report_findings(check_model(settings, components.template), directory, console)
+    return components
 
 
-async def set_up(workers: Workers, directory: RunDirectory, console: Console, checkpoint: Path | None) -> Start:
-    """From the model as it is, or from a checkpoint, to a policy that is trained from here on."""
-    parts, is_whole = workers.parts, isinstance(workers.parts, TrainParts)
+async def set_up(
+    components: RunComponents, directory: RunDirectory, console: Console, checkpoint: Path | None
+) -> RunStart:
+    """Prepare the policy that training starts from: the model and its warm start, or a checkpoint."""
+    trainer, buffer, training = components.trainer, components.buffer, components.training
     if checkpoint is None:
-        progress = await start_anew(parts, parts.settings, console)
+        progress = await run_warm_start(trainer, components.template, console)
     else:
-        progress = load_checkpoint(checkpoint, parts.learner, parts.buffer)
-        directory = RunDirectory.reopen(directory.path, step=progress.step, has_played=is_whole)
+        progress = load_checkpoint(checkpoint, trainer.learner, buffer)
+        directory = RunDirectory.reopen(directory.path, step=progress.step, has_played=training is not None)
     # Without a checkpoint too: a process before this one may have been killed before it saved its first.
-    parts.buffer.rewind(progress.step, plays_again=is_whole)
-    await mix_in_demonstrations(parts)
-    if isinstance(parts, TrainParts):
+    buffer.rewind(progress.step, plays_again=training is not None)
+    await mix_in_demonstrations(trainer, components.template)
+    if training is not None:
         if checkpoint is not None:
-            parts.tasks.restore(progress.tasks)
-        progress = replace(progress, tasks=parts.tasks.state())
-        await parts.channel.publish(parts.take_weights(), parts.learner.policy_version)
-    return Start(parts=parts, evaluator=workers.evaluator, progress=progress, directory=directory)
+            training.explorer.tasks.restore(progress.tasks)
+        progress = replace(progress, tasks=training.explorer.tasks.state())
+        await training.publish(trainer.learner.policy_version)
+    return RunStart(components=components, progress=progress, directory=directory)
 
 
 def announce(settings: TurnwiseSettings, console: Console) -> None:
@@ -163,18 +204,25 @@ def _keep_tokenizer(model: Path, directory: RunDirectory) -> None:
         write_whole(directory.tokenizer, found.read_bytes())
 
 
-def _build(settings: TurnwiseSettings, directory: RunDirectory, model: str, stages: Stages) -> Workers:
-    if settings.run.mode == "train":
-        learn = build_learn(settings, model, run_path=directory.path)
-        evaluator = Evaluator(learn, lambda: build_play(settings, model, run_path=directory.path), stages)
-        return Workers(parts=learn, evaluator=evaluator)
-    whole = replace(build_train(settings, model, run_path=directory.path), journals=Journals(directory))
-    return Workers(parts=whole, evaluator=Evaluator(whole, lambda: whole, stages))
+def _open(settings: TurnwiseSettings, directory: RunDirectory, model: str, stages: Stages) -> RunComponents:
+    if settings.run.mode != "train":
+        return RunComponents.of(open_components(settings, model, run_path=directory.path), stages)
+    words, buffer = load_words(settings, model), open_buffer(settings, directory.path)
+    trainer = open_trainer(settings, model, run_path=directory.path)
+    return RunComponents(
+        trainer=trainer,
+        buffer=buffer,
+        tokenizer=words.tokenizer,
+        template=words.template,
+        evaluator=Evaluator(trainer, lambda: open_rollout(settings, model, run_path=directory.path), stages),
+        hooks=Hooks(open_audit(settings, trainer.learner, directory.path)),
+    )
 
 
-async def start_anew(parts: LearnParts, settings: TurnwiseSettings, console: Console) -> Progress:
-    """From demonstrations, or with the model as it is."""
+async def run_warm_start(trainer: TrainerComponents, template: ChatTemplate, console: Console) -> Progress:
+    """Train on demonstrations if `warm_start` asks for it."""
+    settings = trainer.settings
     if not isinstance(settings.warm_start, LessonSettings):
         return Progress()
     with phase(console, f"warm start from the {settings.warm_start.type}") as advance:
-        return Progress(warm_start=await warm_start(parts, settings.warm_start, advance))
+        return Progress(warm_start=await warm_start(trainer, template, settings.warm_start, advance))

@@ -1,6 +1,6 @@
-"""A trainer to extend: the stages of one step as methods, over the same loop as `turnwise train`.
+"""Trainers to extend: the stages of one step as methods, over the same loop as `turnwise train`.
 
-In: a config, and whatever a subclass writes anew. Out: a Run. Nothing is trained here: the loops call the stages.
+`PPOTrainer` trains any recipe; `AgentTrainer` trains agent classes and accepts the arguments of verl's trainer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from turnwise.errors import ConfigError, RunError, WorkflowError, did_you_mean
 from turnwise.experience.build import build_experiences
 from turnwise.infra.threads import run_async
 from turnwise.loop.build import find_loop
-from turnwise.loop.components import ExploreParts, TrainParts
+from turnwise.loop.components import ExplorerComponents, RolloutComponents, TrainComponents
 from turnwise.loop.step import Stages
 from turnwise.report.run_dir import RunDirectory
 from turnwise.rollout.agents import (
@@ -37,14 +37,14 @@ from turnwise.rollout.agents import (
 )
 from turnwise.rollout.scoring import RewardFn, score_groups
 from turnwise.run.api import Run, check_start, new_directory
-from turnwise.run.run_setup import Workers, open_workers
-from turnwise.run.training_run import Training
+from turnwise.run.run_setup import RunComponents, open_run_components
+from turnwise.run.training_run import TrainingRun
 from turnwise.sync.role_locks import ROLES, hold_roles
 from turnwise.types import Group, Task, Trajectory, TrajectoryId
 
 
 class PPOTrainer(Stages):
-    """Trains a recipe; write a stage anew in a subclass, and every step of the run uses it.
+    """Trains a recipe; every step of the run uses the stages that a subclass overrides.
 
     Example::
 
@@ -84,17 +84,18 @@ class PPOTrainer(Stages):
         return load_settings(plain_config(config), overrides)
 
     @property
-    def parts(self) -> TrainParts:
-        """Everything that the loop connects, once `init_workers` has built it."""
+    def components(self) -> TrainComponents:
+        """Everything that the loop connects, after `init_workers`."""
         if self._opened is None:
             raise RunError("the workers are not there yet; call init_workers() first.")
-        return cast(TrainParts, self._opened.workers.parts)
+        return self._opened.training
 
     def init_workers(self) -> None:
         """Make the run directory and load the models; `train` does it where it was not done."""
         if self._opened is None:
             directory = new_directory(self.settings, self._run_dir)
-            self._opened = _Opened(directory, open_workers(self.settings, directory, self._console, stages=self))
+            components = open_run_components(self.settings, directory, self._console, stages=self)
+            self._opened = _Opened(directory, components)
 
     def train(self) -> Run:
         """Train to the end; the run's directory holds everything that came out. Another call begins another run."""
@@ -102,7 +103,9 @@ class PPOTrainer(Stages):
         opened, self._opened = self._opened, None
         assert opened is not None
         opened.forget_trials()
-        training = Training(self.settings, opened.directory, self._console, workers=opened.workers, stages=self)
+        training = TrainingRun(
+            self.settings, opened.directory, self._console, components=opened.components, stages=self
+        )
         with hold_roles(opened.directory.path, *ROLES):
             run_async(training.run())
         return Run(opened.directory.path)
@@ -113,18 +116,20 @@ class PPOTrainer(Stages):
 
 
 class _Opened:
-    """The workers of a run that has not begun, and where chance and tasks stood when they were made."""
+    """The components of a run that has not begun, and the state of random numbers and tasks when they were opened."""
 
-    def __init__(self, directory: RunDirectory, workers: Workers) -> None:
+    def __init__(self, directory: RunDirectory, components: RunComponents) -> None:
+        assert components.training is not None, "run.mode is 'both'"
         self.directory = directory
-        self.workers = workers
-        self._chance = torch.get_rng_state()
-        self._tasks = cast(TrainParts, workers.parts).tasks.state()
+        self.components = components
+        self.training = components.training
+        self._rng_state = torch.get_rng_state()
+        self._task_state = self.training.explorer.tasks.state()
 
     def forget_trials(self) -> None:
-        """What was tried before training leaves no trace in it."""
-        torch.set_rng_state(self._chance)
-        cast(TrainParts, self.workers.parts).tasks.restore(self._tasks)
+        """Undo what trials before training changed."""
+        torch.set_rng_state(self._rng_state)
+        self.training.explorer.tasks.restore(self._task_state)
 
 
 def plain_config(
@@ -211,12 +216,12 @@ class AgentTrainer(PPOTrainer):
         _tell_without_meaning(
             {"role_worker_mapping": role_worker_mapping, "resource_pool_manager": resource_pool_manager, **others}
         )
-        self.overrides = {
+        self._setting_overrides = {
             **(overrides or {}),
             "rollout.workflow": "agent",
             "rollout.workflow_args.agent_cls": name_agent_class(self.agent_cls),
         }
-        super().__init__(config, self.overrides, **cast("dict[str, Any]", places))
+        super().__init__(config, self._setting_overrides, **cast("dict[str, Any]", places))
 
     @property
     def multi_turn_rollout(self) -> SyncMultiTurnRollout:
@@ -234,10 +239,10 @@ class AgentTrainer(PPOTrainer):
     @property
     def actor_rollout_wg(self) -> ActorRollout:
         """Who plays the agents, for a `SyncMultiTurnRollout` of one's own."""
-        parts = self.parts
+        explorer = self.components.explorer
         return ActorRollout(
-            proxy=parts.proxy,
-            next_tasks=lambda: parts.tasks.take(parts.groups_per_rollout),
+            proxy=explorer.collectors.sampled,
+            next_tasks=lambda: explorer.tasks.take(explorer.num_groups),
             build=build_experiences,
             run=run_async,
         )
@@ -246,10 +251,10 @@ class AgentTrainer(PPOTrainer):
         if self._opened is not None:
             return
         super().init_workers()
-        parts = self.parts
+        rollout = self.components.explorer.rollout
         if self.tokenizer is not None:
-            _check_tokenizer(self.tokenizer, parts)
-        self.tokenizer = parts.tokenizer
+            _check_tokenizer(self.tokenizer, rollout)
+        self.tokenizer = rollout.tokenizer
         self.multi_turn_rollout = SyncMultiTurnRollout(self.actor_rollout_wg)
 
     def fit(self) -> Run:
@@ -264,7 +269,7 @@ class AgentTrainer(PPOTrainer):
 
     async def rollout(
         self,
-        parts: ExploreParts,
+        explorer: ExplorerComponents,
         tasks: Sequence[Task],
         step: int,
         *,
@@ -279,7 +284,7 @@ class AgentTrainer(PPOTrainer):
             env_seconds = 0.0
 
             async def collect(self, tasks: Sequence[Task], *, rollout: int, **_: object) -> list[Group]:
-                return await play(parts, tasks, step, on_done=on_done, known=known or {})
+                return await play(explorer, tasks, step, on_done=on_done, known=known or {})
 
         def wait_for(work: Coroutine[object, object, list[Group]]) -> list[Group]:
             return asyncio.run_coroutine_threadsafe(work, loop).result()
@@ -345,12 +350,12 @@ def _checked_groups(groups: object, tasks: Sequence[Task]) -> list[Group]:
     return list(cast("Sequence[Group]", groups))
 
 
-def _check_tokenizer(given: Any, parts: ExploreParts) -> None:
+def _check_tokenizer(given: Any, rollout: RolloutComponents) -> None:
     """Tokens are exact only in the model's own vocabulary."""
     if not hasattr(given, "get_vocab"):
         raise ConfigError(f"tokenizer: {type(given).__name__} given; expected the model's own tokenizer, or nothing.")
-    if given.get_vocab() != parts.tokenizer.get_vocab():
+    if given.get_vocab() != rollout.tokenizer.get_vocab():
         raise ConfigError(
             f"tokenizer: a vocabulary of {len(given.get_vocab())} tokens was given, and it is not that of the model "
-            f"'{parts.settings.model.path}'. Leave tokenizer out, or load it from the model's folder."
+            f"'{rollout.settings.model.path}'. Leave tokenizer out, or load it from the model's folder."
         )

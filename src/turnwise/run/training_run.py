@@ -1,8 +1,7 @@
-"""The course of a run: set up, evaluate, train, evaluate, close.
+"""A training run from settings to summary: set up, evaluate, train with a list of hooks, evaluate, close.
 
-In: settings and a run directory. Out: the same directory, filled. A failure in learning or sync ends it with
-everything finished on disk; a checkpoint goes on where the run stopped. A collapse ends it with an earlier policy,
-where `watch.stop` asks for that.
+A failure in learning or sync ends the run with everything finished on disk; it resumes from its newest checkpoint. A
+collapse ends it with an earlier policy if `watch.stop` asks for that.
 """
 
 from __future__ import annotations
@@ -12,9 +11,8 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -26,14 +24,13 @@ from turnwise.config.load import load_settings
 from turnwise.config.recipes import list_recipes
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import Finding, SyncError
-from turnwise.hooks import Callback, open_callbacks
+from turnwise.hooks import Callback, Hooks, TrainStep, open_callbacks
 from turnwise.infra.wait_tracking import show_waits
 from turnwise.loop.build import find_loop
-from turnwise.loop.components import TrainParts
-from turnwise.loop.evaluate import Evaluation, baseline_intervals, is_evaluation_due, measure_baselines
-from turnwise.loop.serial import LoopStep
+from turnwise.loop.components import TrainerComponents
+from turnwise.loop.evaluate import Evaluation, baseline_intervals, measure_baselines
 from turnwise.loop.split_processes import Shared, train_from_buffer
-from turnwise.loop.step import STAGES, Explored, Stages
+from turnwise.loop.step import STAGES, Stages
 from turnwise.report.console import phase, print_notice, print_outcome, print_trajectory
 from turnwise.report.evaluation import results_of, write_eval
 from turnwise.report.manifest import HIDDEN, Manifest
@@ -41,11 +38,11 @@ from turnwise.report.metrics import Stopwatch, reward_sources
 from turnwise.report.plots import plot_learning_curve, plot_training_health
 from turnwise.report.run_dir import RunDirectory, Summary, step_name
 from turnwise.report.statistics import list_ends, recorded_interval
-from turnwise.report.trajectories import TrajectoryWriter
-from turnwise.run.checkpoints import Checkpointer, Progress
+from turnwise.report.trajectories import EpisodeJournal, TrajectoryWriter
+from turnwise.run.checkpoints import Checkpoints, Progress
 from turnwise.run.evaluation import Figures, worlds_told
-from turnwise.run.run_recorder import RunRecorder, engine_metrics, evaluation_metrics
-from turnwise.run.run_setup import Start, Workers, open_workers, set_up
+from turnwise.run.run_recorder import Evaluations, RunRecorder, StepTimes, engine_metrics
+from turnwise.run.run_setup import Evaluator, RunComponents, RunStart, open_run_components, set_up
 from turnwise.types import Trajectory
 
 
@@ -176,7 +173,7 @@ def _most_telling(trajectories: Sequence[Trajectory]) -> Trajectory:
     return max(successes or trajectories[:1], key=lambda t: len(t.turns))
 
 
-class Training:
+class TrainingRun:
     """One run, from its settings to its summary."""
 
     def __init__(
@@ -186,19 +183,21 @@ class Training:
         console: Console,
         checkpoint: Path | None = None,
         *,
-        workers: Workers | None = None,
+        components: RunComponents | None = None,
         stages: Stages = STAGES,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        """`workers`, where they are open already; `stages`, where a trainer has its own; `callbacks` beside those of
-        `report.callbacks`.
+        """Args:
+        components: those of the run if they are open already.
+        stages: the trainer, if it overrides stages.
+        callbacks: besides those of `report.callbacks`.
         """
         self._callbacks = open_callbacks(settings.report.callbacks, callbacks)
         self._settings = settings
         self._directory = directory
         self._console = console
         self._checkpoint = checkpoint
-        self._workers = workers
+        self._components = components
         self._stages = stages
         self._progress = Progress()
         self._started_s = time.perf_counter()
@@ -206,46 +205,38 @@ class Training:
         self._stopped: Mapping[str, str | int] | None = None
 
     async def run(self) -> None:
-        if self._settings.run.mode != "train":
-            loop = find_loop(self._settings)
-            await self._run(loop if self._stages is STAGES else partial(loop, stages=self._stages))
-            return
-        shared = Shared.open(self._settings, self._directory)
-        await self._run(partial(train_from_buffer, shared=shared, stages=self._stages))
-
-    async def _run(self, loop: Callable[..., Awaitable[None]]) -> None:
-        workers = self._workers or open_workers(
+        components = self._components or open_run_components(
             self._settings, self._directory, self._console, self._checkpoint, self._stages
         )
         with show_waits(self._directory.waits):
-            start = await set_up(workers, self._directory, self._console, self._checkpoint)
+            start = await set_up(components, self._directory, self._console, self._checkpoint)
             try:
-                await self._play_and_learn(start, loop)
+                await self._train_and_evaluate(start)
             finally:
                 self._callbacks.close()
-                await start.close()
+                await components.close()
 
-    async def _play_and_learn(self, start: Start, loop: Callable[..., Awaitable[None]]) -> None:
+    async def _train_and_evaluate(self, start: RunStart) -> None:
         self._directory, self._progress = start.directory, start.progress
         self._started_s -= start.progress.wall_s
-        baselines = self._measure_baselines(start)
-        before = self._recorded_start() or await self._evaluate(start)
+        evaluator = start.components.evaluator
+        baselines = self._measure_baselines(evaluator)
+        before = self._recorded_start() or await self._evaluate(evaluator)
         setup_s = time.perf_counter() - self._started_s
         self._watch = Stopwatch()
-        await self._train(start, loop, before)
+        await self._train(start.components, before)
         time_split = self._watch.time_split()
-        after = await self._evaluate(start)
+        after = await self._evaluate(evaluator)
         summary = self._summarise(before, after, baselines, time_split, setup_s)
         close_run(self._settings, self._directory, self._console, summary, after.trajectories if after else ())
 
     # --- before and after ----------------------------------------------------------------------------------------
 
-    def _measure_baselines(self, start: Start) -> dict[str, float]:
-        if not start.evaluator.is_wanted:
+    def _measure_baselines(self, evaluator: Evaluator) -> dict[str, float]:
+        if not evaluator.is_wanted:
             print_notice(self._console, "the policy is not evaluated: eval.episodes is 0")
             return {}
-        play = start.evaluator.play
-        return measure_baselines(self._settings, play.eval_tasks, play.judging)
+        return measure_baselines(self._settings, evaluator.rollout.eval_tasks, evaluator.rollout.scoring)
 
     def _recorded_start(self) -> Evaluation | None:
         """How good a resumed run's policy was before its first update; None where that is not on record."""
@@ -255,15 +246,17 @@ class Training:
         success, mean_return = rows[0].get("eval/success"), rows[0]["eval/return"]
         return Evaluation(env=self._settings.env.type, success=success, mean_return=mean_return, trajectories=())
 
-    async def _evaluate(self, start: Start) -> Evaluation | None:
-        if not start.evaluator.is_wanted:
+    async def _evaluate(self, evaluator: Evaluator) -> Evaluation | None:
+        if not evaluator.is_wanted:
             return None
-        with phase(self._console, f"evaluating on {len(start.evaluator.play.eval_tasks)} held-out episodes") as advance:
-            return self._heard(await start.evaluator.evaluate(advance))
-
-    def _heard(self, result: Evaluation) -> Evaluation:
-        self._callbacks.on_eval(self._progress.step, result.trajectories)
+        title = f"evaluating on {len(evaluator.rollout.eval_tasks)} held-out episodes"
+        with phase(self._console, title) as advance:
+            result = await evaluator.evaluate(advance)
+        self._on_evaluation(result)
         return result
+
+    def _on_evaluation(self, result: Evaluation) -> None:
+        self._callbacks.on_eval(self._progress.step, result.trajectories)
 
     def _summarise(
         self,
@@ -312,85 +305,104 @@ class Training:
 
     # --- training ------------------------------------------------------------------------------------------------
 
-    async def _train(self, start: Start, loop: Callable[..., Awaitable[None]], before: Evaluation | None) -> None:
-        settings, first = self._settings, self._progress.step
-        monitor = HealthMonitor.of_run(settings, self._directory)
-        look = FirstStepChecks(settings, start.parts.template, self._directory, self._console)
-        checkpointer = Checkpointer(settings, self._directory, start.parts)
-        with RunRecorder(
-            settings,
-            self._directory,
-            self._console,
-            self._watch,
-            start_step=first,
-            start_s=self._progress.wall_s,
-        ) as recorder:
-            if first == 0 and not self._directory.read_metrics():
+    async def _train(self, components: RunComponents, before: Evaluation | None) -> None:
+        settings, directory, console = self._settings, self._directory, self._console
+        trainer, first = components.trainer, self._progress.step
+        journal = EpisodeJournal(directory, resumes_rollouts=settings.cluster.type != "none")
+        health = HealthMonitor.of_run(settings, directory, lambda found: report_findings(found, directory, console))
+        self._callbacks.start(trainer.learner.policy_version)
+        recorder = RunRecorder(
+            settings, directory, console, self._watch, start_step=first, start_s=self._progress.wall_s
+        )
+        checkpoints = Checkpoints(
+            directory,
+            trainer,
+            components.tokenizer,
+            components.buffer,
+            progress=self._now,
+            health=health,
+            on_saved=self._callbacks.on_checkpoint,
+        )
+        hooks = Hooks(
+            [
+                *components.hooks.hooks,  # the audit
+                *([] if components.training is None else [journal]),
+                FirstStepChecks(settings, components.template, directory, console),
+                Evaluations(components.evaluator, recorder.display.phase, self._on_evaluation),
+                recorder,
+                health,  # after the recorder: a collapse is written before it ends the run
+                self._callbacks,  # after whatever computes metrics: callbacks receive all of them
+                checkpoints,
+            ]
+        )
+        with recorder:
+            if first == 0 and not directory.read_metrics():
                 recorder.write_start(before)
-            if first == 0 and self._checkpoint is None and checkpointer.is_due(0):
-                self._save(checkpointer)
-
-            async def on_step(step: LoopStep) -> None:
-                self._progress = self._progress.after(step)
-                metrics = recorder.metrics_of(step) | engine_metrics(start.parts)
-                if is_evaluation_due(settings, step.step):
-                    with recorder.display.phase("evaluating") as advance:
-                        metrics |= evaluation_metrics(self._heard(await start.evaluator.evaluate(advance)))
-                look.after_update(step.step, metrics)
-                found = monitor.check_step(step.step, metrics)
-                report_findings(found, self._directory, self._console)
-                metrics["watch/findings"] = float(len(found))
-                recorder.write(step, metrics, self._callbacks.on_step(step.step, metrics))
-                monitor.raise_on_collapse(found)
-                if checkpointer.is_due(step.step):
-                    self._save(checkpointer)
-                    checkpointer.prune(monitor)
-
-            parts = replace(start.parts, on_batch=self._callbacks.on_batch)
-            if isinstance(parts, TrainParts):
-                parts = replace(parts, on_explored=partial(self._after_rollout, look))
+            if first == 0 and self._checkpoint is None and checkpoints.is_due(0):
+                checkpoints.save()
             try:
-                await loop(parts, self._watch, start_step=first, on_step=on_step)
+                await self._run_loop(components, hooks, first)
             except SyncError:
-                # The other side is gone; what was learnt from what it left must not go with it.
-                self._save_last_step(checkpointer, start)
+                # The other side is gone; what was trained on what it left must not go with it.
+                self._save_last_step(checkpoints, trainer)
                 raise
             except asyncio.CancelledError:
-                self._save_interrupted(checkpointer, start)
+                self._save_interrupted(checkpoints, trainer)
                 raise
             except TrainingCollapsedError as collapsed:
-                self._go_back(checkpointer, collapsed.finding)
-        if not checkpointer.has_saved(self._progress.step):
-            self._save(checkpointer)
-        if isinstance(start.parts, TrainParts) and start.parts.journals is not None:
-            start.parts.journals.forget_covered()
+                self._rollback(checkpoints, collapsed.finding)
+        if not checkpoints.has_saved(self._progress.step):
+            checkpoints.save()
+        # On a cluster it is done when nothing can be lost any more.
+        if components.training is not None and settings.cluster.type == "none":
+            journal.remove_covered()
 
-    def _after_rollout(self, look: FirstStepChecks, step: int, explored: Explored) -> None:
-        look.after_rollout(step, explored)
-        self._callbacks.on_rollout(step, explored.played)
+    async def _run_loop(self, components: RunComponents, hooks: Hooks, first: int) -> None:
+        settings, training, times = self._settings, components.training, StepTimes(self._settings, self._watch)
 
-    def _save(self, checkpointer: Checkpointer) -> None:
-        checkpointer.save(self._now())
-        self._callbacks.on_checkpoint(self._progress.step, self._directory.step_checkpoint(self._progress.step))
+        async def on_step(step: TrainStep) -> None:
+            self._progress = self._progress.after(step)
+            metrics = {**step.metrics, **times.metrics(step)}
+            if training is not None:
+                metrics |= engine_metrics(training.explorer.rollout.engine)
+            await hooks.on_step(step, await hooks.compute_metrics(step, metrics))
+
+        if training is None:
+            shared = Shared.open(settings, self._directory)
+            await train_from_buffer(
+                components.trainer,
+                components.buffer,
+                self._watch,
+                start_step=first,
+                on_step=on_step,
+                shared=shared,
+                hooks=hooks,
+                stages=self._stages,
+            )
+            return
+        # A loop of one's own may take no `stages`.
+        stages = {} if self._stages is STAGES else {"stages": self._stages}
+        loop = find_loop(settings)
+        await loop(replace(training, hooks=hooks), self._watch, start_step=first, on_step=on_step, **stages)
 
     def _now(self) -> Progress:
         return replace(self._progress, wall_s=time.perf_counter() - self._started_s)
 
-    def _save_interrupted(self, checkpointer: Checkpointer, start: Start) -> None:
+    def _save_interrupted(self, checkpoints: Checkpoints, trainer: TrainerComponents) -> None:
         """Ctrl-C, or a system that ends its jobs."""
         step, path = self._progress.step, short_path(self._directory.path)
-        self._save_last_step(checkpointer, start)
+        self._save_last_step(checkpoints, trainer)
         print_notice(self._console, f"interrupted after step {step}; go on with: turnwise train --resume {path}")
 
-    def _save_last_step(self, checkpointer: Checkpointer, start: Start) -> None:
-        """Nothing, where a step was broken off behind its update: nobody could go on with a learner that is ahead."""
-        is_whole = start.parts.learner.policy_version == self._progress.policy_version
-        if is_whole and not checkpointer.has_saved(self._progress.step):
-            self._save(checkpointer)
+    def _save_last_step(self, checkpoints: Checkpoints, trainer: TrainerComponents) -> None:
+        """Nothing if a step was interrupted after its update: no run can resume from a learner that is ahead."""
+        is_complete = trainer.learner.policy_version == self._progress.policy_version
+        if is_complete and not checkpoints.has_saved(self._progress.step):
+            checkpoints.save()
 
-    def _go_back(self, checkpointer: Checkpointer, collapse: Finding) -> None:
-        """The learner, and what is reported, are those of the checkpoint; the metrics of the collapse stay on disk."""
-        self._progress = checkpointer.go_back(collapse)
+    def _rollback(self, checkpoints: Checkpoints, collapse: Finding) -> None:
+        """Restore learner and progress from a checkpoint; the metrics of the collapse stay on disk."""
+        self._progress = checkpoints.rollback(collapse)
         self._stopped = {**told(collapse), "returned_to_step": self._progress.step}
         print_notice(
             self._console,

@@ -12,7 +12,7 @@ import pytest
 
 from tests.clock import HANG_S
 from turnwise.infra import wait_tracking as waits
-from turnwise.infra.wait_tracking import computing, find_waits, show_waits, waiting
+from turnwise.infra.wait_tracking import find_waits, show_waits, track_compute, waiting
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +87,7 @@ def test_a_long_update_is_shown_and_not_warned_of(
     monkeypatch.setattr(waits, "_WARNED_AFTER_S", 0.05)
     path = tmp_path / "waiting.json"
 
-    @computing("an update of the policy")
+    @track_compute("an update of the policy")
     def update() -> list[dict[str, object]]:
         rows = wait_for(path, is_there=True)
         time.sleep(0.2)  # several times as long as a wait may be untold

@@ -9,23 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.small_run import SMALL_LAKE, build_parts
+from tests.small_run import SMALL_LAKE, build_components
 from turnwise.config.load import load_settings
 from turnwise.errors import AuditError
 from turnwise.experience.build import build_experiences
 from turnwise.infra.threads import run_async
-from turnwise.loop.components import TrainParts
-from turnwise.loop.serial import learn_from
-from turnwise.loop.step import explore
+from turnwise.loop.components import TrainComponents
+from turnwise.loop.serial import update_policy
+from turnwise.loop.step import collect
 from turnwise.types import Experience
 
 
-def open_parts(path: Path, *overrides: str) -> TrainParts:
-    return build_parts(load_settings("frozenlake", [*SMALL_LAKE, *overrides]), run_path=path)
+def open_parts(path: Path, *overrides: str) -> TrainComponents:
+    return build_components(load_settings("frozenlake", [*SMALL_LAKE, *overrides]), run_path=path)
 
 
-def play(parts: TrainParts) -> list[Experience]:
-    return build_experiences(run_async(explore(parts, 1)).kept)
+def play(components: TrainComponents) -> list[Experience]:
+    return build_experiences(run_async(collect(components.explorer, 1, components.hooks)).kept)
 
 
 def flip_first_group(experiences: Sequence[Experience]) -> list[Experience]:
@@ -42,55 +42,58 @@ def rescale_logprobs(experiences: Sequence[Experience]) -> list[Experience]:
 
 
 def test_a_sound_batch_is_learnt_from(tmp_path: Path) -> None:
-    parts = open_parts(tmp_path)
-    learnt = learn_from(parts, play(parts))
-    assert learnt.metrics["audit/breaches"] == 0
-    assert learnt.metrics["audit/unsealed"] == 0
-    assert learnt.metrics["audit/gap"] < 1e-5
+    components = open_parts(tmp_path)
+    update_policy(components.trainer, play(components), components.hooks)
+    metrics = components.hooks.metrics()
+    assert metrics["audit/breaches"] == 0
+    assert metrics["audit/unsealed"] == 0
+    assert metrics["audit/gap"] < 1e-5
     assert not (tmp_path / "audit.jsonl").exists()
 
 
 def test_a_changed_reward_stops_the_run_with_a_report(tmp_path: Path) -> None:
-    parts = open_parts(tmp_path)
-    version = parts.learner.policy_version
+    components = open_parts(tmp_path)
+    version = components.trainer.learner.policy_version
     with pytest.raises(AuditError, match=r"seal: .*turn 0.*written by engine local, request") as caught:
-        learn_from(parts, flip_first_group(play(parts)))
+        update_policy(components.trainer, flip_first_group(play(components)), components.hooks)
     assert caught.value.check == "seal"
-    assert parts.learner.policy_version == version
+    assert components.trainer.learner.policy_version == version
     told = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     assert {line["check"] for line in told} == {"seal"}
 
 
 def test_a_group_can_be_left_out_instead(tmp_path: Path) -> None:
-    parts = open_parts(tmp_path, "audit.on_breach=quarantine")
-    experiences = play(parts)
-    learnt = learn_from(parts, flip_first_group(experiences))
+    components = open_parts(tmp_path, "audit.on_breach=quarantine")
+    experiences = play(components)
+    result = update_policy(components.trainer, flip_first_group(experiences), components.hooks)
     group = experiences[0].id.trajectory.group
-    assert learnt.metrics["audit/quarantined_groups"] == 1
-    assert {e.id.trajectory.group for e in learnt.experiences} == {e.id.trajectory.group for e in experiences} - {group}
+    assert components.hooks.metrics()["audit/quarantined_groups"] == 1
+    assert {e.id.trajectory.group for e in result.experiences} == {e.id.trajectory.group for e in experiences} - {group}
 
 
 def test_wrong_log_probs_are_found_before_the_update(tmp_path: Path) -> None:
-    parts = open_parts(tmp_path, "rollout.temperature=1.0")
-    unsealed = rescale_logprobs(play(parts))
+    components = open_parts(tmp_path, "rollout.temperature=1.0")
+    unsealed = rescale_logprobs(play(components))
     with pytest.raises(AuditError, match=r"gap: .*expected the log-prob"):
-        learn_from(parts, unsealed)
-    assert parts.learner.policy_version == 0
+        update_policy(components.trainer, unsealed, components.hooks)
+    assert components.trainer.learner.policy_version == 0
 
 
 def test_without_a_sample_they_are_found_by_the_update_itself(tmp_path: Path) -> None:
-    parts = open_parts(tmp_path, "audit.rescored_tokens=0")
-    unsealed = rescale_logprobs(play(parts))
+    components = open_parts(tmp_path, "audit.rescored_tokens=0")
+    unsealed = rescale_logprobs(play(components))
     with pytest.raises(AuditError, match="nothing of it is published"):
-        learn_from(parts, unsealed)
+        update_policy(components.trainer, unsealed, components.hooks)
 
 
 def test_a_wide_gap_passes_where_the_settings_allow_it(tmp_path: Path) -> None:
-    parts = open_parts(tmp_path, "audit.max_gap=5.0")
-    unsealed = rescale_logprobs(play(parts))
-    assert learn_from(parts, unsealed).metrics["audit/gap"] > 1e-3
+    components = open_parts(tmp_path, "audit.max_gap=5.0")
+    unsealed = rescale_logprobs(play(components))
+    update_policy(components.trainer, unsealed, components.hooks)
+    assert components.hooks.metrics()["audit/gap"] > 1e-3
 
 
 def test_it_can_be_switched_off(tmp_path: Path) -> None:
-    parts = open_parts(tmp_path, "audit.is_on=false")
-    assert not any(name.startswith("audit/") for name in learn_from(parts, flip_first_group(play(parts))).metrics)
+    components = open_parts(tmp_path, "audit.is_on=false")
+    update_policy(components.trainer, flip_first_group(play(components)), components.hooks)
+    assert components.hooks.metrics() == {}

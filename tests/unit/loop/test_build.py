@@ -1,4 +1,4 @@
-"""Settings reach the parts they are for."""
+"""Settings reach the components they are for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError
 from turnwise.rollout.episode import RunnerLimits
 
-from ...small_run import SMALL_LAKE, build_parts
+from ...small_run import SMALL_LAKE, build_components
 
 
 @pytest.mark.parametrize(
@@ -21,20 +21,20 @@ from ...small_run import SMALL_LAKE, build_parts
     ],
 )
 def test_the_runners_limits_are_those_of_the_settings(words: tuple[str, ...], expected: RunnerLimits) -> None:
-    parts = build_parts(load_settings("frozenlake", [*SMALL_LAKE, *words]))
-    assert parts.proxy.rules.limits == expected
-    assert parts.eval_proxy.rules.limits == expected
+    components = build_components(load_settings("frozenlake", [*SMALL_LAKE, *words]))
+    assert components.explorer.collectors.sampled.rules.limits == expected
+    assert components.explorer.rollout.eval_collector.rules.limits == expected
 
 
 def test_the_workflow_has_the_budget_and_the_arguments_of_the_settings() -> None:
-    own = build_parts(
+    own = build_components(
         load_settings(
             "frozenlake",
             [*SMALL_LAKE, "rollout.workflow=step_wise_environment", "rollout.workflow_args.max_env_steps=1"],
         )
     )
-    assert own.proxy.rules.workflow_args == {"max_env_steps": 1}
-    assert own.proxy.states.limits_of("frozen_lake").max_turns == own.settings.rollout.max_turns
+    assert own.explorer.collectors.sampled.rules.workflow_args == {"max_env_steps": 1}
+    assert own.explorer.collectors.sampled.states.limits_of("frozen_lake").max_turns == own.settings.rollout.max_turns
 
 
 @pytest.mark.parametrize(
@@ -60,4 +60,4 @@ def test_arguments_that_a_workflow_cannot_use_are_told_before_anything_is_played
 ) -> None:
     words = [*SMALL_LAKE, f"rollout.workflow={workflow}", f"rollout.workflow_args.{given}"]
     with pytest.raises(ConfigError, match=rf"rollout\.workflow_args\.{told}"):
-        build_parts(load_settings("frozenlake", words))
+        build_components(load_settings("frozenlake", words))

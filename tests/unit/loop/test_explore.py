@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.small_run import SMALL_LAKE, SMALL_MODEL, build_parts, without_plots
+from tests.small_run import SMALL_LAKE, SMALL_MODEL, build_components, without_plots
 from turnwise.checks.settings import check_settings
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, LearnError, TaskError
 from turnwise.experience.build import build_experiences
-from turnwise.loop.components import TrainParts
-from turnwise.loop.step import Explored, explore, refuse_to_starve
+from turnwise.hooks import RolloutResult
+from turnwise.loop.components import TrainComponents
+from turnwise.loop.step import EmptyBatchGuard, collect
 from turnwise.loop.warm_start import mix_in_demonstrations
 from turnwise.run.api import Run, train
 
@@ -33,9 +34,9 @@ def settings_of(*overrides: str) -> TurnwiseSettings:
     return settings
 
 
-def explored(*overrides: str, step: int = 1) -> tuple[TrainParts, Explored]:
-    parts = build_parts(settings_of(*overrides))
-    return parts, asyncio.run(explore(parts, step))
+def explored(*overrides: str, step: int = 1) -> tuple[TrainComponents, RolloutResult]:
+    components = build_components(settings_of(*overrides))
+    return components, asyncio.run(collect(components.explorer, step, components.hooks))
 
 
 def seeds(groups: list[Any]) -> list[int]:
@@ -87,14 +88,15 @@ def test_a_filter_that_drops_everything_stops_the_run_after_a_while(
 
 def test_a_kept_group_without_anything_to_learn_from_is_an_error_at_once() -> None:
     _, result = explored()
+    guard = EmptyBatchGuard()
+    guard.check(7, result, build_experiences(result.kept))
     with pytest.raises(LearnError, match="no episode of step 7"):
-        refuse_to_starve(result, 7, 1)
-    refuse_to_starve(result, 7, 0)
+        guard.check(7, result, [])
 
 
 def test_remax_plays_every_task_greedily_beside_its_group() -> None:
-    parts, result = explored("credit.type=remax")
-    assert parts.greedy_proxy is not None
+    components, result = explored("credit.type=remax")
+    assert components.explorer.collectors.greedy is not None
     for group in result.kept:
         assert group.greedy is not None
         assert group.greedy.task == group.task
@@ -104,7 +106,7 @@ def test_remax_plays_every_task_greedily_beside_its_group() -> None:
         pytest.approx(greedy_of[e.id.trajectory.task_id]) for e in experiences
     ]
     assert len(experiences) == 6
-    assert explored()[0].greedy_proxy is None
+    assert explored()[0].explorer.collectors.greedy is None
 
 
 def test_a_greedy_play_is_the_same_every_time() -> None:
@@ -121,8 +123,8 @@ LAKE = (
 
 
 def test_mixed_environments_play_in_one_rollout_each_in_its_own_way() -> None:
-    parts, result = explored(LAKE)
-    assert parts.groups_per_rollout == 5
+    components, result = explored(LAKE)
+    assert components.explorer.num_groups == 5
     assert [g.task.tag for g in result.played] == ["bandit"] * 3 + ["lake"] * 2
     for group in result.played:
         turns = [len(t.turns) for t in group.trajectories]
@@ -133,7 +135,7 @@ def test_mixed_environments_play_in_one_rollout_each_in_its_own_way() -> None:
         else:
             assert max(turns) > 1
             assert max(tokens) == 3
-    assert {t.tag for t in parts.eval_tasks} == {"bandit", "lake"}
+    assert {t.tag for t in components.explorer.rollout.eval_tasks} == {"bandit", "lake"}
 
 
 def test_a_mixed_batch_is_learnt_from_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,10 +202,10 @@ def test_a_file_of_responses_is_mixed_in_token_for_token(tmp_path: Path, monkeyp
     rows = write_rows(tmp_path / "rows.jsonl", '{"ask": "Who?", "say": "Me."}\n{"ask": "Why?", "say": "So."}\n')
     small = [*SMALL_MODEL, "rollout.groups=2", "rollout.group_size=2", "rollout.max_turns=1", "eval.episodes=2"]
     train(BANDIT, [*small, rows, "learn.steps=0"], run_dir=tmp_path / "run")
-    parts = build_parts(settings_of())
-    said = [parts.template.decode_reply(e.segment.token_ids[e.segment.loss_mask]) for e in given]
+    rollout = build_components(settings_of()).explorer.rollout
+    said = [rollout.template.decode_reply(e.segment.token_ids[e.segment.loss_mask]) for e in given]
     assert said == ["Me.", "So."]
-    assert [parts.tokenizer.decode(e.segment.token_ids[~e.segment.loss_mask]).count("W") for e in given] == [1, 1]
+    assert [rollout.tokenizer.decode(e.segment.token_ids[~e.segment.loss_mask]).count("W") for e in given] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -216,7 +218,8 @@ def test_a_file_of_responses_is_mixed_in_token_for_token(tmp_path: Path, monkeyp
     ],
 )
 def test_a_bad_row_of_the_mix_is_named(tmp_path: Path, text: str, words: list[str]) -> None:
+    components = build_components(settings_of(write_rows(tmp_path / "rows.jsonl", text)))
     with pytest.raises((ConfigError, TaskError)) as raised:
-        asyncio.run(mix_in_demonstrations(build_parts(settings_of(write_rows(tmp_path / "rows.jsonl", text)))))
+        asyncio.run(mix_in_demonstrations(components.trainer, components.explorer.rollout.template))
     for word in words:
         assert word in str(raised.value)

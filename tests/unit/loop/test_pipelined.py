@@ -9,16 +9,17 @@ import pytest
 import torch
 
 from tests.clock import HANG_S
-from tests.small_run import SMALL_LAKE, build_parts
+from tests.small_run import SMALL_LAKE, build_components
 from turnwise.checks.settings import check_settings, find_unused_settings
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, LearnError, SyncError
+from turnwise.hooks import TrainStep
 from turnwise.loop import pipelined
-from turnwise.loop.components import TrainParts
+from turnwise.loop.components import TrainComponents
 from turnwise.loop.evaluate import evaluate_policy, is_evaluation_due
 from turnwise.loop.pipelined import train_pipelined
 from turnwise.loop.policies import resolve_model
-from turnwise.loop.serial import LoopStep, train_serial
+from turnwise.loop.serial import train_serial
 from turnwise.models.load import load_model
 from turnwise.report.metrics import Stopwatch
 
@@ -28,30 +29,30 @@ STYLES = ("fixed", "dynamic_by_explorer", "dynamic_by_trainer")
 OVERLAP = {"sync/version_lag", "sync/explorer_wait_s", "sync/trainer_wait_s"}
 
 
-def parts_of(*overrides: str) -> TrainParts:
+def parts_of(*overrides: str) -> TrainComponents:
     settings = load_settings("frozenlake", [*SMALL_LAKE, "learn.steps=4", "loop.type=pipelined", *overrides])
     check_settings(settings)
     torch.manual_seed(0)
-    return build_parts(settings)
+    return build_components(settings)
 
 
-def run(loop: Any, parts: TrainParts, *, start_step: int = 0) -> list[LoopStep]:
-    steps: list[LoopStep] = []
+def run(loop: Any, components: TrainComponents, *, start_step: int = 0) -> list[TrainStep]:
+    steps: list[TrainStep] = []
 
-    async def on_step(step: LoopStep) -> None:
-        if is_evaluation_due(parts.settings, step.step):
-            await evaluate_policy(parts)
+    async def on_step(step: TrainStep) -> None:
+        if is_evaluation_due(components.settings, step.step):
+            await evaluate_policy(components.explorer.rollout)
         steps.append(step)
 
     async def bounded() -> None:
-        await asyncio.wait_for(loop(parts, Stopwatch(), start_step=start_step, on_step=on_step), HANG_S)
+        await asyncio.wait_for(loop(components, Stopwatch(), start_step=start_step, on_step=on_step), HANG_S)
 
     asyncio.run(bounded())
     return steps
 
 
-def versions(step: LoopStep) -> list[int]:
-    return [turn.policy_version for group in step.groups for t in group.trajectories for turn in t.turns]
+def versions(step: TrainStep) -> list[int]:
+    return [turn.policy_version for group in step.rollout.played for t in group.trajectories for turn in t.turns]
 
 
 @pytest.mark.slow
@@ -63,20 +64,24 @@ def test_without_staleness_it_is_the_serial_loop(style: str, further: list[str])
     assert [step.step for step in got] == [1, 2, 3, 4]
     for a, b in zip(expected, got, strict=True):
         assert {k: v for k, v in b.metrics.items() if k not in OVERLAP} == a.metrics
-        assert (b.tokens_sampled, b.tokens_trained, b.tasks) == (a.tokens_sampled, a.tokens_trained, a.tasks)
+        assert (b.rollout.tokens_sampled, b.tokens_trained, b.task_state) == (
+            a.rollout.tokens_sampled,
+            a.tokens_trained,
+            a.task_state,
+        )
         assert b.metrics["sync/version_lag"] == 0
-    theirs = serial.learner.weights()
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in overlapped.learner.weights().items())
+    theirs = serial.trainer.learner.weights()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in overlapped.trainer.learner.weights().items())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("bound", [1, 2])
 def test_rollouts_begin_ahead_within_the_bound(style: str, bound: int) -> None:
-    parts = parts_of("learn.steps=8", f"sync.max_staleness={bound}", f"sync.style={style}")
-    steps = run(train_pipelined, parts)
-    assert parts.learner.policy_version == 8
-    assert len({str(t.id) for s in steps for g in s.groups for t in g.trajectories}) == 8 * 3 * 2
+    components = parts_of("learn.steps=8", f"sync.max_staleness={bound}", f"sync.style={style}")
+    steps = run(train_pipelined, components)
+    assert components.trainer.learner.policy_version == 8
+    assert len({str(t.id) for s in steps for g in s.rollout.played for t in g.trajectories}) == 8 * 3 * 2
     # The first rollouts all begin before the first update is done.
     assert all(max(versions(step)) <= step.step - 1 for step in steps)
     assert min(versions(steps[bound])) == 0
@@ -110,7 +115,7 @@ def test_a_failing_update_ends_the_explorer_too(monkeypatch: pytest.MonkeyPatch)
     def fail(*_: object) -> None:
         raise LearnError("the update broke")
 
-    monkeypatch.setattr(pipelined, "learn_from", fail)
+    monkeypatch.setattr(pipelined, "update_policy", fail)
     with pytest.raises(LearnError, match="the update broke"):
         run(train_pipelined, parts_of("sync.max_staleness=2"))
 
@@ -119,27 +124,27 @@ def test_a_failing_rollout_ends_the_run_with_its_own_error(monkeypatch: pytest.M
     async def fail(*_: object, **__: object) -> None:
         raise RuntimeError("the rollout broke")
 
-    monkeypatch.setattr(pipelined, "explore_on_record", fail)
+    monkeypatch.setattr(pipelined, "collect", fail)
     with pytest.raises(RuntimeError, match="the rollout broke"):
         run(train_pipelined, parts_of())
 
 
 def test_weights_that_cannot_be_loaded_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = parts_of()
+    components = parts_of()
 
     async def refuse(*_: object) -> int:
         raise SyncError("no room for weights")
 
-    monkeypatch.setattr(type(parts.channel), "publish", refuse)
+    monkeypatch.setattr(type(components.explorer.rollout.publisher), "publish", refuse)
     with pytest.raises(SyncError, match="no room for weights"):
-        run(train_pipelined, parts)
+        run(train_pipelined, components)
 
 
 def test_a_rollout_that_never_ends_is_named_when_the_deadline_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     async def hang(*_: object, **__: object) -> None:
         await asyncio.sleep(3600)
 
-    monkeypatch.setattr(pipelined, "explore_on_record", hang)
+    monkeypatch.setattr(pipelined, "collect", hang)
     with pytest.raises(SyncError, match=r"the trainer has waited \d+ s for rollout 1.*sync\.timeout_s is 0\.2"):
         run(train_pipelined, parts_of("sync.timeout_s=0.2"))
 
@@ -147,9 +152,11 @@ def test_a_rollout_that_never_ends_is_named_when_the_deadline_passes(monkeypatch
 def test_a_resumed_loop_plays_what_had_not_been_learnt_from() -> None:
     steps = run(train_pipelined, parts_of("sync.max_staleness=2"))
     resumed = parts_of("sync.max_staleness=2")
-    resumed.tasks.restore(steps[1].tasks)
+    resumed.explorer.tasks.restore(steps[1].task_state)
     again = run(train_pipelined, resumed, start_step=2)
-    assert [[g.task for g in s.groups] for s in again] == [[g.task for g in s.groups] for s in steps[2:]]
+    assert [[g.task for g in s.rollout.played] for s in again] == [
+        [g.task for g in s.rollout.played] for s in steps[2:]
+    ]
 
 
 def test_a_bound_below_what_interval_and_offset_need_is_refused() -> None:
@@ -171,17 +178,19 @@ def test_settings_of_the_other_loop_are_named() -> None:
 
 @pytest.mark.slow
 def test_every_turn_was_sampled_by_the_version_it_names() -> None:
-    parts = parts_of("learn.steps=6", "sync.max_staleness=2", "sync.style=dynamic_by_trainer", "learn.optim.lr=0.05")
-    weights = {0: {name: tensor.clone() for name, tensor in parts.learner.weights().items()}}
-    steps: list[LoopStep] = []
+    components = parts_of(
+        "learn.steps=6", "sync.max_staleness=2", "sync.style=dynamic_by_trainer", "learn.optim.lr=0.05"
+    )
+    weights = {0: {name: tensor.clone() for name, tensor in components.trainer.learner.weights().items()}}
+    steps: list[TrainStep] = []
 
-    async def keep(step: LoopStep) -> None:
+    async def keep(step: TrainStep) -> None:
         steps.append(step)
-        weights[step.step] = {name: tensor.clone() for name, tensor in parts.learner.weights().items()}
+        weights[step.step] = {name: tensor.clone() for name, tensor in components.trainer.learner.weights().items()}
 
-    asyncio.run(train_pipelined(parts, Stopwatch(), start_step=0, on_step=keep))
-    model, num_told_apart = load_model(resolve_model(parts.settings)), 0
-    for trajectory in (t for step in steps for group in step.groups for t in group.trajectories):
+    asyncio.run(train_pipelined(components, Stopwatch(), start_step=0, on_step=keep))
+    model, num_told_apart = load_model(resolve_model(components.settings)), 0
+    for trajectory in (t for step in steps for group in step.rollout.played for t in group.trajectories):
         for turn in trajectory.turns:
             segment = trajectory.segments[turn.segment_index]
             for version, tensors in weights.items():

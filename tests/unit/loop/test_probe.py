@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.small_run import SMALL_LAKE, build_parts
+from tests.small_run import SMALL_LAKE, build_components
 from turnwise.config.load import load_settings
 from turnwise.engine.local import LocalEngine
 from turnwise.errors import SyncError
+from turnwise.hooks import TrainStep
 from turnwise.loop.build import find_loop
-from turnwise.loop.serial import LoopStep
 from turnwise.report.metrics import Stopwatch
 from turnwise.types import FloatArray, IntArray
 
@@ -44,18 +44,18 @@ class OldHead(FarEngine):
         await super().update_weights(kept | {"lm_head.weight": self._old}, policy_version)
 
 
-def train(engine: type[LocalEngine], *overrides: str) -> list[LoopStep]:
+def train(engine: type[LocalEngine], *overrides: str) -> list[TrainStep]:
     name = f"{__name__}:{engine.__name__}"
     settings = load_settings("frozenlake", [*SMALL_LAKE, f"engine.type={name}", *overrides])
-    steps: list[LoopStep] = []
+    steps: list[TrainStep] = []
 
-    async def note(step: LoopStep) -> None:
+    async def note(step: TrainStep) -> None:
         steps.append(step)
 
     async def run() -> None:
-        parts = build_parts(settings)
-        await parts.channel.publish(parts.take_weights(), parts.learner.policy_version)
-        await find_loop(settings)(parts, Stopwatch(), start_step=0, on_step=note)
+        components = build_components(settings)
+        await components.publish(components.trainer.learner.policy_version)
+        await find_loop(settings)(components, Stopwatch(), start_step=0, on_step=note)
 
     asyncio.run(run())
     return steps
@@ -81,8 +81,8 @@ def test_an_engine_of_this_process_is_not_asked() -> None:
 
 
 def test_the_learner_scores_a_text_as_a_plain_pass_does() -> None:
-    parts = build_parts(load_settings("frozenlake", [*SMALL_LAKE, "rollout.temperature=0.5"]))
-    learner: Any = parts.learner
+    components = build_components(load_settings("frozenlake", [*SMALL_LAKE, "rollout.temperature=0.5"]))
+    learner: Any = components.trainer.learner
     ids = np.arange(2, 30).astype(np.int32)
     row = torch.as_tensor(ids).long()
     with torch.no_grad():

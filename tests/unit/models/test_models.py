@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from turnwise.checks.setup import find_errors
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, ModelError
-from turnwise.loop.build import build_play
+from turnwise.loop.build import open_rollout
 from turnwise.loop.policies import resolve_model
 from turnwise.models import resolve as models
 from turnwise.models.resolve import describe_set_up, find_here, note_on, read_shape, resolve_path
@@ -60,8 +60,8 @@ def test_a_folder_of_the_hubs_cache_loads_with_links_and_shards(tmp_path: Path, 
     assert len(list(Path(snapshot).glob("*.safetensors"))) > 1
     settings = load_settings("frozenlake", [*SMALL_LAKE, f"model.path={cached}"])
     assert find_errors(settings) == []
-    parts = build_play(settings, resolve_model(settings))
-    assert parts.tokenizer.chat_template == AutoTokenizer.from_pretrained(folder).chat_template
+    rollout = open_rollout(settings, resolve_model(settings))
+    assert rollout.tokenizer.chat_template == AutoTokenizer.from_pretrained(folder).chat_template
     ours, theirs = (AutoModelForCausalLM.from_pretrained(path).state_dict() for path in (snapshot, folder))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 

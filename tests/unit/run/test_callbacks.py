@@ -16,8 +16,8 @@ from turnwise.checks.setup import find_errors
 from turnwise.cli import main
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, LearnError
-from turnwise.hooks import Figure
-from turnwise.loop.components import LearnParts
+from turnwise.hooks import LogValue
+from turnwise.loop.components import TrainerComponents
 from turnwise.run import training_run as closing
 from turnwise.run.api import train
 from turnwise.types import Annotations, Batch, Experience, Group, Metrics, Sample, Trajectory
@@ -38,7 +38,7 @@ class Listener(tw.Callback):
         assert batch.loss_mask.any()
         HEARD.append(("batch", update))
 
-    def on_step(self, step: int, metrics: Metrics) -> Mapping[str, Figure]:
+    def on_step(self, step: int, metrics: Metrics) -> Mapping[str, LogValue]:
         assert "learn/credit_target" in metrics
         assert "time/learn_s" in metrics
         HEARD.append(("step", step))
@@ -112,7 +112,7 @@ class OwnRewards(tw.PPOTrainer):
 
 class OwnCredit(tw.PPOTrainer):
     def compute_advantages(
-        self, parts: LearnParts, experiences: Sequence[Experience], annotations: Annotations
+        self, parts: TrainerComponents, experiences: Sequence[Experience], annotations: Annotations
     ) -> list[Sample]:
         samples = super().compute_advantages(parts, experiences, annotations)
         return [replace(sample, advantages=2 * sample.advantages) for sample in samples]
@@ -142,7 +142,7 @@ def test_callbacks_from_python_change_nothing_that_is_learnt(tmp_path: Path) -> 
 
 
 class Clashing(tw.Callback):
-    def on_step(self, step: int, metrics: Metrics) -> Mapping[str, Figure]:
+    def on_step(self, step: int, metrics: Metrics) -> Mapping[str, LogValue]:
         return {"rollout/success": 1.0}
 
 

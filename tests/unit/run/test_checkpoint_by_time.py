@@ -14,7 +14,7 @@ from turnwise.run import checkpoints as checkpointer
 from turnwise.run import run_recorder as recording
 from turnwise.run import training_run as training
 from turnwise.run.api import Run, resume, train
-from turnwise.run.checkpoints import Checkpointer
+from turnwise.run.checkpoints import Checkpoints
 
 from ...small_run import SMALL_LAKE, without_plots
 
@@ -46,7 +46,7 @@ class Clock:
 
         patch.setattr(recording.ProgressDisplay, "update", update)
         patch.setattr(checkpointer, "save_checkpoint", save)
-        patch.setattr(training, "Checkpointer", partial(Checkpointer, clock=lambda: self.now_s))
+        patch.setattr(training, "Checkpoints", partial(Checkpoints, clock=lambda: self.now_s))
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from turnwise.cli import main
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, LearnError
 from turnwise.experience.build import build_experiences
-from turnwise.loop.build import build_learn
+from turnwise.loop.build import load_words, open_trainer
 from turnwise.loop.evaluate import evaluate_once
 from turnwise.loop.policies import find_policy, open_policy, resolve_model
 from turnwise.loop.warm_start import warm_start
@@ -99,9 +100,10 @@ class Pupil:
 
 
 def teach(settings: Any) -> tuple[dict[str, float], list[Experience]]:
-    parts, pupil = build_learn(settings, resolve_model(settings)), Pupil()
-    object.__setattr__(parts, "learner", pupil)
-    return asyncio.run(warm_start(parts, settings.warm_start, lambda *_: None)), pupil.rows
+    model, pupil = resolve_model(settings), Pupil()
+    trainer = replace(open_trainer(settings, model), learner=pupil)
+    template = load_words(settings, str(model)).template
+    return asyncio.run(warm_start(trainer, template, settings.warm_start, lambda *_: None)), pupil.rows
 
 
 # --- as players ------------------------------------------------------------------------------------------------------

@@ -207,9 +207,9 @@ def test_the_policy_that_is_evaluated_in_the_end_is_the_one_that_is_saved(
     versions: list[int] = []
     plain = stages.evaluate_policy
 
-    async def watch(parts: Any, *rest: Any) -> Any:
-        versions.append(parts.engine.policy_version)
-        return await plain(parts, *rest)
+    async def watch(rollout: Any, *rest: Any) -> Any:
+        versions.append(rollout.engine.policy_version)
+        return await plain(rollout, *rest)
 
     monkeypatch.setattr(stages, "evaluate_policy", watch)
     run = small(tmp_path, "a", "learn.steps=3", "sync.interval=2")

@@ -23,7 +23,7 @@ from rich.console import Console
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, ServeError
 from turnwise.loop.build import open_buffer
-from turnwise.loop.serial import learn_from
+from turnwise.loop.serial import update_policy
 from turnwise.protocols import PolicyMark
 from turnwise.run import serving
 from turnwise.run.api import Run, train
@@ -33,7 +33,7 @@ from turnwise.sync.weight_store import CheckpointMailbox
 from turnwise.types import Experience
 
 from ...clock import HANG_S
-from ...small_run import SMALL_LAKE, SMALL_MODEL, build_parts, without_plots
+from ...small_run import SMALL_LAKE, SMALL_MODEL, build_components, without_plots
 
 pytestmark = pytest.mark.slow
 
@@ -124,14 +124,15 @@ def test_what_has_no_buffer_on_disk_gets_a_run_that_starts_from_its_policy(
     play(served)
     path = served.directory.path
     settings = load_settings(str(path / "config.yaml"))
-    parts = build_parts(settings, run_path=path)
+    components = build_components(settings, run_path=path)
     # Whoever trains this run starts with exactly the weights that sampled what it learns from.
     assert (settings.buffer.type, settings.warm_start.type) == ("sqlite", "none")
     for name, weight in served.engine._model.state_dict().items():
-        np.testing.assert_array_equal(weight.numpy(), parts.learner.weights()[name].numpy())
-    experiences = parts.buffer.take(1)
+        np.testing.assert_array_equal(weight.numpy(), components.trainer.learner.weights()[name].numpy())
+    experiences = components.buffer.take(1)
     assert len(experiences) == 4
-    report = learn_from(parts, experiences).report
+    report = update_policy(components.trainer, experiences, components.hooks).report
+    assert report is not None
     assert report.policy_version == 1
     assert report.metrics["learn/approx_kl"] == pytest.approx(0.0, abs=1e-3)
 
@@ -289,7 +290,7 @@ def test_a_server_that_is_killed_loses_no_finished_episode(durable: Path) -> Non
 def test_a_program_that_cannot_be_called_ends_a_run_before_it_starts() -> None:
     settings = load_settings("frozenlake", [*SMALL_LAKE, "rollout.workflow=openai_program"])
     with pytest.raises(ConfigError, match=r"rollout\.workflow_args\.program: None given"):
-        build_parts(settings)
+        build_components(settings)
 
 
 def test_experience_served_into_a_run_is_trained_with_the_documented_command(

@@ -15,7 +15,7 @@ import turnwise as tw
 from tests.unit.run.test_run import same_weights, untimed
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, RewardError, TurnwiseError, WorkflowError
-from turnwise.loop.components import LearnParts
+from turnwise.loop.components import TrainerComponents
 from turnwise.report.trajectories import read_trajectories
 from turnwise.rollout.agents import EnvironmentAgent, GenBatch
 from turnwise.run import run_setup as set_up
@@ -83,7 +83,7 @@ class Noted(tw.PPOTrainer):
         self.asked.append("pack")
         return super().pack(samples)
 
-    def rl_step(self, parts: LearnParts, batch: Batch) -> StepReport:
+    def rl_step(self, parts: TrainerComponents, batch: Batch) -> StepReport:
         self.asked.append("rl_step")
         return super().rl_step(parts, batch)
 
@@ -182,8 +182,8 @@ def test_agents_are_tried_and_trained_with_models_that_are_built_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[str] = []
-    build = set_up.build_train
-    monkeypatch.setattr(set_up, "build_train", lambda *a, **k: built.append("models") or build(*a, **k))
+    build = set_up.open_components
+    monkeypatch.setattr(set_up, "open_components", lambda *a, **k: built.append("models") or build(*a, **k))
     trainer = Recorded("agent_class", small(), agent_cls=Lake, run_dir=tmp_path / "tried")
     with pytest.raises(WorkflowError, match="call init_workers"):
         _ = trainer.multi_turn_rollout

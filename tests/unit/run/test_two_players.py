@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ pytest.importorskip("openai", reason="the openai package is not installed; it is
 from turnwise.checks.model import make_preview
 from turnwise.checks.setup import find_errors
 from turnwise.config.load import load_settings
-from turnwise.loop.build import build_learn
+from turnwise.loop.build import load_words, open_trainer
 from turnwise.loop.policies import resolve_model
 from turnwise.loop.warm_start import warm_start
 from turnwise.types import Experience
@@ -85,8 +86,8 @@ def test_an_endpoint_teaches_a_game_by_playing_both_sides(model: str) -> None:
     with serving(FakeEndpoint(lambda _: said("1"))) as endpoint:
         words = ["warm_start.type=endpoint", f"warm_start.url={endpoint.url}", "warm_start.episodes=3"]
         settings = load_nim(model, *words, "warm_start.keep=all")
-        parts, pupil = build_learn(settings, model), Pupil()
-        object.__setattr__(parts, "learner", pupil)
-        told = asyncio.run(warm_start(parts, settings.warm_start, lambda *_: None))
+        pupil = Pupil()
+        trainer, template = replace(open_trainer(settings, model), learner=pupil), load_words(settings, model).template
+        told = asyncio.run(warm_start(trainer, template, settings.warm_start, lambda *_: None))
     assert (told["played"], told["demonstrations"]) == (6, 6)
     assert {row.id.trajectory.sibling for row in pupil.rows} == {0, 1}

@@ -19,7 +19,7 @@ from turnwise.report.run_dir import RunDirectory, Summary
 from turnwise.report.trajectories import read_trajectories
 from turnwise.run import run_recorder as recording
 from turnwise.run.api import Run, evaluate, resume, train
-from turnwise.run.checkpoints import Checkpointer
+from turnwise.run.checkpoints import Checkpoints
 from turnwise.types import Batch, StepReport
 
 from ...small_run import SMALL_LAKE, without_plots
@@ -59,10 +59,10 @@ def collapsing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Trainer, "step", ruin)
     # The small run succeeds at chance; what counts here is that it does not succeed.
-    measured = recording.RunRecorder.metrics_of
+    measured = recording.StepTimes.metrics
     monkeypatch.setattr(
-        recording.RunRecorder,
-        "metrics_of",
+        recording.StepTimes,
+        "metrics",
         lambda self, step: (
             measured(self, step) | {"rollout/success": 0.0, "rollout/return": 0.0, "rollout/rewarded": 1.0}
         ),
@@ -164,18 +164,18 @@ def test_a_run_that_is_killed_and_resumed_finds_the_same(tmp_path: Path, monkeyp
 
 def test_a_sound_run_keeps_few_checkpoints_and_learns_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[list[int]] = []
-    plain = Checkpointer.prune
+    plain = Checkpoints._prune
 
-    def count(self: Any, watch: Any) -> None:
-        plain(self, watch)
+    def count(self: Any) -> None:
+        plain(self)
         kept.append(RunDirectory(tmp_path / "watched").checkpoint_steps())
 
-    monkeypatch.setattr(Checkpointer, "prune", count)
+    monkeypatch.setattr(Checkpoints, "_prune", count)
     # Success that rises a little with every step: the newest policy is always the best.
-    measured = recording.RunRecorder.metrics_of
+    measured = recording.StepTimes.metrics
     monkeypatch.setattr(
-        recording.RunRecorder,
-        "metrics_of",
+        recording.StepTimes,
+        "metrics",
         lambda self, step: measured(self, step) | {f"rollout/{n}": step.step / 20 for n in ("success", "return")},
     )
     watched = small(tmp_path / "watched", "watch.stop=collapse", "watch.max_grad_ratio=1e9")
