@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from turnwise.config.kinds import GroupPriority
 from turnwise.config.schema import ModelSettings
-from turnwise.protocols import ChatTemplate, GroupPriority, PolicyLoss
+from turnwise.protocols import ChatTemplate, PolicyLoss
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -243,12 +243,6 @@ class Buffer(Protocol):
         ...
 
 
-class GroupPriority(Protocol):
-    """How urgently a group is learnt from; None: not any more. `seed` chooses the dice of a group and its use."""
-
-    def __call__(self, policy_version: int, use_count: int, seed: int) -> float | None: ...
-
-
 class CreditRule(Protocol):
     """Rewards become advantages. Pure; cutting a trajectory into several experiences changes nothing."""
 
@@ -361,7 +355,6 @@ __all__ = [
     "CreditRule",
     "Engine",
     "Env",
-    "GroupPriority",
     "Imitation",
     "Judge",
     "Learner",
