@@ -14,7 +14,7 @@ from turnwise.infra.parsing import parse_json
 from turnwise.serve.chat_requests import (
     FORMAT_ALTERNATIVE,
     Body,
-    ModelCall,
+    ChatRequest,
     Parameters,
     ReplyWriter,
     check_choice,
@@ -48,7 +48,7 @@ _PARAMETERS = Parameters(
 )
 
 
-def read_messages_call(body: bytes) -> ModelCall:
+def read_messages_call(body: bytes) -> ChatRequest:
     content = read_object(body)
     given = _PARAMETERS.parse(content)
     tools = read_tools(_as_functions(content.get("tools")))
@@ -56,7 +56,7 @@ def read_messages_call(body: bytes) -> ModelCall:
     messages = _read_conversation(content.get("messages"))
     if content.get("system"):
         messages.insert(0, {"role": "system", "content": _text_of(content["system"], "system")})
-    return ModelCall(
+    return ChatRequest(
         messages=read_messages(messages),
         agent=given.model or "",
         tools=tools,

@@ -1,6 +1,6 @@
-"""Chat requests of all three APIs: `ModelCall`, the parameters that the APIs share, and the base of their replies.
+"""Chat requests of all three APIs: `ChatRequest`, the parameters that the APIs share, and the base of their replies.
 
-A request becomes a `ModelCall` or raises a `ServeError` that names the parameter.
+A request becomes a `ChatRequest` or raises a `ServeError` that names the parameter.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _T = TypeVar("_T", bound="Body")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCall:
+class ChatRequest:
     """One call of the model."""
 
     messages: tuple[Message, ...]
@@ -243,7 +243,7 @@ class ReplyWriter:
 
     id: str
     model: str
-    call: ModelCall
+    call: ChatRequest
     decode: Callable[[IntArray], str]
 
 

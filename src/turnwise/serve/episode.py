@@ -15,7 +15,7 @@ from turnwise.context.recorder import Reading, Response
 from turnwise.errors import ContextOverflow, EngineError, RewardError, ServeError, TurnwiseError
 from turnwise.infra.untrusted import read_reward, read_success, show, tell_error
 from turnwise.rollout.model_handle import HALF_A_CHARACTER, Manner, ModelHandle, TextDecoder
-from turnwise.serve.chat_requests import ModelCall
+from turnwise.serve.chat_requests import ChatRequest
 from turnwise.types import IntArray, StopReason
 
 _log = logging.getLogger("turnwise.serve")
@@ -27,7 +27,7 @@ _told: set[tuple[str, bool]] = set()
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class EpisodeOutcome:
     """What an episode was worth."""
 
     reward: float | dict[int, float]
@@ -72,7 +72,7 @@ class Episode:
         """Whether it has had all its calls."""
         return self.num_calls >= self._max_calls
 
-    def begin_reply(self, call: ModelCall) -> str:
+    def begin_reply(self, call: ChatRequest) -> str:
         """What the reply to a call is made to begin with. Raises ServeError for a prefill that says otherwise."""
         is_free = call.tool_choice in ("auto", "none")
         if call.prefill and not (is_free and call.prefill.startswith(self._prefix)):
@@ -102,7 +102,9 @@ class Episode:
         """What the id of its reply ends with; the API says how it begins."""
         return f"{self.name}-{step}"
 
-    async def ask(self, call: ModelCall, step: int, listen: Callable[[int, int], None] | None = None) -> list[Response]:
+    async def ask(
+        self, call: ChatRequest, step: int, listen: Callable[[int, int], None] | None = None
+    ) -> list[Response]:
         """The replies to one call, recorded as a step that was begun; `listen` hears choice and token as they come.
 
         Only an engine that samples in this process has tokens to hear before the reply is whole.
@@ -153,17 +155,17 @@ class Episode:
         lost = set(map(id, responses))
         self.model.calls[:] = [call for call in self.model.calls if id(call) not in lost]
 
-    def read_outcome(self, given: object) -> Outcome:
+    def read_outcome(self, given: object) -> EpisodeOutcome:
         """A reward, or `{"reward": …, "is_success": …}` with `rewards` where each call has its own."""
         if not isinstance(given, Mapping):
-            return Outcome(self.read_reward(given))
+            return EpisodeOutcome(self.read_reward(given))
         if set(given) - {"is_success"} not in ({"reward"}, {"rewards"}):
             raise RewardError(
                 f"{dict(given)!r} given; expected a number, or a mapping with 'reward' (or 'rewards', one for each "
                 "call or by agent) and 'is_success' (true or false)."
             )
         said = read_success(given.get("is_success"), "is_success:")
-        return Outcome(self.read_reward(given["reward"] if "reward" in given else given["rewards"]), said)
+        return EpisodeOutcome(self.read_reward(given["reward"] if "reward" in given else given["rewards"]), said)
 
     def read_reward(self, given: object) -> float | dict[int, float]:
         """One number for the whole episode, a list with one for each call, or one by agent, for its last call."""
@@ -212,7 +214,7 @@ class Episode:
         self.refusal, self.stop_reason = told, reason
         return told
 
-    def _tell_deviations(self, call: ModelCall) -> None:
+    def _tell_deviations(self, call: ChatRequest) -> None:
         """A learner scores tokens at the run's own temperature, and with the whole vocabulary."""
         own = self.model.sampling
         asked = {
@@ -316,7 +318,7 @@ def _find_mark(text: str, mark: str, start: int) -> int:
 class Stream:
     """The reply to one call, piece by piece."""
 
-    def __init__(self, episode: Episode, call: ModelCall, step: int, writer: StreamWriter) -> None:
+    def __init__(self, episode: Episode, call: ChatRequest, step: int, writer: StreamWriter) -> None:
         self._episode = episode
         self._call = call
         self._writer = writer

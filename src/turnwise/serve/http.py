@@ -52,7 +52,7 @@ def error_content(error: ServeError) -> dict[str, Any]:
     return {"type": "error", "error": told}
 
 
-def too_long_head(limits: HttpLimits) -> ServeError:
+def header_too_large(limits: HttpLimits) -> ServeError:
     return ServeError(
         f"the head of the request is longer than {limits.max_head_bytes} bytes.",
         status=HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
@@ -92,7 +92,7 @@ class _Guard(_Base):
             self._num_head_bytes += len(data)
         super().data_received(data)
         if self._is_in_head and self._num_head_bytes > self.limits.max_head_bytes and not self.transport.is_closing():
-            self._refuse(too_long_head(self.limits))
+            self._refuse(header_too_large(self.limits))
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
@@ -168,15 +168,15 @@ class HttpReply:
     """A body that comes by and by, instead of a whole one."""
     content_type: str = "application/json"
     headers: Mapping[str, str] = field(default_factory=dict)
-    on_lost: Callable[[], None] | None = None
+    on_disconnect: Callable[[], None] | None = None
     """Called where the client was gone before the reply could be handed to it."""
 
 
 Handler: TypeAlias = Callable[[HttpRequest], Awaitable[HttpReply]]
 
 
-def json_reply(content: object, *, on_lost: Callable[[], None] | None = None) -> HttpReply:
-    return HttpReply(body=json.dumps(content, allow_nan=False).encode(), on_lost=on_lost)
+def json_reply(content: object, *, on_disconnect: Callable[[], None] | None = None) -> HttpReply:
+    return HttpReply(body=json.dumps(content, allow_nan=False).encode(), on_disconnect=on_disconnect)
 
 
 def error_reply(error: ServeError) -> HttpReply:
@@ -261,7 +261,7 @@ class HttpServer:
         try:
             # A long head that comes in one piece is whole before anybody could count it.
             if sum(len(name) + len(value) for name, value in given) > self._limits.max_head_bytes:
-                raise too_long_head(self._limits)
+                raise header_too_large(self._limits)
             reply = await self._handle(request)
         except ServeError as error:
             reply = error_reply(error)
@@ -275,8 +275,8 @@ class HttpServer:
         # Where the next request would begin is not known before all of this one is read.
         is_kept = body.is_read and reply.status != HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
         is_whole = await _hand_over(reply, receive, send, is_kept=is_kept)
-        if not is_whole and reply.on_lost is not None:
-            reply.on_lost()
+        if not is_whole and reply.on_disconnect is not None:
+            reply.on_disconnect()
 
 
 class _Body:

@@ -16,7 +16,7 @@ from turnwise.errors import ServeError
 from turnwise.serve.chat_requests import (
     FORMAT_ALTERNATIVE,
     Body,
-    ModelCall,
+    ChatRequest,
     Parameters,
     ReplyWriter,
     check_choice,
@@ -70,7 +70,7 @@ _PARAMETERS = Parameters(
 )
 
 
-def read_chat(body: bytes) -> ModelCall:
+def read_chat(body: bytes) -> ChatRequest:
     content = read_object(body)
     given = _PARAMETERS.parse(content)
     if given.top_logprobs and not given.logprobs:
@@ -80,7 +80,7 @@ def read_chat(body: bytes) -> ModelCall:
         )
     tools = read_tools(content.get("tools"))
     options = content.get("stream_options")
-    return ModelCall(
+    return ChatRequest(
         messages=read_messages(content.get("messages")),
         agent=given.model or "",
         tools=tools,
@@ -166,7 +166,7 @@ class ChatWriter(ReplyWriter):
         return {"content": token_logprobs(response, self.decode), "refusal": None}
 
 
-def _message(response: Response, call: ModelCall) -> dict[str, Any]:
+def _message(response: Response, call: ChatRequest) -> dict[str, Any]:
     said, calls = call.continuation(response.message.text), _calls(response)
     message: dict[str, Any] = {"role": "assistant", "content": said or None if calls else said, "refusal": None}
     return {**message, "tool_calls": calls} if calls else message

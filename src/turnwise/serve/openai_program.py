@@ -20,7 +20,7 @@ from turnwise.config.component import import_target
 from turnwise.errors import ConfigError, EngineError, RewardError, ServeError
 from turnwise.rollout.workflow import Workflow
 from turnwise.rollout_io import TurnFacts
-from turnwise.serve.episode import Episode, Outcome
+from turnwise.serve.episode import Episode, EpisodeOutcome
 from turnwise.serve.recorder import ChatEndpoint
 from turnwise.types import StopReason, Trajectory
 
@@ -55,7 +55,7 @@ class OpenAiProgramWorkflow(Workflow):
             )
         return self.finish(outcome.reward, stop_reason=episode.stop_reason, is_success=outcome.is_success)
 
-    async def _earn(self, program: Callable[[], Any], episode: Episode) -> Outcome:
+    async def _earn(self, program: Callable[[], Any], episode: Episode) -> EpisodeOutcome:
         try:
             returned = await self._call(program)
         except Exception:

@@ -17,7 +17,7 @@ from turnwise.errors import ServeError
 from turnwise.infra.parsing import parse_json
 from turnwise.serve.chat_requests import (
     Body,
-    ModelCall,
+    ChatRequest,
     Parameters,
     ReplyWriter,
     check_choice,
@@ -72,14 +72,14 @@ _PARAMETERS = Parameters(
 )
 
 
-def read_response_call(body: bytes) -> ModelCall:
+def read_response_call(body: bytes) -> ChatRequest:
     content = read_object(body)
     given = _PARAMETERS.parse(content)
     tools = read_tools(content.get("tools"))
     messages = _read_input(content.get("input"))
     if given.instructions:
         messages.insert(0, {"role": "system", "content": given.instructions})
-    return ModelCall(
+    return ChatRequest(
         messages=read_messages(messages, "input"),
         agent=given.model or "",
         tools=tools,

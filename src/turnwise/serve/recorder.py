@@ -23,7 +23,7 @@ from turnwise.infra.digests import seal_turns
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.rollout_io import TurnFacts
 from turnwise.serve.anthropic_api import MessagesWriter, read_messages_call
-from turnwise.serve.chat_requests import ModelCall, read_object
+from turnwise.serve.chat_requests import ChatRequest, read_object
 from turnwise.serve.episode import Episode, Stream
 from turnwise.serve.http import LOOPBACK, HttpLimits, HttpReply, HttpRequest, HttpServer, json_reply
 from turnwise.serve.openai_chat_api import ChatWriter, read_chat
@@ -286,7 +286,7 @@ _PATH = re.compile(r"(?:/episodes/(?P<episode>[^/]+))?(?P<rest>/.*)")
 
 
 class _Api(NamedTuple):
-    read: Callable[[bytes], ModelCall]
+    read: Callable[[bytes], ChatRequest]
     writer: type[ChatWriter | ResponsesWriter | MessagesWriter]
     id_prefix: str = ""
 
@@ -298,7 +298,7 @@ _APIS = {
 }
 
 
-class EpisodeHost(Protocol):
+class EpisodeRegistry(Protocol):
     """Who keeps the episodes of an endpoint."""
 
     def find(self, name: str | None) -> Episode:
@@ -319,7 +319,7 @@ class ChatEndpoint:
 
     def __init__(
         self,
-        host: EpisodeHost,
+        host: EpisodeRegistry,
         *,
         token: str,
         model_name: str,
@@ -398,11 +398,11 @@ class ChatEndpoint:
             if call.is_streamed:
                 stream = Stream(episode, call, step, writer)
                 await stream.begin()
-                return HttpReply(pieces=stream.pieces(), content_type="text/event-stream", on_lost=stream.forget)
+                return HttpReply(pieces=stream.pieces(), content_type="text/event-stream", on_disconnect=stream.forget)
             responses = await episode.ask(call, step)
         except RecursionError as error:
             raise ServeError("the request is nested too deeply; expected a few hundred levels at most.") from error
-        return json_reply(writer.whole(responses), on_lost=lambda: episode.forget(responses))
+        return json_reply(writer.whole(responses), on_disconnect=lambda: episode.forget(responses))
 
 
 def _expect(request: HttpRequest, method: str) -> None:

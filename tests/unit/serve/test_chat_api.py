@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from turnwise.context.recorder import Response
 from turnwise.errors import ServeError
-from turnwise.serve.chat_requests import ModelCall, read_object
+from turnwise.serve.chat_requests import ChatRequest, read_object
 from turnwise.serve.openai_chat_api import ChatWriter, read_chat
 from turnwise.types import Completion, FinishReason, Message, ToolCall, ToolSchema
 
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-def read(**body: Any) -> ModelCall:
+def read(**body: Any) -> ChatRequest:
     return read_chat(json.dumps({"model": "any", "messages": HELLO, **body}).encode())
 
 
@@ -28,7 +28,7 @@ LOOK = {"type": "function", "function": {"name": "look", "description": "Looks."
 
 def test_what_a_client_asks_for_is_read() -> None:
     call = read(n=2, temperature=0, max_tokens=5, logprobs=True, stream=True, stream_options={"include_usage": True})
-    assert call == ModelCall(
+    assert call == ChatRequest(
         messages=(Message("user", "hello"),),
         agent="any",
         n=2,
@@ -39,7 +39,7 @@ def test_what_a_client_asks_for_is_read() -> None:
         wants_usage=True,
     )
     assert read(max_completion_tokens=7).max_tokens == 7
-    assert read() == ModelCall(messages=(Message("user", "hello"),), agent="any")
+    assert read() == ChatRequest(messages=(Message("user", "hello"),), agent="any")
 
 
 def test_messages_come_in_the_shapes_that_clients_send() -> None:
@@ -134,7 +134,7 @@ def make_response(*calls: ToolCall) -> Response:
     )
 
 
-def make_writer(call: ModelCall) -> ChatWriter:
+def make_writer(call: ChatRequest) -> ChatWriter:
     return ChatWriter(id="id", model="m", call=call, decode=lambda ids: f"<{ids[0]}>" if ids[0] else "")
 
 

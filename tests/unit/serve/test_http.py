@@ -142,7 +142,7 @@ def test_a_reply_that_its_client_did_not_wait_for_is_reported_as_lost() -> None:
             return HttpReply(body=b"")
         is_asked.set()
         await may_answer.wait()
-        return HttpReply(body=b"late", on_lost=lambda: events.append("lost"))
+        return HttpReply(body=b"late", on_disconnect=lambda: events.append("lost"))
 
     async def talk(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         writer.write(GET)
@@ -225,7 +225,7 @@ def test_a_reply_that_nobody_reads_is_given_up_and_reported_as_lost(is_whole: bo
         await request.read_body()
         if request.path == "/still-there":
             return HttpReply()
-        return HttpReply(body=much if is_whole else b"", pieces=None if is_whole else speak(), on_lost=note)
+        return HttpReply(body=much if is_whole else b"", pieces=None if is_whole else speak(), on_disconnect=note)
 
     def note() -> None:
         events.append("lost")
