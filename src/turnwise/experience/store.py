@@ -298,7 +298,7 @@ class ExperienceStore:
         try:
             return self._read_block(number)
         except StoreError as error:
-            log.warning("group %s of %s is damaged and not learnt from: %s", group_id, self._path, error)
+            log.warning("group %s of %s is damaged and skipped: %s", group_id, self._path, error)
         with self._transaction() as db:
             db.execute("UPDATE groups SET priority = NULL WHERE number = ?", (number,))
             db.execute("DELETE FROM uses WHERE number = ?", (number,))
@@ -315,8 +315,8 @@ class ExperienceStore:
             yield
         except DAMAGE as error:
             raise StoreError(
-                f"{self._path} cannot be {attempt}: {error}. What was stored before is as it was; see that its disk "
-                "has space and is sound, and start again."
+                f"{self._path} cannot be {attempt}: {error}. Existing data is intact. Check disk "
+                "space and health, then restart."
             ) from error
 
     @contextmanager

@@ -113,7 +113,7 @@ class RolePlace:
             return None
         except OSError as error:
             # Some network file systems have no locks; a run there is not worth less than an unguarded one.
-            log.warning("%s cannot be locked (%s): nobody is kept from a second %s", self._lock, error, self._role)
+            log.warning("%s cannot be locked (%s): a second %s is not prevented", self._lock, error, self._role)
         return file
 
 

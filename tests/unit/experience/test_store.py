@@ -261,7 +261,7 @@ def test_a_full_disk_is_one_message_and_what_was_stored_stays(tmp_path: Path) ->
     store.add(group(1, seed=0))
     (pages,) = store._db.execute("PRAGMA page_count").fetchone()
     store._db.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(StoreError, match=r"e\.db cannot be written: database or disk is full.*has space"):
+    with pytest.raises(StoreError, match=r"e\.db cannot be written: database or disk is full.*Check disk space"):
         store.add([e for seed in range(1, 400) for e in group(2, seed=seed)])
     assert [len(g) for g in store.read_groups()] == [1]
 
