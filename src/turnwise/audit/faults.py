@@ -294,6 +294,16 @@ def _loss(name: str, settings: str, function: str, wrap: Callable[[Any], Any]) -
     )
 
 
+def _other_loss(name: str, settings: str, wrap: Wrap) -> Fault:
+    """The learner computes another loss than its settings say."""
+
+    def replace_loss(learner: Any) -> Any:
+        learner._loss = wrap(learner._loss)
+        return learner
+
+    return replace(_loss(name, settings, "", wrap), patch=None, learner=replace_loss)
+
+
 def _inverted(ratio: Callable[..., Any]) -> Callable[..., Any]:
     return lambda policy, behavior: ratio(behavior, policy)
 
@@ -345,13 +355,8 @@ LEARNING_FAULTS = (
     _loss("gspo_ratio_of_single_tokens", "type: gspo", "_mean_over_turns", lambda _: lambda moved, _turns: moved),
     _loss("cispo_with_inverted_ratio", "type: cispo", "_ratio", _inverted),
     _loss("sapo_with_inverted_ratio", "type: sapo", "_ratio", _inverted),
-    _loss(
-        "opmd_without_its_pull",
-        "type: opmd, tau: 0.5",
-        "OpmdLoss",
-        lambda loss: lambda params: loss(params.model_copy(update={"tau": 0.0})),
-    ),
-    _loss("sft_weighted_by_advantages", "type: sft", "Sft", lambda loss: lambda params: _WeightedLoss(loss(params))),
+    _other_loss("opmd_without_its_pull", "type: opmd, tau: 0.5", lambda loss: loss.model_copy(update={"tau": 0.0})),
+    _other_loss("sft_weighted_by_advantages", "type: sft", _WeightedLoss),
     Fault(name="wrong_position_ids", room="learn", learner=_move_positions),
     Fault(name="stale_reference", room="learn", overrides=_KL, learner=_MovingReference),
     Fault(name="optimizer_state_not_restored", room="learn", learner=_ForgetfulOptimizer, at_resume=True),
