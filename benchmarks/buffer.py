@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from turnwise.experience.buffer import BufferRules, MemoryBuffer
-from turnwise.experience.store import ExperienceStore
+from turnwise.experience.store import SqliteBuffer
 from turnwise.types import Experience, ExperienceId, Segment, TrajectoryId
 
 NUM_TOKENS, GROUP_SIZE, BATCH = 500, 8, 512
@@ -29,7 +29,7 @@ def run(num_experiences: int = 20_480, seconds: float = 60.0) -> dict[str, objec
     data = make_experiences(num_experiences)
     with tempfile.TemporaryDirectory() as folder:
         memory = _measure(MemoryBuffer(_RULES), data)
-        sqlite = _measure(ExperienceStore(Path(folder) / "speed.db", _RULES), data)
+        sqlite = _measure(SqliteBuffer(Path(folder) / "speed.db", _RULES), data)
         counts = count_in_processes(Path(folder) / "processes.db", seconds=seconds)
     return {
         "benchmark": "buffer",
@@ -97,7 +97,7 @@ def count_in_processes(path: Path, *, seconds: float) -> dict[str, int]:
         readers = [pool.apply_async(_read, (path, number, seconds)) for number in range(NUM_READERS)]
         written = Counter(name for writer in writers for name in writer.get())
         read = Counter(name for reader in readers for name in reader.get())
-    rest = ExperienceStore(path)
+    rest = SqliteBuffer(path)
     left = Counter(str(e.id) for e in rest.take(10**9))
     rest.close()
     found = read + left
@@ -111,7 +111,7 @@ def count_in_processes(path: Path, *, seconds: float) -> dict[str, int]:
 
 
 def _write(path: Path, number: int, seconds: float) -> list[str]:
-    store, names, rollout = ExperienceStore(path, _RULES), [], 0
+    store, names, rollout = SqliteBuffer(path, _RULES), [], 0
     ends_at = time.monotonic() + seconds
     while time.monotonic() < ends_at:
         rollout += 1
@@ -123,7 +123,7 @@ def _write(path: Path, number: int, seconds: float) -> list[str]:
 
 
 def _read(path: Path, number: int, seconds: float) -> list[str]:
-    store, names, step = ExperienceStore(path, BufferRules(train_batch_size=64)), [], number
+    store, names, step = SqliteBuffer(path, BufferRules(train_batch_size=64)), [], number
     ends_at = time.monotonic() + seconds
     while time.monotonic() < ends_at:
         if taken := store.take(step):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.config.schema import ContextSettings
-from turnwise.context.template import LearnedTemplate
+from turnwise.context.template import HFChatTemplate
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.models.tiny import fit_tokenizer
 from turnwise.rollout.model_handle import ModelHandle
@@ -82,7 +82,7 @@ def _serve(pipe: Connection) -> None:
 
 
 async def _serve_until_told(pipe: Connection) -> None:
-    template = LearnedTemplate(fit_tokenizer(["the lake is frozen and the goal is near"], 400))
+    template = HFChatTemplate(fit_tokenizer(["the lake is frozen and the goal is near"], 400))
     reply = [*template.encode_text("the lake is frozen").tolist(), template.end_of_turn_id]
     engine = _Forgetful(lambda _: reply, stop_ids=template.stop_ids)
     numbers = iter(range(10**9))

@@ -17,12 +17,12 @@ from transformers import PreTrainedModel
 
 from turnwise.config.load import load_settings
 from turnwise.context.manager import ContextManager
-from turnwise.context.template import LearnedTemplate
+from turnwise.context.template import HFChatTemplate
 from turnwise.context.tokenizer import load_tokenizer
 from turnwise.engine.local import LocalEngine
 from turnwise.loop.policies import resolve_model
 from turnwise.models.load import load_model
-from turnwise.rollout.env_specs import main_world
+from turnwise.rollout.env_specs import main_env
 from turnwise.rollout_io import EnvOutput, HistoryEntry
 from turnwise.types import GenerateRequest, IntArray, Message, Sampling
 
@@ -39,9 +39,9 @@ def run(num_episodes: int = 64) -> dict[str, object]:
     )
     path = resolve_model(settings)
     tokenizer = load_tokenizer(path)
-    template = LearnedTemplate(tokenizer)
+    template = HFChatTemplate(tokenizer)
     first = _first_prompts(settings, template, num_episodes)
-    bridge = template.encode_bridge([Message("user", "Pa1 Gd4 Ob2 Oc3")], reply_is_closed=False)
+    bridge = template.encode_continuation([Message("user", "Pa1 Gd4 Ob2 Oc3")], reply_is_closed=False)
     ours = LocalEngine(load_model(path), stop_ids=frozenset())
     theirs = load_model(path)
     return {
@@ -73,9 +73,9 @@ def _compare(
     }
 
 
-def _first_prompts(settings: object, template: LearnedTemplate, num_episodes: int) -> list[IntArray]:
-    env = main_world(settings).make("eval")  # type: ignore[arg-type]
-    context = ContextManager(template, main_world(settings).context)  # type: ignore[arg-type]
+def _first_prompts(settings: object, template: HFChatTemplate, num_episodes: int) -> list[IntArray]:
+    env = main_env(settings).make("eval")  # type: ignore[arg-type]
+    context = ContextManager(template, main_env(settings).context)  # type: ignore[arg-type]
     outputs = [
         EnvOutput(
             env_id=seed,

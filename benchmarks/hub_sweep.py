@@ -85,7 +85,7 @@ def check_one(name: str, python: str | None = None) -> Record:
     """Called in the process of a world: what the checks of `turnwise check` found."""
     from turnwise.envs.base import make_env  # noqa: PLC0415
     from turnwise.envs.check import check_env  # noqa: PLC0415
-    from turnwise.envs.isolation import check_elsewhere  # noqa: PLC0415
+    from turnwise.envs.isolation import check_in_process  # noqa: PLC0415
     from turnwise.errors import TurnwiseError  # noqa: PLC0415
 
     settings = dict(SETTINGS.get(name, {}))
@@ -93,7 +93,7 @@ def check_one(name: str, python: str | None = None) -> Record:
         if python is None:
             report = check_env(lambda: make_env(name, **settings), num_episodes=NUM_EPISODES)
         else:
-            report = check_elsewhere(python, name, settings, num_episodes=NUM_EPISODES)
+            report = check_in_process(python, name, settings, num_episodes=NUM_EPISODES)
     except TurnwiseError as error:
         return {"verdict": "refused", "detail": str(error)}
     if report.ok:

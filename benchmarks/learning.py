@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.presets import MARK, ROOT, train_once
-from turnwise.infra.atomic_files import write_whole
+from turnwise.infra.atomic_files import atomic_write
 from turnwise.report.plots import HELD_OUT, SAMPLED, plot_comparison
 from turnwise.report.run_dir import Summary
 from turnwise.run.api import Run
@@ -53,7 +53,7 @@ def write_page(runs: dict[str, list[Run]], name: str, out: Path) -> None:
     plot_comparison(curves, {}, out / f"{name}.png", shown)
     page = out / f"{name}.md"
     above = page.read_text().split(MARK)[0] if page.exists() else f"# {name}\n\n"
-    write_whole(page, (above + MARK + "\n\n" + describe(runs, f"{name}.png", shown.label)).encode())
+    atomic_write(page, (above + MARK + "\n\n" + describe(runs, f"{name}.png", shown.label)).encode())
 
 
 def describe(runs: dict[str, list[Run]], figure_name: str, figure_label: str) -> str:

@@ -25,7 +25,7 @@ from turnwise.config.schema import OracleWarmStart, TurnwiseSettings
 from turnwise.experience.build import build_experiences
 from turnwise.learn import trainer as trainer_module
 from turnwise.learn.pack import pack
-from turnwise.learn.parallel_context import Team
+from turnwise.learn.parallel_context import ParallelContext
 from turnwise.learn.update import UpdateTracer
 from turnwise.loop.build import open_components
 from turnwise.loop.components import TrainComponents
@@ -33,8 +33,8 @@ from turnwise.loop.policies import resolve_model
 from turnwise.loop.serial import update_policy
 from turnwise.loop.step import collect
 from turnwise.loop.warm_start import warm_start
-from turnwise.report.token_log import LearningRecord, LearningRecorder
-from turnwise.report.token_log_codec import LearntBatch
+from turnwise.report.token_log import TokenLog, TokenLogWriter
+from turnwise.report.token_log_codec import UpdateRecord
 from turnwise.run.run_recorder import logged_batch
 from turnwise.types import Annotations, Experience, FloatArray, Sample, StepReport, UpdateTrace
 
@@ -47,7 +47,7 @@ class TimedTracer(UpdateTracer):
     def note(self, *args: Any) -> None:
         TimedTracer.seconds += _seconds(lambda: super(TimedTracer, self).note(*args))
 
-    def finish(self, team: Team) -> UpdateTrace:
+    def finish(self, team: ParallelContext) -> UpdateTrace:
         started = time.process_time()
         trace = super().finish(team)
         TimedTracer.seconds += time.process_time() - started
@@ -79,7 +79,7 @@ def run(pairs: int = 40, recipe: str = "frozenlake", overrides: Sequence[str] = 
     rollout_s, experiences = asyncio.run(_play(components))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "learning_record.bin"
-        recorder = LearningRecorder(path, "all")
+        recorder = TokenLogWriter(path, "all")
         times = _learn_in_pairs(components, experiences, recorder, pairs)
         off_s = statistics.median(times["off"])
         added = [1e3 * (on - off) for on, off in zip(times["on"], times["off"], strict=True)]
@@ -124,14 +124,14 @@ async def _play(components: TrainComponents) -> tuple[float, list[Experience]]:
 
 
 def _learn_in_pairs(
-    components: TrainComponents, experiences: list[Experience], recorder: LearningRecorder, pairs: int
+    components: TrainComponents, experiences: list[Experience], recorder: TokenLogWriter, pairs: int
 ) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {"on": [], "off": [], "trace": [], "write": []}
 
     def learn(step: int, *, is_recorded: bool) -> None:
         def work() -> None:
             learnt = logged_batch(update_policy(components.trainer, experiences, components.hooks))
-            assert isinstance(learnt, LearntBatch)
+            assert isinstance(learnt, UpdateRecord)
             if is_recorded:
                 times["write"].append(_seconds(lambda: recorder.write(step, learnt)))
 
@@ -149,7 +149,7 @@ def _learn_in_pairs(
 
 
 def _sizes(path: Path) -> dict[str, object]:
-    record = LearningRecord(path)
+    record = TokenLog(path)
     steps = record.steps()
     tokens = [record.read(step) for step in steps]
     num_tokens, sampled = (sum(map(len, tokens)), sum(int(np.count_nonzero(t.batch.loss_mask)) for t in tokens))
@@ -190,12 +190,12 @@ def _write_at_the_bound(path: Path) -> dict[str, object]:
     )
     known = Annotations(values=(), reference_logprobs=())
     report = StepReport(policy_version=1, metrics={}, trace=trace)
-    learnt = LearntBatch.of(samples, batch, report, annotated=experiences, annotations=known)
-    recorder = LearningRecorder(path, bound)
+    learnt = UpdateRecord.of(samples, batch, report, annotated=experiences, annotations=known)
+    recorder = TokenLogWriter(path, bound)
     seconds = [_seconds(lambda step=step: recorder.write(step, learnt)) for step in range(1, 6)]
     return {
         "tokens_trained": len(batch.token_ids),
-        "tokens_written": len(LearningRecord(path).read(1)),
+        "tokens_written": len(TokenLog(path).read(1)),
         "writing_ms": round(1e3 * statistics.median(seconds), 1),
         "megabytes": round(path.stat().st_size / 5e6, 2),
     }

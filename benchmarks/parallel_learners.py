@@ -21,7 +21,7 @@ from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 from turnwise.config.schema import ModelSettings, read_section
 from turnwise.deps import LearnerSite
 from turnwise.learn.local_launcher import start_processes
-from turnwise.learn.parallel_context import Team, threads_per_rank
+from turnwise.learn.parallel_context import ParallelContext, threads_per_rank
 from turnwise.learn.trainer import Trainer
 from turnwise.learn.workers import ParallelLearner
 from turnwise.models.load import load_model, read_whole
@@ -39,7 +39,7 @@ class MeasuredTrainer(Trainer):
     bare_mb = 0.0
 
     @classmethod
-    def open(cls, settings: Any, site: LearnerSite, team: Team | None = None) -> Trainer:
+    def open(cls, settings: Any, site: LearnerSite, team: ParallelContext | None = None) -> Trainer:
         MeasuredTrainer.bare_mb = _status_mb("VmRSS")
         return super().open(settings, site, team)
 
@@ -57,8 +57,8 @@ class DoubledTrainer(Trainer):
     """In float64, and tells its gradients."""
 
     @classmethod
-    def open(cls, settings: Any, site: LearnerSite, team: Team | None = None) -> DoubledTrainer:
-        team = team or Team(torch.device("cpu"))
+    def open(cls, settings: Any, site: LearnerSite, team: ParallelContext | None = None) -> DoubledTrainer:
+        team = team or ParallelContext(torch.device("cpu"))
         model = load_model(site.model_path, dtype=torch.float64, device=team.loads_on)
         return cls(model, settings, site.loss, temperature=1.0, seed=0, team=team)
 

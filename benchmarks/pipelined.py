@@ -38,7 +38,7 @@ from turnwise.loop.warm_start import warm_start
 from turnwise.protocols import Weights
 from turnwise.report.metrics import Stopwatch
 from turnwise.rollout.env_manager import EnvStateManager
-from turnwise.rollout.env_specs import worlds_of
+from turnwise.rollout.env_specs import all_envs
 from turnwise.rollout_io import EnvInput, EnvOutput, LmInput, LmOutput
 from turnwise.types import Completion, GenerateRequest, Group, Sampling, Task, Trajectory
 
@@ -169,7 +169,7 @@ def run(seeds: Sequence[int] = (0, 1, 2)) -> dict[str, object]:
 
 
 def _with_barrier(components: TrainComponents) -> TrainComponents:
-    settings, worlds = components.settings, worlds_of(components.settings)
+    settings, worlds = components.settings, all_envs(components.settings)
     states = build_states(settings, worlds, "train", group_size=1)
     proxy = BarrierProxy(
         states,

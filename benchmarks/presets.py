@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from turnwise.errors import RunError
-from turnwise.infra.atomic_files import write_whole
+from turnwise.infra.atomic_files import atomic_write
 from turnwise.report.plots import plot_comparison
 from turnwise.run.api import Run
 
@@ -65,7 +65,7 @@ def write_page(runs: dict[str, list[Run]], out: Path) -> None:
     )
     page = out / "presets.md"
     above = page.read_text().split(MARK)[0] if page.exists() else "# Presets on FrozenLake\n\n"
-    write_whole(page, (above + MARK + "\n\n" + describe(runs, baselines)).encode())
+    atomic_write(page, (above + MARK + "\n\n" + describe(runs, baselines)).encode())
 
 
 def describe(runs: dict[str, list[Run]], baselines: dict[str, float]) -> str:

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from turnwise.infra.atomic_files import write_whole
+from turnwise.infra.atomic_files import atomic_write
 from turnwise.run.api import train
-from turnwise.run.replay import Replayed, replay
+from turnwise.run.replay import ReplayResult, replay
 
 RECIPES: Mapping[str, str] = {
     "frozenlake": "bi-level GAE with a value head, one move per turn",
@@ -72,7 +72,7 @@ def _try_recipe(recipe: str, steps: int, dice: random.Random) -> Tally:
         overrides = [*_SMALL, f"learn.steps={num_trained}", f"run.seed={dice.randrange(1000)}"]
         path = train(recipe, overrides, run_dir=f"{folder}/run").path
         for step in sorted(dice.sample(range(1, num_trained + 1), steps)):
-            replayed: Replayed = replay(path, step)
+            replayed: ReplayResult = replay(path, step)
             tally.tried += 1
             tally.identical += replayed.identical
             tally.unrecorded |= {name for name, same in replayed.parts.items() if same is None}
@@ -125,7 +125,7 @@ def main(words: Sequence[str] | None = None) -> int:
     page = show(tallies)
     print(page)
     if options.out is not None:
-        write_whole(options.out, page)
+        atomic_write(options.out, page)
     return 0 if all(tally.identical == tally.tried for tally in tallies.values()) else 1
 
 

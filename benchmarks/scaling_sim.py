@@ -30,7 +30,7 @@ from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, RunError, TurnwiseError, did_you_mean
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.trajectories import read_trajectories
-from turnwise.sync.sync_schedule import SyncRules, rules_of
+from turnwise.sync.sync_schedule import SyncRules, list_policies
 
 _FAR = float("inf")
 _NUM_WARM = 2
@@ -416,11 +416,11 @@ _NUM_TRIES = 14
 class Rules(Protocol):
     """When weights move: `sync.styles.SyncRules`."""
 
-    def needed_for(self, rollout: int) -> int: ...
+    def required_version(self, rollout: int) -> int: ...
 
     def may_load(self, rollout: int) -> bool: ...
 
-    def should_ask(self, num_rollouts: int) -> bool: ...
+    def should_request(self, num_rollouts: int) -> bool: ...
 
     def should_publish(self, done: int, published: int, requested: int | None) -> bool: ...
 
@@ -562,11 +562,11 @@ class _Cluster:
         if rules.may_load(number) and self._published > self._mark:
             self._is_admitting = True
             self._load(self._published)
-        elif self._mark >= rules.needed_for(number):
+        elif self._mark >= rules.required_version(number):
             self._begin(number)
             self._admit()
-        elif self._requested < rules.needed_for(number):
-            self._requested = rules.needed_for(number)
+        elif self._requested < rules.required_version(number):
+            self._requested = rules.required_version(number)
             self._answer()
 
     def _load(self, version: int) -> None:
@@ -581,7 +581,7 @@ class _Cluster:
     def _begin(self, number: int) -> None:
         self._next += 1
         self._num_admitted += 1
-        if self._placement.rules.should_ask(self._num_admitted):
+        if self._placement.rules.should_request(self._num_admitted):
             self._requested = max(self._requested, self._mark + 1)
         turns = self._constants.draw_turns(self._constants.episodes, self._dice)
         rollout = _Rollout(number=number, seen=[], num_shares_left=len(self._explorers))
@@ -888,7 +888,7 @@ def place(settings: TurnwiseSettings, *, max_staleness: int | None = None) -> Pl
     elif settings.loop.type == "serial" and not is_alone:
         rules, max_running = _bounded(0, interval=settings.sync.interval), 1
     else:
-        rules = rules_of(settings.sync, is_alone=is_alone)
+        rules = list_policies(settings.sync, is_alone=is_alone)
         max_running = _RUNNING_UNBOUNDED if rules.max_staleness is None else rules.max_staleness + 1
     return Placement(
         rules=rules,

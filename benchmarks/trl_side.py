@@ -28,7 +28,7 @@ from turnwise.context.manager import ContextManager
 from turnwise.loop.build import build_states, build_tasks, load_words
 from turnwise.loop.policies import resolve_model
 from turnwise.rollout.env_manager import EnvStateManager
-from turnwise.rollout.env_specs import worlds_of
+from turnwise.rollout.env_specs import all_envs
 from turnwise.rollout_io import EnvInput, EnvOutput, LmOutput
 from turnwise.types import Completion, FinishReason, Trajectory
 
@@ -50,7 +50,7 @@ class Player:
     """Plays whole groups turn by turn; worlds answer one by one, or side by side in threads."""
 
     def __init__(self, settings: TurnwiseSettings, model: str, *, side_by_side: bool) -> None:
-        worlds = worlds_of(settings)
+        worlds = all_envs(settings)
         template = load_words(settings, model).template
         self._settings = settings
         self._stop_ids = template.stop_ids

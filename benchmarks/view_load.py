@@ -33,8 +33,8 @@ import numpy as np
 from turnwise.learn.pack import pack
 from turnwise.report.manifest import collect_manifest
 from turnwise.report.run_dir import RunDirectory
-from turnwise.report.token_log import LearningRecorder
-from turnwise.report.token_log_codec import LearntBatch
+from turnwise.report.token_log import TokenLogWriter
+from turnwise.report.token_log_codec import UpdateRecord
 from turnwise.report.trajectories import TrajectoryWriter
 from turnwise.types import (
     Annotations,
@@ -82,7 +82,7 @@ def make_run(path: Path, steps: int, per_step: int, tokens_per_episode: int) -> 
     """Episodes are drawn once for every tenth step and written again: what they say does not matter here."""
     manifest = collect_manifest("load", 0, command=["view_load"])
     directory = RunDirectory.create(path, config_yaml=CONFIG, manifest=manifest)
-    recorder = LearningRecorder(directory.learning_record, "all")
+    recorder = TokenLogWriter(directory.learning_record, "all")
     drawn = [_draw(np.random.default_rng(number), number, per_step, tokens_per_episode) for number in range(10)]
     learnt = [_learn(np.random.default_rng(number), episodes) for number, episodes in enumerate(drawn)]
     texts: dict[int, bytes] = {}
@@ -142,7 +142,7 @@ def _turn(rng: np.random.Generator, index: int, reward: float) -> Turn:
     )
 
 
-def _learn(rng: np.random.Generator, episodes: Sequence[Trajectory]) -> LearntBatch:
+def _learn(rng: np.random.Generator, episodes: Sequence[Trajectory]) -> UpdateRecord:
     samples = []
     for episode in episodes:
         (segment,) = episode.segments
@@ -174,7 +174,7 @@ def _learn(rng: np.random.Generator, episodes: Sequence[Trajectory]) -> LearntBa
         entropies=_numbers(rng, batch.loss_mask),
         is_clipped=np.zeros(len(batch.loss_mask), dtype=np.bool_),
     )
-    return LearntBatch.of(
+    return UpdateRecord.of(
         samples,
         batch,
         StepReport(policy_version=1, metrics={}, trace=trace),

@@ -18,7 +18,7 @@ import numpy as np
 
 from turnwise.config.settings import Settings
 from turnwise.deps import EngineSite
-from turnwise.engine.local import PassCosts
+from turnwise.engine.local import ForwardStats
 from turnwise.learn.trainer import Trainer
 from turnwise.learn.update import batch_metrics
 from turnwise.protocols import ChatTemplate
@@ -48,7 +48,7 @@ class WaitingEngine:
         self._running: list[tuple[list[int], int, asyncio.Future[Completion]]] = []
         self._num_updates = 0
         self._driver: asyncio.Task[None] | None = None
-        self._costs = PassCosts()
+        self._costs = ForwardStats()
 
     async def generate(self, request: GenerateRequest) -> Completion:
         ids = self._replies[request.seed % len(MOVES)][: request.sampling.max_new_tokens]

@@ -23,12 +23,12 @@ from torch import Tensor
 import turnwise as tw
 from turnwise.config.schema import TinySettings
 from turnwise.context.recorder import Transcript
-from turnwise.context.template import LearnedTemplate
+from turnwise.context.template import HFChatTemplate
 from turnwise.context.tokenizer import load_tokenizer
 from turnwise.engine.local import LocalEngine
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.safe_calls import reset_env, step_env
-from turnwise.infra.seeds import fingerprint
+from turnwise.infra.seeds import hash64
 from turnwise.models.load import load_model
 from turnwise.models.tiny import tiny_model_folder
 from turnwise.protocols import Engine
@@ -63,14 +63,14 @@ def make_world() -> tw.BaseEnv:
 # --- 2. and 3. a conversation becomes tokens, and tokens become tokens ------------------------------------------------
 
 
-def make_policy(folder: Path, seed: int) -> tuple[LearnedTemplate, LocalEngine, torch.nn.Module]:
+def make_policy(folder: Path, seed: int) -> tuple[HFChatTemplate, LocalEngine, torch.nn.Module]:
     """The chat template, an engine that samples, and a second copy of the model that learns."""
     world = make_world()
     # A tokenizer fitted to the world's own text keeps episodes short: a move and the end of turn are two tokens.
     texts = [world.reset(seed=number) for number in range(300)] + list(world.action_names or ()) * 100
     sizes = TinySettings(hidden_size=64, intermediate_size=192, max_positions=256)
     path = str(tiny_model_folder(folder, settings=sizes, seed=seed, sample_texts=texts))
-    template = LearnedTemplate(load_tokenizer(path))
+    template = HFChatTemplate(load_tokenizer(path))
     engine = LocalEngine(load_model(path), stop_ids=template.stop_ids)
     return template, engine, load_model(path).train()
 
@@ -78,7 +78,7 @@ def make_policy(folder: Path, seed: int) -> tuple[LearnedTemplate, LocalEngine, 
 # --- 4. the turn loop -------------------------------------------------------------------------------------------------
 
 
-async def play(template: LearnedTemplate, engine: Engine, task: Task, trajectory_id: TrajectoryId) -> Trajectory:
+async def play(template: HFChatTemplate, engine: Engine, task: Task, trajectory_id: TrajectoryId) -> Trajectory:
     """One episode. The transcript only ever grows, so what was sampled is what will be trained, token for token."""
     world, transcript, turns = make_world(), Transcript(), []
     observation = reset_env(world, task.seed, split=task.split)
@@ -117,7 +117,7 @@ async def play(template: LearnedTemplate, engine: Engine, task: Task, trajectory
             break
         # The bridge closes the reply, says what the world answered and opens the next reply; earlier ids stay.
         is_closed = template.is_closed(completion)
-        transcript.add_context(template.encode_bridge([Message("user", observation)], reply_is_closed=is_closed))
+        transcript.add_context(template.encode_continuation([Message("user", observation)], reply_is_closed=is_closed))
     engine.release(str(trajectory_id))
     return Trajectory(
         id=trajectory_id,
@@ -135,7 +135,7 @@ def hash_of(trajectory_id: TrajectoryId, turn: int) -> int:
 
 
 async def play_groups(
-    template: LearnedTemplate, engine: Engine, seeds: Sequence[int], *, rollout: int
+    template: HFChatTemplate, engine: Engine, seeds: Sequence[int], *, rollout: int
 ) -> list[Trajectory]:
     """`GROUP_SIZE` siblings of every task at once; the engine puts whatever requests are there into one batch."""
     tasks = [Task(tag="lake", seed=seed) for seed in seeds]
@@ -161,7 +161,7 @@ def build_experience(trajectory: Trajectory) -> Experience:
         turn_indices=np.arange(len(trajectory.turns), dtype=np.int32),
         raw_rewards=raw,
         turn_rewards=raw + penalties,
-        turn_states=np.array([fingerprint(turn.observation) for turn in trajectory.turns], dtype=np.uint64),
+        turn_states=np.array([hash64(turn.observation) for turn in trajectory.turns], dtype=np.uint64),
         turn_steps=np.arange(len(trajectory.turns), dtype=np.int32),
         policy_version=trajectory.turns[0].policy_version,
         is_last=True,
@@ -235,7 +235,7 @@ def take_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loss: Te
 # --- before learning from rewards: what an answer looks like ----------------------------------------------------------
 
 
-def random_moves(template: LearnedTemplate) -> ScriptedEngine:
+def random_moves(template: HFChatTemplate) -> ScriptedEngine:
     """Stands in for a model and answers with any move: it knows the format and nothing about the lake."""
     moves = make_world().action_names or ()
     replies = [[*template.encode_text(move), template.end_of_turn_id] for move in moves]

@@ -43,7 +43,7 @@ from turnwise.experience.build import build_experiences
 from turnwise.loop.components import TrainComponents
 from turnwise.loop.serial import update_policy
 from turnwise.loop.step import collect, describe_step
-from turnwise.protocols import Imitation, PolicyMark, Weights
+from turnwise.protocols import PolicyVersion, SFTConfig, Weights
 from turnwise.rollout.workflow import EnvironmentWorkflow
 
 # --- 1. a task becomes a world ---------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ class SgdLearner:
         return table.gather(1, ids[1:, None]).squeeze(1)[torch.tensor(mask[1:])]
 
     def imitate(
-        self, demonstrations: Sequence[Experience], how: Imitation, on_step: Callable[[int, int], None]
+        self, demonstrations: Sequence[Experience], how: SFTConfig, on_step: Callable[[int, int], None]
     ) -> float:
         optimizer, dice, loss = torch.optim.AdamW(self._model.parameters(), lr=how.lr), np.random.default_rng(0), 0.0
         rows = [demonstration.segment for demonstration in demonstrations]
@@ -354,7 +354,7 @@ class OneFileTransport:
     def __init__(self, file: Path, ring: Callable[[], None]) -> None:
         self._file, self._request, self._ring = file, file.with_suffix(".request"), ring
 
-    def post(self, mark: PolicyMark, weights: Weights) -> None:
+    def post(self, mark: PolicyVersion, weights: Weights) -> None:
         about = {"step": str(mark.step), "policy_version": str(mark.policy_version)}
         # Tied weights share memory, which the format refuses; and a reader must never see half a file.
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
@@ -362,19 +362,19 @@ class OneFileTransport:
         os.replace(f"{self._file}.part", self._file)
         self._ring()
 
-    def newest(self) -> PolicyMark | None:
+    def newest(self) -> PolicyVersion | None:
         if not self._file.is_file():
             return None
         with safe_open(self._file, "pt") as file:
             return self._mark(file.metadata())
 
-    def fetch(self) -> tuple[PolicyMark, Weights]:
+    def fetch(self) -> tuple[PolicyVersion, Weights]:
         with safe_open(self._file, "pt") as file:
             return self._mark(file.metadata()), {name: file.get_tensor(name) for name in file.offset_keys()}
 
     @staticmethod
-    def _mark(about: dict[str, str]) -> PolicyMark:
-        return PolicyMark(int(about["step"]), int(about["policy_version"]))
+    def _mark(about: dict[str, str]) -> PolicyVersion:
+        return PolicyVersion(int(about["step"]), int(about["policy_version"]))
 
     def request(self, step: int) -> None:
         unfinished = self._request.with_suffix(".request.part")

@@ -14,7 +14,7 @@ from teacher import teaching
 
 import turnwise as tw
 from turnwise.envs.base import BaseEnv
-from turnwise.infra.untrusted import show_success
+from turnwise.infra.untrusted import format_success_rate
 
 TASK = "You are in a house with a locked door. Open it."
 PLACES = ("shelf", "table", "carpet", "drawer")
@@ -155,7 +155,7 @@ def train(program: str) -> None:
         run = tw.train("grpo", overrides)
     told = run.summary
     print(
-        f"{program}: success {show_success(told.success_before)} -> {show_success(told.success_after)}, "
+        f"{program}: success {format_success_rate(told.success_before)} -> {format_success_rate(told.success_after)}, "
         f"return {told.return_before:.2f} -> {told.return_after:.2f} over {told.eval_episodes} held-out episodes, "
         f"see {run.path}"
     )

@@ -26,10 +26,10 @@ from turnwise.errors import (
     TurnwiseError,
     did_you_mean,
 )
-from turnwise.infra.atomic_files import tell_trouble
-from turnwise.infra.process_state import wait_briefly
+from turnwise.infra.atomic_files import describe_os_error
+from turnwise.infra.process_state import limit_spin_wait
 from turnwise.infra.threads import Terminated
-from turnwise.infra.untrusted import find_users_line, tell_error
+from turnwise.infra.untrusted import find_user_frame, format_error
 
 _DECLARATION = re.compile(r'^@command\(\s*"([\w-]+)",\s*help="([^"]+)"', re.MULTILINE)
 _FIRST = ("train", "eval", "play", "check", "inspect")
@@ -134,12 +134,12 @@ def build_parser(names: Collection[str] | None = None) -> argparse.ArgumentParse
 
 def call_command(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Call the function of a parsed command; returns the exit code."""
-    from turnwise.config.recipes import refuse_endless_name  # noqa: PLC0415 - loads pydantic
+    from turnwise.config.recipes import check_name_length  # noqa: PLC0415 - loads pydantic
 
     given = vars(options)
     for value in given.values():
         if isinstance(value, str):
-            refuse_endless_name(value)
+            check_name_length(value)
     return REGISTERED[options.command].run(given, overrides)
 
 
@@ -150,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options, rest = build_parser(arguments).parse_known_args(arguments)
         if options.command == "completion":
             return call_command(options, parse_overrides(rest))
-        wait_briefly()
+        limit_spin_wait()
         return call_command(options, parse_overrides(rest))
     except (LearnError, SyncError, ClusterError) as error:
         return _fail(1, f"the run failed: {error}")
@@ -162,12 +162,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(143, "ended by SIGTERM; continue with 'turnwise train --resume RUN'")
     except Exception as error:
         # A traceback is for errors of this library; for the code of users, the line that failed is named.
-        line = find_users_line(error)
-        if line is None and (trouble := tell_trouble(error)) is not None:
+        line = find_user_frame(error)
+        if line is None and (trouble := describe_os_error(error)) is not None:
             return _fail(2, trouble)
         if line is None:
             raise
-        return _fail(1, f"your code failed: {line}\n  {tell_error(error)}")
+        return _fail(1, f"your code failed: {line}\n  {format_error(error)}")
     except KeyboardInterrupt:
         return _fail(130, "interrupted; continue with 'turnwise train --resume RUN'")
 

@@ -82,7 +82,7 @@ class ClusterError(TurnwiseError):
     """A cluster cannot be reached, has no room, or a part of the run there does not start."""
 
 
-class LostError(ClusterError):
+class WorkerLostError(ClusterError):
     """A part of the run that was on another process or machine is gone; a checkpoint goes on without it."""
 
 

@@ -105,13 +105,13 @@ class ChatTemplate(Protocol):
         """The whole conversation up to and including the header of the next reply."""
         ...
 
-    def encode_bridge(
+    def encode_continuation(
         self, messages: Sequence[Message], *, reply_is_closed: bool, tools: Sequence[ToolSchema] = ()
     ) -> IntArray:
         """From the end of a reply to the header of the next: over results of tools, a user's message, or both."""
         ...
 
-    def can_bridge(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> bool:
+    def can_extend(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> bool:
         """Whether there is a bridge with these messages; if not, the whole conversation begins a new segment."""
         ...
 
@@ -125,15 +125,15 @@ class ChatTemplate(Protocol):
         """The reply as text, without the end-of-turn token."""
         ...
 
-    def read_reply(self, text: str) -> Message:
+    def parse_reply(self, text: str) -> Message:
         """The assistant's message that a reply says: its text, and the tools that it calls."""
         ...
 
-    def write_calls(self, calls: Sequence[ToolCall]) -> str:
-        """Calls as a reply of this model spells them: `read_reply` reads the same ones from it."""
+    def render_tool_calls(self, calls: Sequence[ToolCall]) -> str:
+        """Calls as a reply of this model spells them: `parse_reply` reads the same ones from it."""
         ...
 
-    def begin_call(self, name: str = "") -> str:
+    def tool_call_prefix(self, name: str = "") -> str:
         """How a reply begins that calls a tool: up to its name, or up to the arguments of the tool that is named."""
         ...
 
@@ -170,10 +170,10 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class PolicyMark:
+class PolicyVersion:
     """Which weights: those after so many steps of the loop.
 
-    Example: `PolicyMark(step=7, policy_version=6)` where one of seven steps had nothing to learn from.
+    Example: `PolicyVersion(step=7, policy_version=6)` where one of seven steps had nothing to learn from.
     """
 
     step: int
@@ -258,7 +258,7 @@ class PolicyLoss(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Imitation:
+class SFTConfig:
     """How demonstrations are imitated before reinforcement learning."""
 
     steps: int
@@ -283,7 +283,7 @@ class Learner(Protocol):
     def step(self, batch: Batch) -> StepReport: ...
 
     def imitate(
-        self, demonstrations: Sequence[Experience], how: Imitation, on_step: Callable[[int, int], None]
+        self, demonstrations: Sequence[Experience], how: SFTConfig, on_step: Callable[[int, int], None]
     ) -> float:
         """Learn to say what was demonstrated, before any update; returns the last loss. `on_step(done, total)`."""
         ...
@@ -317,15 +317,15 @@ class Mailbox(Protocol):
     is_shared: ClassVar[bool]
     """Whether it reaches from one process of a run to another."""
 
-    def post(self, mark: PolicyMark, weights: Weights) -> None:
+    def post(self, mark: PolicyVersion, weights: Weights) -> None:
         """Leave a copy in place of what lies there, and ring: the caller goes on changing its own."""
         ...
 
-    def newest(self) -> PolicyMark | None:
+    def newest(self) -> PolicyVersion | None:
         """What lies there, cheaply; None before the first post."""
         ...
 
-    def fetch(self) -> tuple[PolicyMark, Weights]:
+    def fetch(self) -> tuple[PolicyVersion, Weights]:
         """What lies there; it stays."""
         ...
 
@@ -355,12 +355,12 @@ __all__ = [
     "CreditRule",
     "Engine",
     "Env",
-    "Imitation",
     "Judge",
     "Learner",
     "Mailbox",
     "PolicyLoss",
-    "PolicyMark",
+    "PolicyVersion",
+    "SFTConfig",
     "Sink",
     "TaskSource",
     "Weights",

@@ -76,7 +76,7 @@ def finish_digest(
     return crc32(_REQUEST.pack(request, policy_version, temperature), crc32(logprobs, ids_so_far))
 
 
-def seal_turn(
+def digest_turn(
     name: int,
     place: tuple[int, int, int, int, int],
     raw_reward: float,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.chaos.runs import Tally
-from turnwise.infra.atomic_files import write_whole
+from turnwise.infra.atomic_files import atomic_write
 
 _HEAD = ("| kind | tried | runs | survived | lost |", "|---|---|---|---|---|")
 _ROW = re.compile(r"\| ([^|]+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|")
@@ -29,7 +29,7 @@ def show(tallies: Mapping[str, Tally]) -> str:
 
 
 def write_page(page: Path, tallies: Mapping[str, Tally]) -> None:
-    write_whole(page, f"{_INTRO}\n{show(tallies)}\n")
+    atomic_write(page, f"{_INTRO}\n{show(tallies)}\n")
 
 
 def read_rows(page: Path) -> dict[str, Tally]:

@@ -20,7 +20,7 @@ from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 from tests.chaos.runs import HANG_S, is_killed_or_done, log_of, play, read_log, start, wait
-from turnwise.experience.store import FILE_NAME, ExperienceStore
+from turnwise.experience.store import FILE_NAME, SqliteBuffer
 
 SERVED = "served"
 _KEY = "a-key-for-chaos-alone"
@@ -121,7 +121,7 @@ class _Clients:
             self._acknowledged.append(number)
 
     def find_losses(self, path: Path) -> str | None:
-        store = ExperienceStore(path / FILE_NAME)
+        store = SqliteBuffer(path / FILE_NAME)
         served = [group for group in store.read_groups() if "/served/" in group[0].id.trajectory.group]
         store.close()
         found = Counter(int(experience.raw_rewards.sum()) for group in served for experience in group)

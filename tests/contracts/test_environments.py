@@ -21,7 +21,7 @@ from turnwise.envs.check import check_env
 from turnwise.envs.check_episodes import GARBAGE
 from turnwise.envs.safe_calls import reset_env, step_env
 from turnwise.errors import EnvError, TaskError
-from turnwise.rollout.scripted_policies import Rule, oracle_rule, play_rule, random_rule, rules_of
+from turnwise.rollout.scripted_policies import Rule, list_policies, oracle_policy, random_rule, run_policy
 from turnwise.types import Task
 
 from .entries import names_of
@@ -90,7 +90,7 @@ def test_every_adapter_has_a_world_here() -> None:
 def play(env: BaseEnv, seed: int, rule: Rule) -> tuple[float, bool]:
     """The return and whether it ended in success, within 60 actions."""
     task = Task(tag=env.label(), seed=seed)
-    results = [move.result for move in play_rule(env, rule, task, max_actions=60, dynamics_seed=seed)]
+    results = [move.result for move in run_policy(env, rule, task, max_actions=60, dynamics_seed=seed)]
     return sum(result.reward for result in results), results[-1].done and bool(results[-1].is_success)
 
 
@@ -99,7 +99,7 @@ def test_the_oracle_succeeds_and_nobody_earns_more(name: str) -> None:
     env = make_env(name)
     if not env.has_oracle or env.is_judged:
         pytest.skip(f"{name} has no oracle of its own worth")
-    oracles = [play(env, seed, oracle_rule) for seed in range(30)]
+    oracles = [play(env, seed, oracle_policy) for seed in range(30)]
     assert all(success for _, success in oracles)
     if not env.admissible_actions():
         return
@@ -156,11 +156,11 @@ def test_random_play_is_there_or_refused_in_words(name: str) -> None:
     if name in ENVS or name in ADAPTED:
         assert bool(env.admissible_actions()) != name.startswith(WITHOUT_LIST)
     if not env.admissible_actions():
-        assert "random" not in rules_of(env)
+        assert "random" not in list_policies(env)
         with pytest.raises(EnvError, match=r"knows no list of actions, so random play has nothing to draw from"):
             random_rule(0)(env, text)
     else:
-        assert "random" in rules_of(env)
+        assert "random" in list_policies(env)
         assert step_env(env, random_rule(0)(env, text)).is_valid
 
 

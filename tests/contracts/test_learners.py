@@ -15,14 +15,14 @@ from turnwise.errors import ConfigError
 from turnwise.learn.pack import pack
 from turnwise.loop.build import open_learner
 from turnwise.models.load import load_model
-from turnwise.protocols import Imitation, Learner, Weights
+from turnwise.protocols import Learner, SFTConfig, Weights
 from turnwise.types import Experience, FloatArray
 
 from .entries import names_of
 from .setting import are_equal, copied, make_model, model_path, settings_with
 
 every_learner = pytest.mark.parametrize("name", names_of("learn"))
-HOW = Imitation(steps=6, batch_rows=4, lr=1e-2)
+HOW = SFTConfig(steps=6, batch_rows=4, lr=1e-2)
 
 
 def open_named(name: str, *choices: str) -> Learner:

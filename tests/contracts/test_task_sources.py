@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from turnwise.config.schema import TaskSettings
 from turnwise.loop.build import build_tasks
 from turnwise.protocols import TaskSource
-from turnwise.rollout.env_specs import worlds_of
+from turnwise.rollout.env_specs import all_envs
 from turnwise.types import Group, StopReason, Task, Trajectory, TrajectoryId
 
 from .setting import settings_with
@@ -28,7 +28,7 @@ def open_source(name: str, *choices: str) -> TaskSource:
     """Endless, or twelve tasks in the order of a selector."""
     given = [] if name == "endless" else ["tasks.num_tasks=12", f"tasks.selector={name}"]
     chosen = settings_with(*given, *choices)
-    return build_tasks(chosen, worlds_of(chosen))
+    return build_tasks(chosen, all_envs(chosen))
 
 
 def explore(source: TaskSource, counts: list[int]) -> list[Task]:

@@ -19,8 +19,8 @@ from turnwise.engine.vllm import VllmEngine
 from turnwise.errors import SyncError
 from turnwise.learn.trainer import Trainer
 from turnwise.run.api import train
-from turnwise.sync.sync_check import Probe, ProbedChannel
-from turnwise.sync.weight_store import MemoryChannel
+from turnwise.sync.sync_check import Probe, VerifiedPublisher
+from turnwise.sync.weight_store import EnginePublisher
 from turnwise.types import Completion, GenerateRequest
 
 from .setting import make_model, model_path, settings_with
@@ -149,7 +149,7 @@ def test_a_tied_head_that_was_left_old_is_noticed(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(process, "PLUG_IN", plug_in)
     engine, learner = start_servers(stops(), run_path=tmp_path), _learner()
     probe = Probe(request(1, length=40).prompt_ids, learner, engine, max_gap=0.02)
-    channel = ProbedChannel(MemoryChannel([engine]), probe)
+    channel = VerifiedPublisher(EnginePublisher([engine]), probe)
 
     async def play() -> None:
         try:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from turnwise.errors import LearnError
-from turnwise.report.statistics import share_interval
+from turnwise.report.statistics import wilson_interval
 from turnwise.run.api import Run, evaluate, train
 
 from ..small_run import SMALL, without_plots
@@ -122,7 +122,7 @@ def test_all_environments_of_a_mix_are_evaluated_each_with_its_own_numbers(
     assert counter.pop("success_interval") == pytest.approx([0.510, 1.0], abs=1e-3)
     assert counter == {"episodes": 4, "success": 1.0, "return": 2.0, "seed": 1.5, "weight": 0.5}
     oracle = "oracle/frozen_lake"
-    assert tuple(summary.baseline_intervals[oracle]) == share_interval(summary.baselines[oracle], 4)
+    assert tuple(summary.baseline_intervals[oracle]) == wilson_interval(summary.baselines[oracle], 4)
     assert summary.envs["frozen_lake"]["episodes"] == 4
     assert "oracle/frozen_lake" in summary.baselines
     assert evaluate(run, 2).by_tag()["counter"].episodes == 2

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from turnwise.checks.settings import find_contradictions, find_unused_settings
 from turnwise.config.load import load_recipe, load_settings
 from turnwise.config.recipes import SHIPPED
-from turnwise.config.trust import only_looking
+from turnwise.config.trust import block_untrusted_imports
 from turnwise.errors import TurnwiseError
 
 from .damage import damaged, plain_values, texts
@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def look(recipe: Any, overrides: Any = ()) -> None:
     """As `turnwise check` looks at it."""
-    with only_looking(), suppress(TurnwiseError):
+    with block_untrusted_imports(), suppress(TurnwiseError):
         settings = load_recipe(recipe, overrides).settings
         find_contradictions(settings)
         find_unused_settings(settings)

@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 
 from tests.unit.report.learnt_batches import make_learnt
 from turnwise.config.load import dump_settings, load_settings
-from turnwise.config.trust import only_looking
+from turnwise.config.trust import block_untrusted_imports
 from turnwise.errors import Finding, TurnwiseError
 from turnwise.experience.build import build_experiences
-from turnwise.experience.store import ExperienceStore, inspect_store
-from turnwise.protocols import PolicyMark
+from turnwise.experience.store import SqliteBuffer, inspect_store
+from turnwise.protocols import PolicyVersion
 from turnwise.report.manifest import Manifest, collect_manifest
 from turnwise.report.run_dir import TIME_SECTIONS, RunDirectory, Summary
-from turnwise.report.token_log import LearningRecord, LearningRecorder
+from turnwise.report.token_log import TokenLog, TokenLogWriter
 from turnwise.report.trajectories import TrajectoryJournal, TrajectoryWriter, read_trajectories
 from turnwise.run import run_audit as finished_runs
-from turnwise.sync.weight_store import CheckpointMailbox
+from turnwise.sync.weight_store import FileWeightStore
 from turnwise.types import Group, Segment, StopReason, Task, Trajectory, TrajectoryId, Turn
 
 from .damage import damaged
@@ -60,12 +60,12 @@ SUMMARY = Summary(
 
 
 def read_settings(run: RunDirectory) -> object:
-    with only_looking():
+    with block_untrusted_imports():
         return load_settings(run.config)
 
 
 def read_tokens(run: RunDirectory) -> object:
-    record = LearningRecord(run.learning_record)
+    record = TokenLog(run.learning_record)
     return [record.read(step) for step in record.steps()]
 
 
@@ -86,8 +86,8 @@ READERS: dict[str, Callable[[RunDirectory], object]] = {
 }
 
 
-def mailbox_of(run: RunDirectory) -> CheckpointMailbox:
-    return CheckpointMailbox(run.path / "weights", lambda: None)
+def mailbox_of(run: RunDirectory) -> FileWeightStore:
+    return FileWeightStore(run.path / "weights", lambda: None)
 
 
 @cache
@@ -99,14 +99,14 @@ def write_run(path: Path) -> RunDirectory:
     run.append_finding(Finding(kind="k", level="warning", where="", message="m", stage="training", step=1, since=1))
     run.write_summary(SUMMARY)
     TrajectoryWriter(run.trajectories).write(1, [PLAYED, PLAYED])
-    recorder = LearningRecorder(run.learning_record, "all")
+    recorder = TokenLogWriter(run.learning_record, "all")
     for step in (1, 2):
         recorder.write(step, make_learnt(step))
     TrajectoryJournal(run.unfinished, 1).append(PLAYED)
-    store = ExperienceStore(run.experience)
+    store = SqliteBuffer(run.experience)
     store.add(build_experiences([Group(task=PLAYED.task, trajectories=(PLAYED,))]))
     store.close()
-    mailbox_of(run).post(PolicyMark(1, 1), {"weight": torch.ones(3)})
+    mailbox_of(run).post(PolicyVersion(1, 1), {"weight": torch.ones(3)})
     mailbox_of(run).request(1)
     return run
 

@@ -24,7 +24,7 @@ from tests.unit.rollout.worlds import make_proxy, make_states
 from turnwise.config.schema import ContextSettings
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import ConfigError
-from turnwise.rollout.episode import Limits, RunnerLimits
+from turnwise.rollout.episode import Limits, RolloutLimits
 from turnwise.rollout.mcp import McpToolsWorkflow
 from turnwise.run.api import train
 from turnwise.types import StopReason, Task, Trajectory
@@ -100,7 +100,7 @@ def say(*replies: str) -> ScriptedEngine:
 def play_group(engine: ScriptedEngine, args: dict[str, Any], size: int = 1, **limits: Any) -> list[Trajectory]:
     McpToolsWorkflow.check_args(args)
     states = make_states(group_size=size, limits=Limits(max_turns=5))
-    rules = {"workflow_args": args, "limits": RunnerLimits(**limits)}
+    rules = {"workflow_args": args, "limits": RolloutLimits(**limits)}
     proxy = make_proxy(engine, template(), states, workflow=McpToolsWorkflow, context=CONTEXT, **rules)
     (group,) = asyncio.run(proxy.collect([Task(tag="words", seed=0)], rollout=0))
     return list(group.trajectories)

@@ -7,23 +7,23 @@ from typing import Any
 
 import pytest
 
-from turnwise.cluster.buffer_worker import ActorSite
+from turnwise.cluster.buffer_worker import ActorConfig
 from turnwise.cluster.explorer_pool import WeightsLostError
-from turnwise.errors import ClusterError, LostError
+from turnwise.errors import ClusterError, WorkerLostError
 
 failures: Any = pytest.importorskip(
     "ray.exceptions", reason="the package ray is not installed; `make test-ray` installs it"
 )
 pytestmark = pytest.mark.ray
 
-SITE = ActorSite(name="explorer-3", settings_yaml="", run_path=Path("run"), working_folder=Path())
+SITE = ActorConfig(name="explorer-3", settings_yaml="", run_path=Path("run"), working_folder=Path())
 GONE = failures.ActorUnavailableError("Socket closed", b"0" * 16)
 
 
 @pytest.mark.parametrize(
     ("raised", "expected"),
     [
-        (GONE, LostError),
+        (GONE, WorkerLostError),
         (failures.RayTaskError("load", "", GONE), WeightsLostError),
         (failures.RayTaskError("load", "", failures.ObjectLostError("00", None, "")), WeightsLostError),
         (failures.RayTaskError("load", "", ZeroDivisionError("its own")), ClusterError),
@@ -32,10 +32,10 @@ GONE = failures.ActorUnavailableError("Socket closed", b"0" * 16)
     ids=["it is gone", "what it waits for is gone", "what it was given is gone", "its own fault", "ours"],
 )
 def test_who_is_gone_is_told_apart(raised: Exception, expected: type[Exception]) -> None:
-    from turnwise.cluster.ray_cluster import in_our_words  # noqa: PLC0415 - needs the package
+    from turnwise.cluster.ray_cluster import translate_ray_errors  # noqa: PLC0415 - needs the package
 
-    with pytest.raises(expected) as caught, in_our_words(SITE):
+    with pytest.raises(expected) as caught, translate_ray_errors(SITE):
         raise raised
     assert type(caught.value) in (expected, *expected.__subclasses__())
-    assert isinstance(caught.value, LostError) == issubclass(expected, LostError)
+    assert isinstance(caught.value, WorkerLostError) == issubclass(expected, WorkerLostError)
     assert isinstance(caught.value, WeightsLostError) == (expected is WeightsLostError)

@@ -14,8 +14,8 @@ import pytest
 
 import turnwise as tw
 from tests.small_run import SMALL_LAKE, without_plots
-from turnwise.cluster.buffer_worker import ActorSite
-from turnwise.errors import ClusterError, LearnError, LostError
+from turnwise.cluster.buffer_worker import ActorConfig
+from turnwise.errors import ClusterError, LearnError, WorkerLostError
 from turnwise.run.api import train
 
 ray = pytest.importorskip("ray", reason="the package ray is not installed; `make test-ray` installs it")
@@ -102,7 +102,7 @@ def cluster() -> Iterator[None]:
 def ranks(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     told: Any = importlib.import_module("turnwise.cluster.ray_cluster")
     monkeypatch.setattr(told, "_GRACE_S", 2.0)
-    site = ActorSite(name="", settings_yaml="", run_path=tmp_path, working_folder=tmp_path)
+    site = ActorConfig(name="", settings_yaml="", run_path=tmp_path, working_folder=tmp_path)
     actors = [ray.remote(ToldRank).options(num_cpus=0).remote() for _ in range(2)]
     made = [(actor, replace(site, name=f"rank-{rank}")) for rank, actor in enumerate(actors)]
     opened = told.RayRanks(made, timeout_s=60.0)
@@ -129,11 +129,11 @@ def test_a_fault_in_a_rank_ends_all_and_names_its_log(ranks: Any) -> None:
 
 def test_a_rank_that_is_gone_is_lost_with_all_others(ranks: Any) -> None:
     ray.kill(ranks.actors[1])
-    with pytest.raises(LostError, match="rank-1 is gone"):
+    with pytest.raises(WorkerLostError, match="rank-1 is gone"):
         ranks.call("again")
     with pytest.raises(ray.exceptions.RayActorError):
         ray.get(ranks.actors[0].call.remote("alone", ()), timeout=60)
-    with pytest.raises(LostError, match="rank-1 is gone"):
+    with pytest.raises(WorkerLostError, match="rank-1 is gone"):
         ranks.weights()
 
 

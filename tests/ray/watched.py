@@ -23,7 +23,7 @@ from turnwise.run.cluster_run import ClusterTraining
 ray = pytest.importorskip("ray", reason="the package ray is not installed; `make test-ray` installs it")
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from turnwise.cluster.ray_cluster import OnRay  # noqa: E402
+from turnwise.cluster.ray_cluster import RayBackend  # noqa: E402
 
 __all__ = ["Cluster", "Watched", "ray"]
 
@@ -37,7 +37,7 @@ class Watched:
         self.actors: dict[str, Any] = {}
         watched = self
 
-        class Watching(OnRay):
+        class Watching(RayBackend):
             def start_learner(self, model_path: str) -> Any:
                 return watched._note("learner", super().start_learner(model_path))
 

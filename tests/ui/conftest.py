@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from turnwise.view.policy_query import Voice
-from turnwise.view.server import Shelf, ViewServer
+from turnwise.view.policy_query import PolicyBackend
+from turnwise.view.server import RunCollection, ViewServer
 
 CHROMIUM = os.environ.get("TURNWISE_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -35,8 +35,8 @@ def serve() -> Iterator[Callable[..., ViewServer]]:
     """Starts a page over folders; all of them end with the test."""
     started: list[tuple[ViewServer, Thread]] = []
 
-    def start(*places: Path, voice: Voice | None = None) -> ViewServer:
-        server = ViewServer(Shelf(list(places), voice=voice))
+    def start(*places: Path, voice: PolicyBackend | None = None) -> ViewServer:
+        server = ViewServer(RunCollection(list(places), voice=voice))
         thread = Thread(target=server.run, daemon=True)
         thread.start()
         started.append((server, thread))

@@ -18,7 +18,7 @@ from turnwise.report.run_dir import RunDirectory
 from turnwise.report.token_log_reader import RecordedToken
 from turnwise.view.report_file import write_report
 from turnwise.view.run_files import RunFiles
-from turnwise.view.server import Shelf, ViewServer
+from turnwise.view.server import RunCollection, ViewServer
 
 pytestmark = [pytest.mark.ui, pytest.mark.slow, pytest.mark.xdist_group("ui")]
 Open = Callable[..., Any]
@@ -313,7 +313,7 @@ def test_a_hostile_transcript_is_text(tmp_path: Path, serve: Serve, open_page: O
     page.wait_for_selector(".tok.sampled")
     assert "onerror=alert" in page.inner_text(".tokens >> nth=0")
     report = tmp_path / "report.html"
-    report.write_text(write_report(Shelf([run]), "run", num_episodes=8))
+    report.write_text(write_report(RunCollection([run]), "run", num_episodes=8))
     page.goto(f"{report.as_uri()}#/episode?run=run&step=2&id={NAME}")
     page.wait_for_selector(".tok.sampled")
     assert "onerror=alert" in page.inner_text(".tokens >> nth=0")
@@ -337,7 +337,7 @@ def test_what_a_run_writes_is_shown_while_it_trains(tmp_path: Path, serve: Serve
 def test_a_report_is_the_page_without_a_server(tmp_path: Path, open_page: Open) -> None:
     run = make_run(tmp_path / "run", groups=4)
     report = tmp_path / "report.html"
-    report.write_text(write_report(Shelf([run]), "run", num_episodes=12))
+    report.write_text(write_report(RunCollection([run]), "run", num_episodes=12))
     page = open_page(report.as_uri())
     page.wait_for_selector("tr[data-run=run]")
     page.click("nav >> text=Episodes")

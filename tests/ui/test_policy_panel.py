@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.view.made_run import FakeVoice, add_checkpoint, make_run
 from turnwise.errors import EngineError
-from turnwise.view.policy_query import PolicyAnswer, PolicyQuestion
+from turnwise.view.policy_query import PolicyPrediction, PolicyQuery
 from turnwise.view.server import ViewServer
 
 from .test_page import wait_until
@@ -25,7 +25,7 @@ EPISODE = "episode?run=run&step=2&id=2/frozen_lake/train/200/1"
 class TiredVoice(FakeVoice):
     """Cannot answer its third question."""
 
-    def ask(self, question: PolicyQuestion) -> PolicyAnswer:
+    def ask(self, question: PolicyQuery) -> PolicyPrediction:
         answer = super().ask(question)
         if len(self.asked) == 3:
             raise EngineError("<b>no answer</b> within 120 seconds")

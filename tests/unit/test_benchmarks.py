@@ -44,7 +44,7 @@ def test_steps_of_a_recipe_are_replayed_and_one_that_differs_is_told(monkeypatch
     tallies = replay.run(steps=1, recipes=["gigpo"])
     assert (tallies["gigpo"].tried, tallies["gigpo"].identical, tallies["gigpo"].unrecorded) == (1, 1, set())
     assert "| all | | 1 | 1 |" in replay.show(tallies)
-    found = replay.Replayed(step=2, from_step=0, parts={"loss": True, "weights": False})
+    found = replay.ReplayResult(step=2, from_step=0, parts={"loss": True, "weights": False})
     monkeypatch.setattr(replay, "replay", lambda *_: found)
     assert replay.main(["--steps", "1", "--recipes", "gigpo"]) == 1
     assert "`gigpo`, step 2, from step 0: weights" in replay.show(replay.run(steps=1, recipes=["gigpo"]))

@@ -320,7 +320,7 @@ def test_a_disk_that_fails_wherever_it_is_met_gets_one_clear_message(
         raise OSError(number, os.strerror(number), file)
 
     monkeypatch.setattr("turnwise.cli.call_command", fail)
-    monkeypatch.setattr("turnwise.cli.find_users_line", lambda _: None)
+    monkeypatch.setattr("turnwise.cli.find_user_frame", lambda _: None)
     assert message in refused(capsys, "train", "frozenlake")
 
 
@@ -350,7 +350,7 @@ def test_an_error_that_is_ours_is_not_blamed_on_a_disk(monkeypatch: pytest.Monke
         raise ConnectionResetError(errno.ECONNRESET, "gone")
 
     monkeypatch.setattr("turnwise.cli.call_command", fail)
-    monkeypatch.setattr("turnwise.cli.find_users_line", lambda _: None)
+    monkeypatch.setattr("turnwise.cli.find_user_frame", lambda _: None)
     with pytest.raises(ConnectionResetError):
         main(["train", "frozenlake"])
 

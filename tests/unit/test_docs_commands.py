@@ -24,7 +24,7 @@ from turnwise.config.load import Loaded, load_settings, parse_params
 from turnwise.config.recipes import list_recipes
 from turnwise.envs.base import make_env
 from turnwise.loop.policies import find_policy
-from turnwise.rollout.env_specs import settle_length
+from turnwise.rollout.env_specs import resolve_total_steps
 
 from .docs_reader import (
     SMALL_RECIPES,
@@ -169,7 +169,7 @@ def train_small(options: argparse.Namespace, words: str, patch: pytest.MonkeyPat
     def resolve(loaded: Loaded, **_: object) -> None:
         if not any(word in words for word in NOT_HERE):
             validate_run(loaded.settings)
-        settle_length(loaded.settings)
+        resolve_total_steps(loaded.settings)
         raise Resolved
 
     if options.recipe not in SMALL_RECIPES or any(word in words for word in NEED_OTHERS):

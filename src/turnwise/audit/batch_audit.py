@@ -25,9 +25,9 @@ from turnwise.audit.records import (
     check_seals,
     check_staleness,
     choose_rows,
+    default_tolerance,
     describe_all,
     is_comparable,
-    largest_gap,
     measure_gaps,
 )
 from turnwise.config.schema import TurnwiseSettings
@@ -129,7 +129,7 @@ class BatchAudit(Hook):
     def _compare(self, rows: Sequence[Experience], scored: Sequence[FloatArray]) -> list[Finding]:
         settings, breaches = self._settings, []
         for gap in measure_gaps(rows, scored):
-            max_gap = largest_gap(settings.audit.max_gap, settings.model.dtype, gap.engine)
+            max_gap = default_tolerance(settings.audit.max_gap, settings.model.dtype, gap.engine)
             breaches += check_gap(gap, max_gap=max_gap)
             self._numbers["gap"] = max(gap.mean, self._numbers.get("gap", 0.0))
         return breaches
@@ -160,7 +160,7 @@ class BatchAudit(Hook):
         row, expected = self._kept
         found = self._rescorer.logprobs_of([row], "reference")[0]
         gap = float(np.abs(found - expected).mean())
-        if gap <= largest_gap("auto", self._settings.model.dtype, "local"):
+        if gap <= default_tolerance("auto", self._settings.model.dtype, "local"):
             return []
         said = f"log-probs that are {gap:.3g} nats per token away"
         return [

@@ -14,7 +14,7 @@ from zlib import crc32
 import numpy as np
 
 from turnwise.errors import Finding
-from turnwise.provenance import Provenance, as_bytes, digest_name, finish_digest, join_provenance, seal_turn
+from turnwise.provenance import Provenance, as_bytes, digest_name, digest_turn, finish_digest, join_provenance
 from turnwise.types import Experience, ExperienceId, FloatArray, TrajectoryId
 
 _MAX_SHOWN = 5
@@ -193,7 +193,7 @@ def _seal_again(experience: Experience, known: Provenance, name: int, num_turns:
         experience.turn_rewards.tolist(),
     )
     return [
-        seal_turn(name, (index, num_turns, step, version, state), raw, learnt, experience.is_truncated)
+        digest_turn(name, (index, num_turns, step, version, state), raw, learnt, experience.is_truncated)
         for index, step, version, state, raw, learnt in zip(*columns, strict=True)
     ]
 
@@ -364,7 +364,7 @@ class Rescorer(Protocol):
         ...
 
 
-def largest_gap(given: float | Literal["auto"], dtype: str, engine: str) -> float:
+def default_tolerance(given: float | Literal["auto"], dtype: str, engine: str) -> float:
     """What `audit.max_gap` means for weights of this number type in this engine."""
     if given != "auto":
         return given

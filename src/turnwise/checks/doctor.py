@@ -18,7 +18,7 @@ from turnwise.checks.plan import Plan, check_machine, check_memory, check_packag
 from turnwise.checks.setup import check_environment, check_setup
 from turnwise.checks.stages import Subject, fail, ok, run_check, run_checks
 from turnwise.config.load import PartialSettings, load_partial_settings, load_settings
-from turnwise.config.schema import LessonSettings, TurnwiseSettings
+from turnwise.config.schema import ImitationSettings, TurnwiseSettings
 from turnwise.errors import Finding
 from turnwise.infra.threads import run_async
 from turnwise.report.console import Advance
@@ -176,7 +176,7 @@ class _Doctor:
                 world,
                 probed.policy[world.tag],
                 playable,
-                is_taught_first=isinstance(playable.warm_start, LessonSettings),
+                is_taught_first=isinstance(playable.warm_start, ImitationSettings),
                 is_beginner=playable.model.path == "tiny",
                 has_rewards=has_scorer or not world.is_judged,
             )

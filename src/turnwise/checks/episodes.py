@@ -21,13 +21,13 @@ from turnwise.checks.stages import envs_by_path, fail, ok, report_findings, warn
 from turnwise.config.schema import OracleWarmStart, TurnwiseSettings
 from turnwise.errors import Finding
 from turnwise.hooks import Hook, LogValue, RolloutResult, TrainStep
-from turnwise.infra.untrusted import share_of, show_success, tell_successes
-from turnwise.loop.build import Stage, build_judging, first_train_seed, load_words, open_engine
+from turnwise.infra.untrusted import format_success_rate, success_flags, success_rate
+from turnwise.loop.build import Stage, build_scorer, first_train_seed, load_words, open_engine
 from turnwise.protocols import ChatTemplate
 from turnwise.report.metrics import group_metrics
 from turnwise.report.run_dir import RunDirectory
 from turnwise.rollout.env_specs import World
-from turnwise.rollout.scripted_policies import DemonstrationWorkflow, NoEngine
+from turnwise.rollout.scripted_policies import DemonstrationWorkflow, NullEngine
 from turnwise.rollout.workflow import Workflow
 from turnwise.types import Group, Metrics, StopReason, Task, Trajectory, Turn
 
@@ -89,7 +89,7 @@ async def probe(
 ) -> ProbeResults:
     """Play in each environment; without the reward scorer if `is_judged` is false, and rewards then mean nothing."""
     words = load_words(settings, model_path)
-    judging = build_judging(settings) if is_judged else None
+    judging = build_scorer(settings) if is_judged else None
     engine = open_engine(words, model_path)
     num_done, num_total = 0, NUM_EPISODES * len(worlds)
 
@@ -105,7 +105,7 @@ async def probe(
         await engine.close()
     oracle = None
     if isinstance(settings.warm_start, OracleWarmStart):
-        scripted = Stage(settings=settings, template=words.template, engine=NoEngine())
+        scripted = Stage(settings=settings, template=words.template, engine=NullEngine())
         oracle = await _play(scripted, worlds[0], lambda _: None, DemonstrationWorkflow)
     return ProbeResults(policy=policy, oracle=oracle)
 
@@ -149,7 +149,7 @@ def count_episodes(
         episodes=len(played),
         failed=len(failures),
         failure=next(iter(failures), ""),
-        success=share_of(tell_successes(played)),
+        success=success_rate(success_flags(played)),
         turns=len(turns),
         valid_turns=sum(turn.is_valid and turn.penalty >= 0 for turn in turns),
         mean_return=statistics.fmean(returns),
@@ -240,7 +240,7 @@ def _same_return_finding(path: str, stats: ProbeStats, settings: TurnwiseSetting
     tasks = "easier or harder" if stats.success is None else "harder" if stats.success > _MOST else "easier"
     return warn(
         f"rewards of {path}",
-        f"all {which} have the same return, so every advantage is zero (success {show_success(stats.success)}, "
+        f"all {which} have the same return, so every advantage is zero (success {format_success_rate(stats.success)}, "
         f"mean return {stats.mean_return:.3g}).",
         f"Try {tasks} tasks (env), a larger rollout.group_size ({settings.rollout.group_size} now), a higher "
         f"rollout.temperature ({settings.rollout.temperature:g} now), or warm_start.type=oracle.",
@@ -407,7 +407,9 @@ def check_expert_probe(world: World, stats: ProbeStats) -> list[Finding]:
     found = [_context("env", world, stats), _turns("env", world, stats)]
     if wrong := [finding for finding in found if finding.level != "note"]:
         return [replace(finding, where=where, message=f"by the oracle: {finding.message}") for finding in wrong]
-    success = f"the oracle succeeds in {show_success(stats.success)}, in {stats.turns / stats.episodes:.1f} turns"
+    success = (
+        f"the oracle succeeds in {format_success_rate(stats.success)}, in {stats.turns / stats.episodes:.1f} turns"
+    )
     return [ok(where, f"{success} and at most {stats.longest_episode_tokens} tokens")]
 
 
@@ -436,7 +438,7 @@ def _rewards(path: str, stats: ProbeStats, settings: TurnwiseSettings) -> Findin
         return _same_return_finding(path, stats, settings)
     line = (
         f"mean return {stats.mean_return:.2f}, standard deviation {stats.return_std:.2f}, success "
-        f"{show_success(stats.success)}; all returns are equal in {stats.dead_groups} of {stats.groups} groups"
+        f"{format_success_rate(stats.success)}; all returns are equal in {stats.dead_groups} of {stats.groups} groups"
     )
     if stats.dead_groups > _MOST * stats.groups:
         return warn(where, f"{line}.", "Raise rollout.group_size, or choose tasks of medium difficulty.")

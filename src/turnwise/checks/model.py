@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, replace
 
 from turnwise.checks.stages import Subject, check, fail, ok, run_checks, warn
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.schema_learn import FunctionJudgeSettings, ModelJudgeSettings
+from turnwise.config.schema_learn import FunctionScorerSettings, ModelScorerSettings
 from turnwise.context.answer import render_answer
-from turnwise.context.template import LearnedTemplate
+from turnwise.context.template import HFChatTemplate
 from turnwise.envs.safe_calls import call_env, reset_env
 from turnwise.errors import ConfigError, EngineError, Finding, TurnwiseError
 from turnwise.infra.threads import run_async
@@ -18,10 +18,10 @@ from turnwise.loop.build import Stage, Words, first_train_seed, load_words, open
 from turnwise.loop.policies import resolve_model
 from turnwise.models.load import warn_of_slow_bfloat16
 from turnwise.models.memory import read_config
-from turnwise.models.resolve import SMOLLM2, find_gguf, find_here, is_hub_name
+from turnwise.models.resolve import SMOLLM2, find_gguf, find_local, is_hub_name
 from turnwise.models.resolve import note_on as model_note
 from turnwise.protocols import ChatTemplate, Engine, Weights
-from turnwise.rollout.env_specs import find_workflow, main_world
+from turnwise.rollout.env_specs import find_workflow, main_env
 from turnwise.rollout.workflow import EnvironmentWorkflow
 from turnwise.types import Completion, GenerateRequest, Metrics, StopReason, Task, Trajectory
 
@@ -54,7 +54,7 @@ def _max_positions(subject: Subject) -> int | None:
 @check("model", where="template")
 def short_budget(subject: Subject) -> Iterator[Finding]:
     """The expert's own answer, in the tokens of this model."""
-    context = main_world(subject.settings).context
+    context = main_env(subject.settings).context
     texts = [
         render_answer([action], context.answer).removeprefix(context.answer.forced_prefix)
         for action in _expert_actions(subject)
@@ -138,9 +138,9 @@ def describe_model(subject: Subject) -> list[Finding]:
 def check_scorer(settings: TurnwiseSettings) -> list[Finding]:
     """The reward scorer, if the environment gives no rewards."""
     judge = settings.reward.judge
-    if isinstance(judge, FunctionJudgeSettings):
+    if isinstance(judge, FunctionScorerSettings):
         return [ok("judge", f"'{judge.target}' can be called with (prompt, response)")]
-    if not isinstance(judge, ModelJudgeSettings):
+    if not isinstance(judge, ModelScorerSettings):
         return []
     path = judge.path or ""
     if path != "tiny" and is_hub_name(path) and read_config(path) is None:
@@ -153,7 +153,7 @@ def check_scorer(settings: TurnwiseSettings) -> list[Finding]:
 def check_template(subject: Subject) -> list[Finding]:
     """What rendering probe conversations shows of the chat template."""
     template = subject.template
-    assert isinstance(template, LearnedTemplate)
+    assert isinstance(template, HFChatTemplate)
     if template.why_cut:
         line = warn(
             "template",
@@ -166,7 +166,7 @@ def check_template(subject: Subject) -> list[Finding]:
     return [line, _check_tools(subject.settings, template)]
 
 
-def _check_tools(settings: TurnwiseSettings, template: LearnedTemplate) -> Finding:
+def _check_tools(settings: TurnwiseSettings, template: HFChatTemplate) -> Finding:
     try:
         needs_tools = bool(getattr(find_workflow(settings), "needs_tool_syntax", False))
     except Exception:  # noqa: BLE001 - an error of the workflow is reported elsewhere
@@ -210,7 +210,7 @@ class Preview:
 def make_preview(settings: TurnwiseSettings) -> Preview:
     """Render the first prompt and sample a reply, if the model is on this machine."""
     path = settings.model.path
-    if path != "tiny" and find_here(path) is None and find_gguf(path) is None:
+    if path != "tiny" and find_local(path) is None and find_gguf(path) is None:
         why = f"'{path}' is not on this machine; it is fetched when it is used."
         return Preview(prompt=None, prompt_tokens=0, reply=None, is_understood=None, why_missing=why)
     model = resolve_model(settings)
@@ -243,7 +243,7 @@ async def sample_first_reply(
     `task` counts from the run's first.
     """
     once = _OneReply(engine)
-    world = replace(main_world(settings), groups=1)
+    world = replace(main_env(settings), groups=1)
     # Once: an episode that is cut short has failed, and would be repeated.
     rollout = settings.rollout.model_copy(update={"max_retries": 0, "episode_timeout_s": _TIMEOUT_S})
     settings = settings.model_copy(update={"rollout": rollout})

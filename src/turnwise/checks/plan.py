@@ -16,8 +16,8 @@ from turnwise.checks.episodes import ProbeStats
 from turnwise.checks.model import sample_first_reply
 from turnwise.checks.stages import Subject, fail, ok, run_checks, warn
 from turnwise.config.load import Change
-from turnwise.config.schema import LessonSettings, Lora, TurnwiseSettings
-from turnwise.config.schema_learn import ModelJudgeSettings
+from turnwise.config.schema import ImitationSettings, Lora, TurnwiseSettings
+from turnwise.config.schema_learn import ModelScorerSettings
 from turnwise.errors import Finding
 from turnwise.infra.threads import run_async
 from turnwise.loop.build import load_words, samples_in_place
@@ -35,9 +35,9 @@ from turnwise.models.memory import (
     format_bytes,
     report_memory,
 )
-from turnwise.models.resolve import find_here, note_on, read_shape
+from turnwise.models.resolve import find_local, note_on, read_shape
 from turnwise.report.console import format_duration
-from turnwise.rollout.env_specs import count_held_out, find_workflow
+from turnwise.rollout.env_specs import count_eval_tasks, find_workflow
 from turnwise.rollout.workflow import EnvironmentWorkflow
 
 
@@ -86,7 +86,7 @@ def plan_peak(settings: TurnwiseSettings, config: PreTrainedConfig | None, memor
 def _rows_at_once(settings: TurnwiseSettings) -> list[tuple[int, int]]:
     """Tasks and episodes that are played at the same time: in a rollout, and in an evaluation."""
     rollout, most = settings.rollout, getattr(settings.engine, "max_rows", None)
-    held_out = sum(count_held_out(settings).values())
+    held_out = sum(count_eval_tasks(settings).values())
     found = []
     for num_tasks, group_size in ((rollout.groups, rollout.group_size), (held_out, 1)):
         bounds = [num_tasks * group_size, rollout.max_concurrent, most]
@@ -98,7 +98,7 @@ def _rows_at_once(settings: TurnwiseSettings) -> list[tuple[int, int]]:
 def _measure_episode(settings: TurnwiseSettings, longest: int) -> EpisodeTokens:
     """From the first prompts of two tasks if a pretrained model is on this machine; else the longest allowed."""
     path = settings.model.path
-    folder = None if path == "tiny" else find_here(path)
+    folder = None if path == "tiny" else find_local(path)
     if folder is None or not issubclass(find_workflow(settings), EnvironmentWorkflow):
         return EpisodeTokens(row=longest)
     prompts = _first_prompts(settings, str(folder))
@@ -164,9 +164,9 @@ def make_plan(settings: TurnwiseSettings, pretrained: Sequence[Change] = ()) -> 
         max_turns=rollout.max_turns,
         max_sampled_tokens_per_step=episodes * rollout.max_turns * settings.context.max_response_tokens,
         optimizer_steps=learn.steps * learn.epochs * learn.minibatches,
-        demonstrations=settings.warm_start.episodes if isinstance(settings.warm_start, LessonSettings) else 0,
+        demonstrations=settings.warm_start.episodes if isinstance(settings.warm_start, ImitationSettings) else 0,
         warm_start=settings.warm_start.type,
-        eval_episodes=sum(count_held_out(settings).values()),
+        eval_episodes=sum(count_eval_tasks(settings).values()),
         memory=memory,
         peak=None if is_parallel else plan_peak(settings, read_shape(settings), memory),
         ranks=learn.parallel.ranks,
@@ -196,7 +196,7 @@ def plan_memory(settings: TurnwiseSettings) -> MemoryReport:
 def reward_model_path(settings: TurnwiseSettings) -> str | None:
     """The reward model that is loaded, if any."""
     judge = settings.reward.judge
-    return judge.path if isinstance(judge, ModelJudgeSettings) else None
+    return judge.path if isinstance(judge, ModelScorerSettings) else None
 
 
 def describe_plan(plan: Plan) -> str:

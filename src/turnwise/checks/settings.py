@@ -18,10 +18,10 @@ from turnwise.config.load import env_params
 from turnwise.config.schema import EndpointWarmStart, RayCluster, RayIsolation, TurnwiseSettings, chosen_in
 from turnwise.config.schema_learn import NoCritic, NoFilter
 from turnwise.config.settings import Settings, describe_problems
-from turnwise.config.trust import as_far_as_seen
+from turnwise.config.trust import until_untrusted
 from turnwise.engine import VllmEngineParams
 from turnwise.errors import ConfigError, Finding
-from turnwise.rollout.env_specs import World, _worlds, main_world, rewards_have_a_source
+from turnwise.rollout.env_specs import World, _worlds, main_env, rewards_have_a_source
 
 
 def check_settings(settings: TurnwiseSettings) -> None:
@@ -39,7 +39,7 @@ def find_contradictions(settings: TurnwiseSettings) -> list[str]:
 
 def find_unused_settings(settings: TurnwiseSettings) -> list[str]:
     """Settings that were changed and have no effect in this combination, one line each."""
-    return list(as_far_as_seen(_unused(settings, "", settings)))
+    return list(until_untrusted(_unused(settings, "", settings)))
 
 
 def _unused(section: Settings, path: str, run: TurnwiseSettings) -> Iterator[str]:
@@ -382,7 +382,7 @@ def settings_of_tiny_models(subject: Subject) -> Iterator[Finding]:
             kind="low_temperature",
         )
     if settings.warm_start.type == "none":
-        yield from _without_warm_start(main_world(settings))
+        yield from _without_warm_start(main_env(settings))
 
 
 def _without_warm_start(world: World) -> Iterator[Finding]:

@@ -18,25 +18,25 @@ from turnwise.checks.stages import Subject, check, fail, ok, run_checks
 from turnwise.config.load import env_params
 from turnwise.config.schema import (
     EndpointWarmStart,
-    LessonSettings,
+    ImitationSettings,
     NoIsolation,
     NoWarmStart,
     OracleWarmStart,
     ProcessIsolation,
     TurnwiseSettings,
 )
-from turnwise.config.schema_learn import FilePtx, ModelJudgeSettings, OraclePtx
-from turnwise.config.trust import DistrustError, refuse_stranger
+from turnwise.config.schema_learn import FilePtx, ModelScorerSettings, OraclePtx
+from turnwise.config.trust import UntrustedCodeError, require_trusted
 from turnwise.engine.openai import Endpoint
 from turnwise.envs.check import check_env
-from turnwise.envs.isolation import check_elsewhere
+from turnwise.envs.isolation import check_in_process
 from turnwise.envs.safe_calls import close_env, reset_env
 from turnwise.errors import ConfigError, EnvError, Finding, TurnwiseError
 from turnwise.experience.codec import read_experiences
 from turnwise.hooks import open_callbacks
-from turnwise.infra.threads import call_within
+from turnwise.infra.threads import call_with_timeout
 from turnwise.report.trackers import require_trackers
-from turnwise.rollout.env_specs import World, count_held_out, find_workflow, main_world, read_pairs, require_oracle
+from turnwise.rollout.env_specs import World, count_eval_tasks, find_workflow, main_env, read_pairs, require_oracle
 
 
 def validate_run(settings: TurnwiseSettings, *, is_resumed: bool = False) -> list[Finding]:
@@ -82,7 +82,7 @@ def envs_start(subject: Subject) -> Iterator[Finding]:
         for split, is_required in _splits_played(subject.settings, world).items():
             try:
                 _reset(subject, path, split, is_required=is_required)
-            except DistrustError:
+            except UntrustedCodeError:
                 break
             except TurnwiseError as error:
                 reasons[_at_path(str(error), path)] = None
@@ -92,23 +92,23 @@ def envs_start(subject: Subject) -> Iterator[Finding]:
 def _splits_played(settings: TurnwiseSettings, world: World) -> dict[Literal["train", "eval"], bool]:
     """The splits that a run of these settings plays; whether it ends if their first task fails."""
     mode, is_tiny = settings.run.mode, settings.model.path == "tiny"
-    is_shown = isinstance(settings.warm_start, LessonSettings) or isinstance(settings.learn.ptx, OraclePtx)
+    is_shown = isinstance(settings.warm_start, ImitationSettings) or isinstance(settings.learn.ptx, OraclePtx)
     splits: dict[Literal["train", "eval"], bool] = {}
     if mode in ("both", "explore") or is_tiny or is_shown:
         # The tokenizer of the built-in model is made from the texts of training tasks.
         splits["train"] = is_tiny
-    if world == main_world(settings) and settings.eval.is_wanted and mode != "explore":
+    if world == main_env(settings) and settings.eval.is_wanted and mode != "explore":
         splits["eval"] = True
     return splits
 
 
 def _reset(subject: Subject, path: str, split: Literal["train", "eval"], *, is_required: bool) -> None:
     world = subject.envs_by_path[path]
-    env, limit_s = subject.make_env(path, split), world.timeout_s if world.is_guarded else None
+    env, limit_s = subject.make_env(path, split), world.timeout_s if world.runs_in_thread else None
     try:
         # A relative run directory, made later, must not follow an environment that changes the working directory.
         with chdir("."):
-            call_within(limit_s, partial(reset_env, env, 0, split=split))
+            call_with_timeout(limit_s, partial(reset_env, env, 0, split=split))
     except TimeoutError as error:
         raise EnvError(f"env.type: reset took longer than rollout.episode_timeout_s = {limit_s:g}.") from error
     except EnvError:
@@ -147,14 +147,14 @@ def endpoint(subject: Subject) -> None:
     warm_start = subject.settings.warm_start
     if isinstance(warm_start, EndpointWarmStart):
         # It is sent a key, so an address in an untrusted file must not be asked.
-        refuse_stranger(f"warm_start: {warm_start.url}")
+        require_trusted(f"warm_start: {warm_start.url}")
         Endpoint(warm_start, where="warm_start").find_model()
 
 
 @check("setup")
 def eval_tasks(subject: Subject) -> None:
     if not any(subject.has_errors(path) for path in subject.envs_by_path):
-        count_held_out(subject.settings)
+        count_eval_tasks(subject.settings)
 
 
 @check("setup", where="data")
@@ -189,11 +189,11 @@ def model_folder(subject: Subject) -> None:
         # It is made to fit, so there is nothing to check, and no reason to load torch.
         return
     from turnwise.context.recorder import require_end_of_turn  # noqa: PLC0415
-    from turnwise.models.resolve import check_causal_model, check_held_as  # noqa: PLC0415
+    from turnwise.models.resolve import check_causal_model, check_model_options  # noqa: PLC0415
     from turnwise.models.tiny import tiny_config  # noqa: PLC0415
 
     if model.path == "tiny":
-        check_held_as(tiny_config(model.tiny, vocab_size=model.tiny.vocab_size), model)
+        check_model_options(tiny_config(model.tiny, vocab_size=model.tiny.vocab_size), model)
         return
     if subject.local_model is None:
         # What it holds is known once it is fetched or converted.
@@ -201,17 +201,17 @@ def model_folder(subject: Subject) -> None:
     # What a template cannot do is logged when the run begins, once.
     with _silenced("turnwise.context"):
         template = subject.words.template
-    if isinstance(settings.warm_start, LessonSettings) or settings.learn.ptx.type != "none":
+    if isinstance(settings.warm_start, ImitationSettings) or settings.learn.ptx.type != "none":
         require_end_of_turn(template)
     if config := check_causal_model(subject.local_model):
-        check_held_as(config, model)
+        check_model_options(config, model)
 
 
 @check("setup", where="reward model")
 def reward_model(subject: Subject) -> None:
     judge = subject.settings.reward.judge
     # A missing path is an error of the settings.
-    if isinstance(judge, ModelJudgeSettings) and judge.path not in (None, "", "tiny"):
+    if isinstance(judge, ModelScorerSettings) and judge.path not in (None, "", "tiny"):
         from turnwise.models.resolve import check_reward_model  # noqa: PLC0415 - it loads torch
 
         check_reward_model(str(judge.path))
@@ -249,7 +249,7 @@ def check_environment(path: str, world: World) -> list[Finding]:
     """One line if an environment passes all checks, or one for each that fails."""
     if isinstance(world.isolation, ProcessIsolation) and world.isolation.python is not None:
         data, params = "", env_params(world.env, "train")
-        report = check_elsewhere(world.isolation.python, world.env.type, params, num_episodes=_NUM_EPISODES)
+        report = check_in_process(world.isolation.python, world.env.type, params, num_episodes=_NUM_EPISODES)
     else:
         # Separate processes would take longer to start than to play.
         plain = replace(world, isolation=NoIsolation())

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from rich.console import Console
 
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.trust import DistrustError
+from turnwise.config.trust import UntrustedCodeError
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.safe_calls import close_env
 from turnwise.errors import Finding, FindingStage, TurnwiseError
-from turnwise.infra.untrusted import tell_error
+from turnwise.infra.untrusted import format_error
 from turnwise.report.console import print_notice
 from turnwise.report.run_dir import RunDirectory
-from turnwise.rollout.env_specs import World, settle_length, worlds_of
+from turnwise.rollout.env_specs import World, all_envs, resolve_total_steps
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -88,8 +88,8 @@ class Subject:
         self._envs: dict[tuple[str, str], BaseEnv] = {}
         self._opened = ExitStack()
         try:
-            self.settings = settle_length(settings)
-        except DistrustError:
+            self.settings = resolve_total_steps(settings)
+        except UntrustedCodeError:
             pass
         except TurnwiseError as error:
             self.length_error = error
@@ -117,9 +117,9 @@ class Subject:
     @cached_property
     def local_model(self) -> str | None:
         """The folder of a pretrained model; None for the built-in model, and if it is not on this machine."""
-        from turnwise.models.resolve import find_here  # noqa: PLC0415 - it loads torch
+        from turnwise.models.resolve import find_local  # noqa: PLC0415 - it loads torch
 
-        return None if self.settings.model.path == "tiny" else find_here(self.settings.model.path)
+        return None if self.settings.model.path == "tiny" else find_local(self.settings.model.path)
 
     @cached_property
     def model_folder(self) -> str:
@@ -156,7 +156,7 @@ class Subject:
 
 def envs_by_path(settings: TurnwiseSettings) -> dict[str, World]:
     """Every environment of a run by its config path."""
-    main, *mixed = worlds_of(settings)
+    main, *mixed = all_envs(settings)
     return {"env": main, **{f"mix.{world.tag}.env": world for world in mixed}}
 
 
@@ -171,7 +171,7 @@ def run_checks(subject: Subject, stage: FindingStage) -> list[Finding]:
         try:
             for finding in each.find(subject) or ():
                 subject.findings.append(replace(finding, stage=stage))
-        except DistrustError:
+        except UntrustedCodeError:
             # What was not imported is not judged.
             continue
         except TurnwiseError as error:
@@ -217,4 +217,4 @@ def run_check(where: str, find: Callable[[], Iterable[Finding]]) -> list[Finding
     except TurnwiseError as error:
         return [fail(where, str(error))]
     except Exception as error:  # noqa: BLE001 - packages and a user's code may raise anything
-        return [fail(where, f"cannot be checked: {tell_error(error)}")]
+        return [fail(where, f"cannot be checked: {format_error(error)}")]

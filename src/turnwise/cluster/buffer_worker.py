@@ -20,7 +20,7 @@ from turnwise.loop.build import open_buffer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActorSite:
+class ActorConfig:
     """What an actor is told of the run that it is a part of."""
 
     name: str
@@ -36,7 +36,7 @@ class ActorSite:
         return self.run_path / "logs" / f"{self.name}.log"
 
 
-def begin(site: ActorSite) -> TurnwiseSettings:
+def begin(site: ActorConfig) -> TurnwiseSettings:
     """The process becomes a part of the run: its folder, its log, its settings."""
     if not (site.run_path / "config.yaml").is_file():
         raise ClusterError(
@@ -63,7 +63,7 @@ def _write_to(log: Path) -> None:
     )
 
 
-class BufferHost:
+class BufferWorker:
     """A durable buffer, in a process of its own. One that takes the place of a lost one may be asked a thing twice."""
 
     def __init__(self, settings: TurnwiseSettings, run_path: Path, *, is_replacement: bool) -> None:
@@ -96,10 +96,10 @@ class BufferHost:
         self._buffer.rewind(step, plays_again=plays_again)
 
 
-class BufferActor(BufferHost):
-    """`BufferHost` as an actor that Ray starts again by itself."""
+class BufferActor(BufferWorker):
+    """`BufferWorker` as an actor that Ray starts again by itself."""
 
-    def __init__(self, site: ActorSite) -> None:
+    def __init__(self, site: ActorConfig) -> None:
         ray: Any = require_package("ray", extra="ray", asked_by="cluster.type: 'ray'")
         is_replacement = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         super().__init__(begin(site), site.run_path, is_replacement=is_replacement)

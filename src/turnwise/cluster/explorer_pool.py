@@ -24,14 +24,14 @@ from safetensors.torch import load
 from torch import Tensor
 
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.errors import ClusterError, EngineError, LostError
+from turnwise.errors import ClusterError, EngineError, WorkerLostError
 from turnwise.experience.codec import decode_experiences, encode_experiences
-from turnwise.infra.atomic_files import write_whole
+from turnwise.infra.atomic_files import atomic_write
 from turnwise.infra.parsing import parse_json
 from turnwise.infra.threads import end_tasks
 from turnwise.infra.wait_tracking import waiting
 from turnwise.loop.build import (
-    build_judging,
+    build_scorer,
     chosen_engine,
     connect,
     connect_explorer,
@@ -41,9 +41,9 @@ from turnwise.loop.build import (
     open_audit,
 )
 from turnwise.loop.components import Collectors, RolloutComponents, TrainComponents, TrainerComponents
-from turnwise.protocols import Imitation, Learner, PolicyMark, Weights
+from turnwise.protocols import Learner, PolicyVersion, SFTConfig, Weights
 from turnwise.report.run_dir import RunDirectory
-from turnwise.sync.weight_store import MemoryChannel, as_safetensors
+from turnwise.sync.weight_store import EnginePublisher, as_safetensors
 from turnwise.types import (
     Annotations,
     Batch,
@@ -88,7 +88,7 @@ class Told:
 
 
 class Player(Protocol):
-    """An explorer, wherever it is. Every call raises LostError once it is gone."""
+    """An explorer, wherever it is. Every call raises WorkerLostError once it is gone."""
 
     name: str
 
@@ -101,7 +101,7 @@ class Player(Protocol):
         ...
 
     async def score(self, token_ids: IntArray) -> Sequence[FloatArray]:
-        """What the copies of the weights that its engine holds make of a text; see `ScoringEngine`."""
+        """What the copies of the weights that its engine holds make of a text; see `LogprobEngine`."""
         ...
 
     async def leave(self) -> None:
@@ -126,16 +126,16 @@ _MAX_LOST_STARTS = 3
 """Players in a row that are lost before they are at work; then something else is wrong."""
 
 
-class WeightsLostError(LostError):
+class WeightsLostError(WorkerLostError):
     """The newest weights were on a machine that is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hiring:
+class ExplorerPoolConfig:
     """Where players come from, and how many there should be."""
 
     hire: Callable[[str], Awaitable[Player]]
-    """Returns when a player of that name is ready; LostError where it was lost on the way."""
+    """Returns when a player of that name is ready; WorkerLostError where it was lost on the way."""
     wanted: Callable[[], int]
     describe_room: Callable[[], str]
     """What the cluster has room for, for whoever waited in vain."""
@@ -144,10 +144,10 @@ class Hiring:
     tell: Callable[[str], None] = log.info
 
 
-class Crew:
+class ExplorerPool:
     """Consumes: players as they are hired. Produces: those at work. Waits for: the first one, with a deadline."""
 
-    def __init__(self, hiring: Hiring) -> None:
+    def __init__(self, hiring: ExplorerPoolConfig) -> None:
         self.policy_version = 0
         """Of the weights that were published last."""
         self._hiring = hiring
@@ -254,7 +254,7 @@ class Crew:
             await player.load(*self._newest)
         except WeightsLostError:
             raise
-        except LostError as lost:
+        except WorkerLostError as lost:
             self.lose(player, str(lost))
 
     async def score(self, token_ids: IntArray) -> list[FloatArray]:
@@ -265,7 +265,7 @@ class Crew:
     async def _score(self, player: Player, token_ids: IntArray) -> Sequence[FloatArray]:
         try:
             return await player.score(token_ids)
-        except LostError as lost:
+        except WorkerLostError as lost:
             self.lose(player, str(lost))
             return ()
 
@@ -306,7 +306,7 @@ class Crew:
         except WeightsLostError as lost:
             if loaded is self._newest:
                 self._failure = lost
-        except LostError as lost:
+        except WorkerLostError as lost:
             self._num_lost_starts += 1
             log.warning("%s was lost before it was at work: %s", name, lost)
             if self._num_lost_starts >= _MAX_LOST_STARTS:
@@ -323,12 +323,12 @@ class Crew:
 _FILE = "explorers.json"
 
 
-def write_wanted(run_path: Path, explorers: int) -> None:
+def write_target(run_path: Path, explorers: int) -> None:
     """Explorers join and leave while the run goes on; a resumed run keeps the number."""
-    write_whole(run_path / _FILE, json.dumps({"explorers": explorers}), error=ClusterError)
+    atomic_write(run_path / _FILE, json.dumps({"explorers": explorers}), error=ClusterError)
 
 
-def read_wanted(run_path: Path, default: int) -> int:
+def read_target(run_path: Path, default: int) -> int:
     """What was written last; `default` where nothing was, or no number."""
     try:
         wanted = parse_json((run_path / _FILE).read_text())["explorers"]
@@ -341,12 +341,12 @@ class Reference(Protocol):
     """A result that stays where it was made."""
 
     def get(self) -> Any:
-        """Fetch it; LostError where it is gone."""
+        """Fetch it; WorkerLostError where it is gone."""
         ...
 
 
 class Host(Protocol):
-    """An object of another process, called by the names of its methods; LostError once it is gone."""
+    """An object of another process, called by the names of its methods; WorkerLostError once it is gone."""
 
     def call(self, method: str, *args: object) -> Any:
         """What the method returns, or raises."""
@@ -402,18 +402,18 @@ class ReferenceMailbox:
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
-        self._posted: tuple[PolicyMark, Weights] | None = None
+        self._posted: tuple[PolicyVersion, Weights] | None = None
         self._requested: int | None = None
 
-    def post(self, mark: PolicyMark, weights: Weights) -> None:
+    def post(self, mark: PolicyVersion, weights: Weights) -> None:
         assert isinstance(weights, RemoteWeights), "a learner elsewhere makes a copy for each publication"
         self._posted = (mark, weights)
         self._ring()
 
-    def newest(self) -> PolicyMark | None:
+    def newest(self) -> PolicyVersion | None:
         return None if self._posted is None else self._posted[0]
 
-    def fetch(self) -> tuple[PolicyMark, Weights]:
+    def fetch(self) -> tuple[PolicyVersion, Weights]:
         assert self._posted is not None, "nothing has been posted"
         return self._posted
 
@@ -486,7 +486,7 @@ class RemoteLearner:
         return report
 
     def imitate(
-        self, demonstrations: Sequence[Experience], how: Imitation, on_step: Callable[[int, int], None]
+        self, demonstrations: Sequence[Experience], how: SFTConfig, on_step: Callable[[int, int], None]
     ) -> float:
         last_loss = 0.0
         for done, total, loss in self._host.stream("imitate", encode_experiences(demonstrations), how):
@@ -547,10 +547,10 @@ class RemoteBuffer:
 _share_numbers = count()
 
 
-class CrewCollector:
+class DistributedCollector:
     """A `Collector` that plays elsewhere. Waits for: the last share, each with a deadline since its last news."""
 
-    def __init__(self, crew: Crew, kind: Kind, *, silence_s: float) -> None:
+    def __init__(self, crew: ExplorerPool, kind: Kind, *, silence_s: float) -> None:
         """`silence_s` without news of a share, its explorer counts as lost."""
         self.env_seconds = 0.0
         self._crew = crew
@@ -585,7 +585,7 @@ class CrewCollector:
                     share = running.pop(playing)
                     try:
                         groups |= {group.task.id: group for group in playing.result()}
-                    except LostError:
+                    except WorkerLostError:
                         waiting += share.tasks
         finally:
             await end_tasks(running)
@@ -629,20 +629,20 @@ class CrewCollector:
                     if told.groups is not None:
                         return list(told.groups)
         except TimeoutError:
-            lost = LostError(f"no news of rollout {share.rollout} for {self._silence_s:g} s (sync.timeout_s)")
+            lost = WorkerLostError(f"no news of rollout {share.rollout} for {self._silence_s:g} s (sync.timeout_s)")
             self._crew.lose(player, str(lost))
             raise lost from None
-        except LostError as lost:
+        except WorkerLostError as lost:
             self._crew.lose(player, str(lost))
             raise
         finally:
             self._crew.end(player)
 
 
-class CrewEngine:
+class DistributedEngine:
     """An `Engine` for the weights alone: whoever plays has one of its own beside it."""
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: ExplorerPool) -> None:
         self._crew = crew
 
     @property
@@ -665,7 +665,7 @@ class CrewEngine:
         """The crew outlives a run that goes back to a checkpoint."""
 
 
-class ScoringCrewEngine(CrewEngine):
+class ScoringDistributedEngine(DistributedEngine):
     """The same where the explorers' engines hold weights somewhere else, and can be asked about a text."""
 
     async def score(self, token_ids: IntArray) -> list[FloatArray]:
@@ -673,25 +673,31 @@ class ScoringCrewEngine(CrewEngine):
 
 
 def open_on_cluster(
-    settings: TurnwiseSettings, model_path: str, directory: RunDirectory, *, crew: Crew, learner: Learner, buffer: Host
+    settings: TurnwiseSettings,
+    model_path: str,
+    directory: RunDirectory,
+    *,
+    crew: ExplorerPool,
+    learner: Learner,
+    buffer: Host,
 ) -> TrainComponents:
     """As `open_components`, with explorers, learner and buffer in other processes."""
     silence_s, words = settings.sync.timeout_s, load_words(settings, model_path)
-    engine = ScoringCrewEngine(crew) if hasattr(chosen_engine(settings), "score") else CrewEngine(crew)
+    engine = ScoringDistributedEngine(crew) if hasattr(chosen_engine(settings), "score") else DistributedEngine(crew)
     rollout = RolloutComponents(
         settings=settings,
         tokenizer=words.tokenizer,
         template=words.template,
         engine=engine,
-        publisher=MemoryChannel([engine]),
-        scoring=build_judging(settings),
-        eval_collector=CrewCollector(crew, "eval", silence_s=silence_s),
+        publisher=EnginePublisher([engine]),
+        scoring=build_scorer(settings),
+        eval_collector=DistributedCollector(crew, "eval", silence_s=silence_s),
         eval_tasks=held_out_tasks(settings),
     )
 
     def open_collectors() -> Collectors:
-        greedy = CrewCollector(crew, "greedy", silence_s=silence_s) if needs_greedy(settings) else None
-        return Collectors(sampled=CrewCollector(crew, "train", silence_s=silence_s), greedy=greedy)
+        greedy = DistributedCollector(crew, "greedy", silence_s=silence_s) if needs_greedy(settings) else None
+        return Collectors(sampled=DistributedCollector(crew, "train", silence_s=silence_s), greedy=greedy)
 
     return connect(
         connect_explorer(rollout, open_collectors),

@@ -22,13 +22,13 @@ import numpy as np
 import yaml
 from transformers.utils import logging as transformers_logging
 
-from turnwise.cluster.buffer_worker import ActorSite, BufferActor, begin
+from turnwise.cluster.buffer_worker import ActorConfig, BufferActor, begin
 from turnwise.cluster.explorer_pool import RemoteLearner, RemoteWeights, Share, Told, WeightsLostError, pack_weights
-from turnwise.cluster.workers import ExplorerHost, LearnerHost, RankHost
+from turnwise.cluster.workers import ExplorerWorker, LearnerHost, RankHost
 from turnwise.config.schema import RayCluster, TurnwiseSettings
 from turnwise.config.schema_learn import LearnSettings, OneProcess
 from turnwise.config.settings import require_package
-from turnwise.errors import ClusterError, LearnError, LostError, TurnwiseError
+from turnwise.errors import ClusterError, LearnError, TurnwiseError, WorkerLostError
 from turnwise.infra.wait_tracking import waiting
 from turnwise.learn.parallel_context import rank_devices
 from turnwise.learn.workers import Note, Rank, RankPlace
@@ -45,13 +45,13 @@ _CLOSE_S = 10.0
 """Longest time that an explorer may take to let go of its engine."""
 
 
-class ForeignError(ClusterError):
+class RayCallError(ClusterError):
     """An actor raised what is not of turnwise: a fault in it, or in what it uses."""
 
 
 @contextmanager
-def in_our_words(site: ActorSite, *, limit: str = "sync.timeout_s") -> Iterator[None]:
-    """What an actor raised is raised here; an actor that is gone is a LostError. `limit` is the wait's setting."""
+def translate_ray_errors(site: ActorConfig, *, limit: str = "sync.timeout_s") -> Iterator[None]:
+    """Raise here what an actor raised; a lost actor is a WorkerLostError. `limit` is the setting of the wait."""
     try:
         yield
     except failures.GetTimeoutError as error:
@@ -62,30 +62,30 @@ def in_our_words(site: ActorSite, *, limit: str = "sync.timeout_s") -> Iterator[
         if isinstance(error.cause, failures.RayError):
             # It is there itself: what it was given is gone with its machine, or with the actor that was to make it.
             raise WeightsLostError(f"weights on their way to {site.name} are gone") from error
-        raise ForeignError(f"{site.name} failed: {error.cause!r}; see {site.log}.") from error
+        raise RayCallError(f"{site.name} failed: {error.cause!r}; see {site.log}.") from error
     except failures.ObjectLostError as error:
         raise WeightsLostError(f"weights on their way to {site.name} are gone") from error
     except failures.RayError as error:
-        raise LostError(f"{site.name} is gone ({type(error).__name__}); see {site.log}") from error
+        raise WorkerLostError(f"{site.name} is gone ({type(error).__name__}); see {site.log}") from error
 
 
 class RayReference:
     """A result that lies in Ray's object store, on the machine that made it."""
 
-    def __init__(self, ref: Any, site: ActorSite, timeout_s: float) -> None:
+    def __init__(self, ref: Any, site: ActorConfig, timeout_s: float) -> None:
         self.ref = ref
         self._site = site
         self._timeout_s = timeout_s
 
     def get(self) -> Any:
-        with in_our_words(self._site), waiting("the run", f"an answer of {self._site.name}", self._timeout_s):
+        with translate_ray_errors(self._site), waiting("the run", f"an answer of {self._site.name}", self._timeout_s):
             return ray.get(self.ref, timeout=self._timeout_s)
 
 
 class RayHost:
     """A `Host` that is an actor. It opens while the caller goes on; its first answer waits for that."""
 
-    def __init__(self, actor: Any, site: ActorSite, timeout_s: float, *, start_timeout_s: float) -> None:
+    def __init__(self, actor: Any, site: ActorConfig, timeout_s: float, *, start_timeout_s: float) -> None:
         self.actor = actor
         self._site = site
         self._timeout_s = timeout_s
@@ -97,43 +97,43 @@ class RayHost:
 
     def stream(self, method: str, *args: object) -> Iterator[Any]:
         self._wait_until_open()
-        with in_our_words(self._site):
+        with translate_ray_errors(self._site):
             for ref in getattr(self.actor, method).remote(*args):
                 yield ray.get(ref, timeout=self._timeout_s)
 
     def refer(self, method: str, *args: object) -> RayReference:
         self._wait_until_open()
-        with in_our_words(self._site):
+        with translate_ray_errors(self._site):
             return RayReference(getattr(self.actor, method).remote(*args), self._site, self._timeout_s)
 
     def _wait_until_open(self) -> None:
         if self._opening is not None:
             limit_s = self._start_timeout_s
             with (
-                in_our_words(self._site, limit="cluster.start_timeout_s"),
+                translate_ray_errors(self._site, limit="cluster.start_timeout_s"),
                 waiting("the run", f"{self._site.name} to be there", limit_s),
             ):
                 ray.get(self._opening, timeout=limit_s)
             self._opening = None
 
 
-class RayPlayer:
+class RayExplorerClient:
     """A `Player` that is an actor."""
 
-    def __init__(self, actor: Any, site: ActorSite, group: Any) -> None:
+    def __init__(self, actor: Any, site: ActorConfig, group: Any) -> None:
         self.name = site.name
         self.actor = actor
         self._site = site
         self._group = group
 
     async def open(self) -> None:
-        with in_our_words(self._site):
+        with translate_ray_errors(self._site):
             await self.actor.open.remote()
 
     async def play(self, share: Share) -> AsyncGenerator[Told, None]:
         is_over = False
         try:
-            with in_our_words(self._site):
+            with translate_ray_errors(self._site):
                 async for ref in self.actor.play.remote(share):
                     told: Told = await ref
                     is_over = told.groups is not None
@@ -143,11 +143,11 @@ class RayPlayer:
                 self.actor.stop.remote(share.number)
 
     async def load(self, weights: Weights, policy_version: int) -> None:
-        with in_our_words(self._site):
+        with translate_ray_errors(self._site):
             await self.actor.load.remote(_reference_to(weights), policy_version)
 
     async def score(self, token_ids: IntArray) -> Sequence[FloatArray]:
-        with in_our_words(self._site):
+        with translate_ray_errors(self._site):
             return await self.actor.score.remote(token_ids)
 
     async def leave(self) -> None:
@@ -175,7 +175,7 @@ of a lost machine Ray itself is sure only after several missed calls."""
 class RayRanks:
     """`hosts.RankHosts` on a cluster."""
 
-    def __init__(self, ranks: Sequence[tuple[Any, ActorSite]], *, timeout_s: float) -> None:
+    def __init__(self, ranks: Sequence[tuple[Any, ActorConfig]], *, timeout_s: float) -> None:
         """`ranks` are actors with what they were told; `timeout_s` is the longest that an answer may take."""
         self.actors = [actor for actor, _ in ranks]
         self._sites = [site for _, site in ranks]
@@ -254,9 +254,9 @@ class RayRanks:
         answer: Any = None
         while waiting and (rank := _first_ready(waiting, deadline_s)) is not None:
             try:
-                with in_our_words(self._sites[rank]):
+                with translate_ray_errors(self._sites[rank]):
                     kind, told = _hear(waiting[rank])
-            except LostError as lost:
+            except WorkerLostError as lost:
                 raise self._stop(lost) from None
             except TurnwiseError as error:
                 del waiting[rank]
@@ -278,10 +278,10 @@ class RayRanks:
 
     def _failure(self, failed: Sequence[TurnwiseError], *, is_alike: bool) -> TurnwiseError:
         """Ranks that all failed in words of turnwise are as they were; others may hold half an update."""
-        first, is_own = failed[0], not any(isinstance(error, ForeignError) for error in failed)
+        first, is_own = failed[0], not any(isinstance(error, RayCallError) for error in failed)
         if is_alike and is_own:
             return first
-        if isinstance(first, ForeignError):
+        if isinstance(first, RayCallError):
             return self._stop(
                 LearnError(f"{first} All ranks were stopped; go on from the last checkpoint with --resume.")
             )
@@ -323,7 +323,7 @@ transformers_logging.disable_progress_bar()
 class LearnerActor(LearnerHost):
     """`LearnerHost` as an actor."""
 
-    def __init__(self, site: ActorSite) -> None:
+    def __init__(self, site: ActorConfig) -> None:
         self._site = site
 
     def open(self) -> None:
@@ -333,7 +333,7 @@ class LearnerActor(LearnerHost):
 class RankActor(RankHost):
     """`RankHost` as an actor."""
 
-    def __init__(self, site: ActorSite) -> None:
+    def __init__(self, site: ActorConfig) -> None:
         self._site = site
 
     def meeting_point(self) -> str:
@@ -349,10 +349,10 @@ class RankActor(RankHost):
         super().__init__(Rank(replace(place, device=rank_devices(place.device, 1)[0])))
 
 
-class ExplorerActor(ExplorerHost):
-    """`ExplorerHost` as an actor."""
+class ExplorerActor(ExplorerWorker):
+    """`ExplorerWorker` as an actor."""
 
-    def __init__(self, site: ActorSite) -> None:
+    def __init__(self, site: ActorConfig) -> None:
         self._site = site
 
     async def open(self) -> None:
@@ -370,7 +370,7 @@ _KNOCK_S = 10.0
 """Longest wait for a machine to say that somebody listens there."""
 
 
-class OnRay:
+class RayBackend:
     """A cluster that is running, or a local one that lives as long as this object."""
 
     def __init__(self, settings: TurnwiseSettings, run_path: Path) -> None:
@@ -381,7 +381,7 @@ class OnRay:
         self._is_own = _connect(self._chosen)
         self._groups: list[Any] = []
         self._learner_group: Any = None
-        self._site = ActorSite(
+        self._site = ActorConfig(
             name="",
             # Not as in a file: secrets travel with them.
             settings_yaml=yaml.safe_dump(settings.model_dump(mode="json")),
@@ -399,7 +399,7 @@ class OnRay:
     # --- the parts -----------------------------------------------------------------------------------------------
 
     def open_learner(self, model_path: str) -> Learner:
-        """In a place of its own; LostError from its calls means that it must be opened again."""
+        """In a place of its own; WorkerLostError from its calls means that it must be opened again."""
         if self._settings.learn.parallel.type == "none":
             return RemoteLearner(self.start_learner(model_path))
         return open_learner(self._settings, model_path, run_path=self._site.run_path, start_ranks=self.start_ranks)
@@ -431,7 +431,7 @@ class OnRay:
         actor = ray.remote(BufferActor).options(**options).remote(site)
         return RayHost(actor, site, self._timeout_s, start_timeout_s=self._chosen.start_timeout_s)
 
-    async def hire(self, name: str, model_path: str) -> RayPlayer:
+    async def hire(self, name: str, model_path: str) -> RayExplorerClient:
         """Return when an explorer has found a place and is open; waits for the place as long as it is wanted."""
         site = replace(self._site, name=name, model_path=model_path)
         cpus, gpus = self._cpus(self._chosen.explorer_cpus), self._chosen.explorer_gpus
@@ -439,14 +439,14 @@ class OnRay:
         try:
             while not await asyncio.to_thread(group.wait, _PLACE_S):
                 pass
-            player = RayPlayer(_actor(ExplorerActor, group, cpus=cpus, gpus=gpus).remote(site), site, group)
+            player = RayExplorerClient(_actor(ExplorerActor, group, cpus=cpus, gpus=gpus).remote(site), site, group)
             async with asyncio.timeout(self._chosen.start_timeout_s):
                 await player.open()
         except BaseException as error:
             places.remove_placement_group(group)
             if isinstance(error, TimeoutError):
                 limit = f"{self._chosen.start_timeout_s:g} s (cluster.start_timeout_s)"
-                raise LostError(f"{name} was not ready after {limit}; see {site.log}") from None
+                raise WorkerLostError(f"{name} was not ready after {limit}; see {site.log}") from None
             raise
         return player
 
@@ -460,7 +460,7 @@ class OnRay:
         is_local = self._is_own and self._chosen.address is None
         return min(asked, _LOCAL_CPUS) if is_local else asked
 
-    def _learner_actors(self, actor_class: type, sites: Sequence[ActorSite]) -> list[Any]:
+    def _learner_actors(self, actor_class: type, sites: Sequence[ActorConfig]) -> list[Any]:
         if self._learner_group is not None:
             # Those before are lost; what was set aside for them is needed now.
             places.remove_placement_group(self._learner_group)

@@ -31,8 +31,8 @@ from turnwise.experience.codec import decode_experiences
 from turnwise.infra.threads import end_tasks
 from turnwise.learn.workers import Note, Rank, ReceivedWeights
 from turnwise.loop.build import open_collectors, open_learner, open_rollout
-from turnwise.protocols import Imitation
-from turnwise.sync.sync_check import ScoringEngine, ScoringLearner
+from turnwise.protocols import SFTConfig
+from turnwise.sync.sync_check import LogprobEngine, LogprobLearner
 from turnwise.types import Batch, FloatArray, IntArray, StepReport, Trajectory
 
 Result = TypeVar("Result")
@@ -57,7 +57,7 @@ class LearnerHost:
     def step(self, batch: Batch) -> StepReport:
         return self._learner.step(batch)
 
-    def imitate(self, blocks: Sequence[bytes], how: Imitation) -> Iterator[tuple[int, int, float]]:
+    def imitate(self, blocks: Sequence[bytes], how: SFTConfig) -> Iterator[tuple[int, int, float]]:
         """How many steps are done, of how many; the last loss comes with the last of them."""
         demonstrations = decode_experiences(blocks)
 
@@ -78,7 +78,7 @@ class LearnerHost:
         return self._learner.logprobs_of(decode_experiences(blocks), of)
 
     def score(self, token_ids: IntArray) -> FloatArray:
-        assert isinstance(self._learner, ScoringLearner), "only a learner that scores is asked to"
+        assert isinstance(self._learner, LogprobLearner), "only a learner that scores is asked to"
         return self._learner.score(token_ids)
 
     def save_state(self, folder: Path) -> None:
@@ -144,7 +144,7 @@ def while_it_works(work: Callable[[Note], Result]) -> Generator[tuple[Any, ...],
     return results[0]
 
 
-class ExplorerHost:
+class ExplorerWorker:
     """An engine, environments, and whoever plays them: shares come in, episodes and groups go out."""
 
     def __init__(self, settings: TurnwiseSettings, model_path: str, own_path: Path | None = None) -> None:
@@ -161,7 +161,7 @@ class ExplorerHost:
         await self._engine.update_weights(unpack_weights(packed), policy_version)
 
     async def score(self, token_ids: IntArray) -> list[FloatArray]:
-        assert isinstance(self._engine, ScoringEngine), "only an engine that scores is asked to"
+        assert isinstance(self._engine, LogprobEngine), "only an engine that scores is asked to"
         return list(await self._engine.score(token_ids))
 
     async def play(self, share: Share) -> AsyncGenerator[Told, None]:

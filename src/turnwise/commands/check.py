@@ -41,7 +41,7 @@ def check(
 ) -> int:
     from turnwise.config.component import ENVS
     from turnwise.config.recipes import list_recipes
-    from turnwise.config.trust import only_looking
+    from turnwise.config.trust import block_untrusted_imports
 
     if _names_environment(target, overrides):
         return _check_env(target, python, overrides, json=json)
@@ -50,7 +50,7 @@ def check(
     known = [*list_recipes(), *ENVS]
     if target not in known and not Path(target).suffix and not Path(target).exists():
         raise ConfigError(f"there is no recipe, file or environment named '{target}'. {did_you_mean(target, known)}")
-    with only_looking(trusts=trust) as not_imported:
+    with block_untrusted_imports(trusts=trust) as not_imported:
         return _check_file(target, overrides, not_imported, json=json)
 
 
@@ -70,14 +70,14 @@ def _check_env(target: str, python: str | None, overrides: Sequence[str], *, jso
     from turnwise.config.load import parse_params
     from turnwise.envs.base import make_env
     from turnwise.envs.check import check_env
-    from turnwise.envs.isolation import check_elsewhere
+    from turnwise.envs.isolation import check_in_process
     from turnwise.report.document import Document, Table, show
 
     params = parse_params(list(overrides))
     if python is None:
         report = check_env(lambda: make_env(target, **params))
     else:
-        report = check_elsewhere(python, target, params)
+        report = check_in_process(python, target, params)
     rows = [(check.name, _PASSED[check.passed], check.detail) for check in report.checks]
     show(Document(tables=[Table(("check", "passed", "detail"), rows)]), json=json)
     return 0 if report.ok else 2
@@ -91,7 +91,7 @@ def _check_file(target: str, overrides: Sequence[str], not_imported: Mapping[str
     from turnwise.config.recipes import find_recipe
     from turnwise.convert.load import describe_translation, to_translation_rows
     from turnwise.report.document import Document, show
-    from turnwise.rollout.env_specs import settle_length
+    from turnwise.rollout.env_specs import resolve_total_steps
 
     console = Console()
     translation = translate_file(target, list(overrides))
@@ -99,7 +99,7 @@ def _check_file(target: str, overrides: Sequence[str], not_imported: Mapping[str
         console.print(describe_translation(translation), soft_wrap=True)
     loaded = load_recipe(target, list(overrides))
     found = validate_run(loaded.settings)
-    settings = loaded.settings if not_imported else settle_length(loaded.settings)
+    settings = loaded.settings if not_imported else resolve_total_steps(loaded.settings)
     notes = [each.text for each in found if each.level == "warning"]
     notes += _notes_on_model(settings, not_imported)
     notes += [f"'{name}' was not imported. Review it, then pass --trust." for name in not_imported]
@@ -139,10 +139,10 @@ def plan(
 ) -> int:
     from turnwise.checks.setup import validate_run
     from turnwise.config.load import load_recipe
-    from turnwise.config.trust import only_looking
+    from turnwise.config.trust import block_untrusted_imports
 
     name, overrides = choose_recipe(recipe, config, config_name, overrides)
-    with only_looking(trusts=trust) as not_imported:
+    with block_untrusted_imports(trusts=trust) as not_imported:
         loaded = load_recipe(name, overrides)
         validate_run(loaded.settings)
     if not_imported:
@@ -156,9 +156,9 @@ def plan(
     from turnwise.checks.plan import describe_plan, make_plan
     from turnwise.report.console import phase
     from turnwise.report.document import Document, show
-    from turnwise.rollout.env_specs import settle_length
+    from turnwise.rollout.env_specs import resolve_total_steps
 
-    settings = settle_length(loaded.settings)
+    settings = resolve_total_steps(loaded.settings)
     made = make_plan(settings, loaded.pretrained)
     if not json:
         show(Document(notes=[describe_plan(made)]))

@@ -20,23 +20,23 @@ def convert(
 
     from turnwise.checks.setup import validate_run
     from turnwise.config.load import load_settings, translate_file
-    from turnwise.config.trust import only_looking
+    from turnwise.config.trust import block_untrusted_imports
     from turnwise.convert.load import to_recipe, to_translation_rows
-    from turnwise.infra.atomic_files import write_whole
+    from turnwise.infra.atomic_files import atomic_write
     from turnwise.report.document import Document, show
 
     translation = translate_file(str(file))
     if translation is None:
         raise ConfigError(f"'{file}' is a recipe of turnwise already; there is nothing to convert.")
     # Loaded as `train` would, except for code that the file names: what is written is valid.
-    with only_looking(trusts=trust):
+    with block_untrusted_imports(trusts=trust):
         validate_run(load_settings(str(file)))
     recipe = to_recipe(translation, file.name)
     if json:
         keys = to_translation_rows(translation)
         return show(Document(data={"dialect": translation.format_name, "keys": keys, "recipe": recipe}), json=True)
     if out:
-        write_whole(out, recipe)
+        atomic_write(out, recipe)
         return show(Document(notes=[f"wrote {out}; train it with: turnwise train --config {out}"]))
     Console().print(recipe, markup=False, highlight=False, soft_wrap=True, end="")
     return 0

@@ -77,7 +77,7 @@ def evaluate(
 ) -> int:
     from rich.console import Console
 
-    from turnwise.infra.atomic_files import write_whole
+    from turnwise.infra.atomic_files import atomic_write
     from turnwise.loop.policies import is_endpoint
     from turnwise.report.document import show, to_markdown
     from turnwise.run.evaluation import make_page, to_document, to_suite_document
@@ -103,7 +103,7 @@ def evaluate(
     progress = Console(quiet=json)
     reports = _evaluate_suite(setting, find_suite(suite), progress) if suite else [_evaluate(setting, progress)]
     if markdown:
-        write_whole(markdown, to_markdown(make_page(reports)))
+        atomic_write(markdown, to_markdown(make_page(reports)))
     document = to_suite_document(reports) if suite else to_document(reports[0])
     saved = [f"saved: {report.folder}" for report in reports if report.folder is not None]
     data = [report.to_dict() for report in reports]
@@ -159,13 +159,13 @@ def _add_counts(overrides: list[str], episodes: int | None, samples: int | None)
 
 def _evaluate_suite(setting: _Setting, recipes: Sequence[str], progress: Console) -> list[EvalReport]:
     """Evaluate with every recipe; those that a scripted policy cannot play are reported and left out."""
-    from turnwise.loop.evaluate import names_a_rule
+    from turnwise.loop.evaluate import has_scripted_policy
     from turnwise.report.console import print_notice
 
     out = setting.out
     settings = [replace(setting, recipe=name, out=None if out is None else out / name) for name in recipes]
     if ":" not in setting.target and any(map(_is_scripted, settings)):
-        can_play = [names_a_rule(one.load(), one.target, one.split) for one in settings]
+        can_play = [has_scripted_policy(one.load(), one.target, one.split) for one in settings]
         for one in [one for one, can in zip(settings, can_play, strict=True) if not can]:
             print_notice(progress, f"{one.recipe}: its environment cannot be played by '{one.target}' and is left out.")
         settings = [one for one, can in zip(settings, can_play, strict=True) if can]
@@ -200,19 +200,19 @@ def _evaluate_policy(setting: _Setting, progress: Console) -> Evaluated:
 
 def _is_scripted(setting: _Setting) -> bool:
     """`oracle`, `random`, or a scripted policy of the environment; a path or a model of the name comes first."""
-    from turnwise.loop.evaluate import names_a_rule
-    from turnwise.loop.policies import is_endpoint, names_a_model, run_of
+    from turnwise.loop.evaluate import has_scripted_policy
+    from turnwise.loop.policies import find_run, is_endpoint, is_model_reference
 
     target = setting.target
     if target in ("oracle", "random"):
         return True
-    if is_endpoint(target) or Path(target).expanduser().exists() or run_of(target) is not None:
+    if is_endpoint(target) or Path(target).expanduser().exists() or find_run(target) is not None:
         return False
-    if names_a_model(target):
+    if is_model_reference(target):
         return False
     if ":" in target:
         return True
-    return "/" not in target and names_a_rule(setting.load(), target, setting.split)
+    return "/" not in target and has_scripted_policy(setting.load(), target, setting.split)
 
 
 @command(
@@ -228,7 +228,7 @@ def compare(
     markdown: Markdown = None,
     json: bool = False,
 ) -> int:
-    from turnwise.infra.atomic_files import write_whole
+    from turnwise.infra.atomic_files import atomic_write
     from turnwise.report import comparison
     from turnwise.report.document import Document, show, to_markdown
 
@@ -237,7 +237,7 @@ def compare(
     first, *others = map(comparison.read_side, sides)
     found = [comparison.compare(first, other) for other in others]
     if markdown:
-        write_whole(markdown, to_markdown(Document("Comparison", parts=[comparison.to_page(one) for one in found])))
+        atomic_write(markdown, to_markdown(Document("Comparison", parts=[comparison.to_page(one) for one in found])))
     written = [f"written: {markdown}"] if markdown else []
     document = Document(
         parts=[comparison.to_document(one) for one in found], notes=written, data=[one.to_dict() for one in found]

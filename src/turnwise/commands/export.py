@@ -17,7 +17,7 @@ def export(
     ] = None,
 ) -> int:
     from turnwise.experience.codec import write_experiences
-    from turnwise.experience.store import ExperienceStore
+    from turnwise.experience.store import SqliteBuffer
     from turnwise.report.document import Document, show
     from turnwise.report.run_dir import RunDirectory
 
@@ -25,7 +25,7 @@ def export(
     if not directory.experience.is_file():
         raise ConfigError(f"{directory.path} has no experience.db; runs with buffer.type=sqlite write it.")
     file = out or directory.path / "experience.parquet"
-    count = write_experiences(ExperienceStore(directory.experience).read_groups(), file)
+    count = write_experiences(SqliteBuffer(directory.experience).read_groups(), file)
     return show(Document(notes=[f"written: {file} ({count} experiences)"]))
 
 

@@ -60,15 +60,15 @@ def view(
     at: Annotated[str | None, Option("PLACE", "place on the page, as printed by compare: #/…")] = None,
 ) -> int:
     from turnwise.report.document import Document, show
-    from turnwise.run.policy_process import PolicyVoice
-    from turnwise.view.server import Shelf, ViewServer
+    from turnwise.run.policy_process import PolicyProcess
+    from turnwise.view.server import RunCollection, ViewServer
 
     if not runs and not Path("runs").is_dir():
         raise RunError("RUN is required: there is no folder 'runs' here.")
     if at and not at.startswith("#/"):
         raise RunError(f"--at: '{at}' given; expected a place on the page, such as '#/episodes?run=NAME'.")
-    voice = PolicyVoice()
-    server = ViewServer(Shelf(list(runs) or [Path("runs")], voice=voice), port=port)
+    voice = PolicyProcess()
+    server = ViewServer(RunCollection(list(runs) or [Path("runs")], voice=voice), port=port)
     address = f"{server.address}{at or ''}"
     hint = "Updates live from the run directory. Press Ctrl-C to stop."
     show(Document(notes=[f"Dashboard running at {address}", hint]))
@@ -83,17 +83,17 @@ def report(
     out: Annotated[Path | None, Option("FILE", "file to write (default: report.html in the run)")] = None,
     episodes: Annotated[int, Option(help="approximate number of episodes")] = 40,
 ) -> int:
-    from turnwise.infra.atomic_files import write_whole
+    from turnwise.infra.atomic_files import atomic_write
     from turnwise.report.document import Document, show
     from turnwise.view.report_file import write_report
     from turnwise.view.run_files import RunFiles
-    from turnwise.view.server import Shelf
+    from turnwise.view.server import RunCollection
 
     if episodes < 0:
         raise RunError(f"--episodes must be at least 0, got {episodes}.")
-    shelf = Shelf([RunFiles(run).path])
+    shelf = RunCollection([RunFiles(run).path])
     file = out or run / "report.html"
     text = write_report(shelf, shelf.runs()[0].name, num_episodes=episodes)
-    write_whole(file, text)
+    atomic_write(file, text)
     size = f"{len(text.encode()) / 1e6:.1f} MB"
     return show(Document(notes=[f"written: {file} ({size}); open it in any browser, no server is needed"]))

@@ -52,7 +52,7 @@ def explorers(
     run: Annotated[Path, Target("RUN", "run with cluster.type ray")],
     number: Annotated[int, Target("N", "number of explorers, at least 1")],
 ) -> int:
-    from turnwise.cluster.explorer_pool import write_wanted
+    from turnwise.cluster.explorer_pool import write_target
     from turnwise.config.load import load_settings
     from turnwise.report.document import Document, show
     from turnwise.report.run_dir import RunDirectory
@@ -62,5 +62,5 @@ def explorers(
         raise ConfigError(f"{directory.path} has cluster.type 'none': it has no explorers of its own.")
     if number < 1:
         raise ConfigError(f"N must be at least 1, got {number}.")
-    write_wanted(directory.path, number)
+    write_target(directory.path, number)
     return show(Document(notes=[f"Target number of explorers for {directory.path} set to {number}."]))

@@ -24,9 +24,9 @@ from pydantic import GetCoreSchemaHandler, ValidationError, create_model
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from turnwise.config.settings import Settings, WholeSettings
-from turnwise.config.trust import DistrustError, refuse_stranger
+from turnwise.config.trust import UntrustedCodeError, require_trusted
 from turnwise.errors import ConfigError, did_you_mean
-from turnwise.infra.untrusted import tell_error
+from turnwise.infra.untrusted import format_error
 
 T = TypeVar("T")
 C = TypeVar("C", bound="Component")
@@ -91,7 +91,7 @@ class ClassRegistry(Mapping[str, str]):
 
         return add
 
-    def unalias(self, name: str) -> Alias:
+    def resolve_alias(self, name: str) -> Alias:
         """What a spelling stands for; whatever is none stands for itself."""
         if name not in self:
             for spelling, alias in self.aliases.items():
@@ -101,7 +101,7 @@ class ClassRegistry(Mapping[str, str]):
 
     def get_target(self, name: str) -> object:
         """The object behind a registered name, a spelling of it, or a path such as `package.module:Attribute`."""
-        name = self.unalias(name).name
+        name = self.resolve_alias(name).name
         if name in self._added:
             return self._added[name]
         if name in self.default_mapping:
@@ -111,7 +111,7 @@ class ClassRegistry(Mapping[str, str]):
             if ":" in rest or prefix == "verifiers":
                 # A module or an address: `function:package.module:name`, `gymnasium:module:ID`, `openenv:URL`; what
                 # verifiers is given is a module too.
-                refuse_stranger(name)
+                require_trusted(name)
             adapt = cast("Callable[[str], object]", import_target(self.adapters[prefix], self.kind, is_known=True))
             return adapt(rest)
         if colon or "." in name:
@@ -123,7 +123,7 @@ class ClassRegistry(Mapping[str, str]):
 
     def get_params(self, name: str) -> object:
         """What is `Params` of the object behind a name; None where there is nothing."""
-        name = self.unalias(name).name
+        name = self.resolve_alias(name).name
         if name not in self._params:
             return getattr(self.get_target(name), "Params", None)
         where = self._params[name]
@@ -142,7 +142,7 @@ def import_target(target: str, kind: str, *, is_known: bool = False) -> object:
     What is not `is_known` was named by a config, and is not imported where one is only looked at.
     """
     if not is_known:
-        refuse_stranger(target)
+        require_trusted(target)
     module_name, _, attribute = target.partition(":") if ":" in target else target.rpartition(".")
     if not all([*module_name.split("."), attribute]):
         raise ConfigError(f"{kind} '{target}' must be a known name, or a class of your own as 'package.module:Class'.")
@@ -157,7 +157,7 @@ def import_target(target: str, kind: str, *, is_known: bool = False) -> object:
         ) from error
     except Exception as error:  # a user's module may raise whatever it likes while it is imported
         raise ConfigError(
-            f"{kind} '{target}': module '{module_name}' cannot be imported: {tell_error(error)}"
+            f"{kind} '{target}': module '{module_name}' cannot be imported: {format_error(error)}"
         ) from error
     if not hasattr(module, attribute):
         raise ConfigError(f"{kind} '{target}': module '{module_name}' has no '{attribute}'.")
@@ -174,7 +174,7 @@ def import_shaping(target: str) -> Callable[[Any], Any]:
     return _import_function(target, "reward.shaping", ("turn",))
 
 
-def import_rule(target: str) -> Callable[[Any, str], str]:
+def import_scripted_policy(target: str) -> Callable[[Any, str], str]:
     """The user's function that plays an environment, for `turnwise eval package.module:function`."""
     return _import_function(target, "TARGET", ("env", "observation"), returns="an action")
 
@@ -329,9 +329,9 @@ class Registry(Generic[C]):
         if not isinstance(name, str):
             raise _problem(name, f"{name!r} given; expected a name such as '{self.default}'.", self.key)
         try:
-            alias = self.unalias(name)
+            alias = self.resolve_alias(name)
             component = self.find(alias.name)
-        except DistrustError:
+        except UntrustedCodeError:
             return self._unseen(name).model_validate({k: section[k] for k in section.keys() & self.base.model_fields})
         except ConfigError as error:
             raise _problem(name, str(error), self.key) from error
@@ -341,11 +341,11 @@ class Registry(Generic[C]):
         """The class that a section chooses, for a message about it; the base class if it cannot be found."""
         name = raw.get(self.key, self.default) if isinstance(raw, Mapping) else self.default
         try:
-            return self.find(self.unalias(str(name)).name)
-        except (ConfigError, DistrustError):
+            return self.find(self.resolve_alias(str(name)).name)
+        except (ConfigError, UntrustedCodeError):
             return self.base
 
-    def unalias(self, name: str) -> Alias:
+    def resolve_alias(self, name: str) -> Alias:
         """What another system's spelling stands for; every other name stands for itself."""
         if name not in self._loaded and ":" not in name and name not in self.shipped:
             for module in dict.fromkeys(self.shipped.values()):  # aliases are on the classes
@@ -373,7 +373,7 @@ class Registry(Generic[C]):
         """Stands in for a class that may not be imported: its settings are left out, and its facts are not known."""
 
         def refuse(_: object) -> None:
-            refuse_stranger(name)
+            require_trusted(name)
 
         facts = {fact: property(refuse) for fact in self.base.__class_vars__ - Component.__class_vars__}
         made = type(self.base)(self.base.__name__, (self.base,), {"__module__": self.base.__module__, **facts})
@@ -502,7 +502,7 @@ ENVS = ClassRegistry(
 )
 
 
-def gives_no_rewards(env_type: str) -> bool:
+def needs_scorer(env_type: str) -> bool:
     """Whether an environment leaves rewards to a judge."""
     return bool(getattr(ENVS.get_target(env_type), "is_judged", False))
 
@@ -510,8 +510,8 @@ def gives_no_rewards(env_type: str) -> bool:
 CALL_PARSERS = ClassRegistry(
     "parser of tool calls",
     {
-        "hermes": "turnwise.context.tool_calls:HermesCalls",
-        "qwen": "turnwise.context.tool_calls:HermesCalls",
+        "hermes": "turnwise.context.tool_calls:HermesToolCallParser",
+        "qwen": "turnwise.context.tool_calls:HermesToolCallParser",
         "llama3_json": "turnwise.context.tool_calls:Llama3JsonCalls",
         "mistral": "turnwise.context.tool_calls:MistralCalls",
     },
@@ -565,7 +565,7 @@ BUFFERS = ClassRegistry(
     "buffer",
     {
         "memory": "turnwise.experience.buffer:MemoryBuffer",
-        "sqlite": "turnwise.experience.store:ExperienceStore",
+        "sqlite": "turnwise.experience.store:SqliteBuffer",
     },
 )
 LEARNERS = ClassRegistry(
@@ -578,8 +578,8 @@ LEARNERS = ClassRegistry(
 TRANSPORTS = ClassRegistry(
     "weight transport",
     {
-        "memory": "turnwise.sync.weight_store:MemoryMailbox",
-        "checkpoint": "turnwise.sync.weight_store:CheckpointMailbox",
+        "memory": "turnwise.sync.weight_store:MemoryWeightStore",
+        "checkpoint": "turnwise.sync.weight_store:FileWeightStore",
     },
     params={"memory": None, "checkpoint": None},
 )

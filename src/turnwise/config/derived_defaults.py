@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from turnwise.config.component import gives_no_rewards
+from turnwise.config.component import needs_scorer
 from turnwise.config.schema import TinySettings, TurnwiseSettings, made_for
 from turnwise.config.settings import describe_problem, written_keys
-from turnwise.config.trust import DistrustError
+from turnwise.config.trust import UntrustedCodeError
 from turnwise.errors import ConfigError
 
 _VLLM_HEAD_WIDTH = 32
@@ -65,8 +65,8 @@ def needs_reward_scorer(raw: dict[str, Any]) -> bool:
     tags = mixed if isinstance(mixed, dict) else {}
     names = [_find(raw, "env", "type"), *(_find(tags, tag, "env", "type") for tag in tags)]
     # A name that is no environment is refused when the settings are validated.
-    with suppress(ConfigError, DistrustError):
-        return any(isinstance(name, str) and gives_no_rewards(name) for name in names)
+    with suppress(ConfigError, UntrustedCodeError):
+        return any(isinstance(name, str) and needs_scorer(name) for name in names)
     return False
 
 

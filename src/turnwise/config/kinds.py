@@ -67,7 +67,7 @@ class Choice:
 def _spell_as_registered(choice: Choice, section: dict[str, Any]) -> object:
     """What is chosen; another system's spelling becomes the name here, with the settings that it stands for."""
     name = section.setdefault(choice.key, choice.field.default)
-    if isinstance(name, str) and (alias := choice.registry.unalias(name)).name != name:
+    if isinstance(name, str) and (alias := choice.registry.resolve_alias(name)).name != name:
         section[choice.key] = name = alias.name
         for key, value in alias.params.items():
             section.setdefault(key, value)
@@ -101,7 +101,7 @@ def params_class(choice: Choice, name: object, path: str) -> type[Settings]:
         raise ConfigError(f"{where}: {name!r} given; expected a name such as '{next(iter(registry))}'.")
     try:
         if isinstance(registry, Registry):
-            return registry.find(registry.unalias(name).name)
+            return registry.find(registry.resolve_alias(name).name)
         params = registry.get_params(name)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error

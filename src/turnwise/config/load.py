@@ -33,7 +33,7 @@ from turnwise.config.derived_defaults import (
 )
 from turnwise.config.formats import CONFIG_FORMATS, ConfigFormat, Translation
 from turnwise.config.kinds import Choice, EnvSettings, params_class
-from turnwise.config.recipes import describe_namesake, find_base, find_composed, find_recipe, read_settings_file
+from turnwise.config.recipes import find_base, find_composed, find_recipe, read_settings_file, warn_shadowed_recipe
 from turnwise.config.schema import CHOICES, TurnwiseSettings, choice_at, made_for, without_switched
 from turnwise.config.settings import describe_problem, describe_problems, one_line, shorten, written_keys
 from turnwise.config.trust import hide_secrets
@@ -210,7 +210,7 @@ def _read_source(recipe: str | Path | Mapping[str, object]) -> tuple[list[Layer]
         given = _merge_foreign(OmegaConf.create({}), dict(recipe), "the given mapping")
         return split_layer(_as_dict(given), "the given mapping"), "custom"
     path = find_recipe(str(recipe))
-    _warn(describe_namesake(str(recipe)))
+    _warn(warn_shadowed_recipe(str(recipe)))
     return _read_with_bases(path, ()), path.stem
 
 
@@ -266,7 +266,7 @@ def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> list[Layer]:
     own = split_layer(keys, str(path))
     if base_name is None:
         return own
-    _warn(describe_namesake(str(base_name), beside=path.parent))
+    _warn(warn_shadowed_recipe(str(base_name), beside=path.parent))
     return [*_read_with_bases(find_base(str(base_name), of=path), (*seen, path.resolve())), *own]
 
 

@@ -37,7 +37,7 @@ def find_recipe(name: str, *, beside: Path = OWN) -> Path:
     """The file behind a recipe's name or a path; `beside` is where files of the user's own are looked for by name."""
     if not name.strip():
         raise ConfigError(f"the recipe is an empty word; give a YAML file or one of: {', '.join(list_recipes())}.")
-    refuse_endless_name(name)
+    check_name_length(name)
     path = Path(name)
     is_path = path.suffix in _SUFFIXES or len(path.parts) > 1
     for file in () if is_path else (SHIPPED / f"{name}.yaml", beside / f"{name}.yaml", OWN / f"{name}.yaml"):
@@ -51,7 +51,7 @@ def find_recipe(name: str, *, beside: Path = OWN) -> Path:
     raise ConfigError(f"there is no recipe named '{name}'. {did_you_mean(name, list_recipes())}")
 
 
-def refuse_endless_name(name: str) -> None:
+def check_name_length(name: str) -> None:
     """What no file can be called: the system would raise about it, in words of its own."""
     if "\0" in name or len(name) > _MAX_PATH or max(map(len, name.encode("utf-8", "replace").split(b"/"))) > _MAX_NAME:
         raise ConfigError(
@@ -62,7 +62,7 @@ def refuse_endless_name(name: str) -> None:
 
 def find_named(name: str) -> Path:
     """The file behind `--config-name NAME`: a shipped recipe, or NAME.yaml where configs are usually kept."""
-    refuse_endless_name(name)
+    check_name_length(name)
     stem = name.removesuffix(".yaml")
     for folder in () if (SHIPPED / f"{stem}.yaml").is_file() else _CONFIG_FOLDERS:
         if (file := folder / f"{stem}.yaml").is_file():
@@ -72,14 +72,14 @@ def find_named(name: str) -> Path:
 
 def find_base(name: str, *, of: Path) -> Path:
     """The file that `extends: NAME` in the file `of` means; a path is read from that file's folder."""
-    refuse_endless_name(name)
+    check_name_length(name)
     file = of.parent / name
     return file if file.suffix in _SUFFIXES and file.is_file() else find_recipe(name, beside=of.parent)
 
 
-def describe_namesake(name: str, *, beside: Path = OWN) -> str | None:
+def warn_shadowed_recipe(name: str, *, beside: Path = OWN) -> str | None:
     """What to say where a file of the user's own has the name of a shipped recipe; None where none has."""
-    refuse_endless_name(name)
+    check_name_length(name)
     shipped, own = SHIPPED / f"{name}.yaml", beside / f"{name}.yaml"
     if not shipped.is_file() or not own.is_file() or own.samefile(shipped):
         return None
@@ -113,16 +113,16 @@ def read_settings_file(path: Path) -> DictConfig:
         config = OmegaConf.load(path)
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError, OmegaConfBaseException) as error:
         if path.suffix not in _SETTINGS_SUFFIXES:
-            raise ConfigError(describe_other_file(path)) from error
+            raise ConfigError(describe_file_type(path)) from error
         raise ConfigError(f"'{path}' is not valid YAML: {one_line(error)}") from error
     except OSError as error:
         # OmegaConf says the same of a file that holds a number alone.
         reason = error.strerror
-        raise ConfigError(f"'{path}' cannot be read: {reason}." if reason else describe_other_file(path)) from error
+        raise ConfigError(f"'{path}' cannot be read: {reason}." if reason else describe_file_type(path)) from error
     if isinstance(config, ListConfig) and path.suffix in _SETTINGS_SUFFIXES:
         raise ConfigError(f"'{path}' must hold settings as 'key: value'; found a list.")
     if not isinstance(config, DictConfig) or _is_text(config, path):
-        raise ConfigError(describe_other_file(path))
+        raise ConfigError(describe_file_type(path))
     return config
 
 
@@ -141,7 +141,7 @@ def _is_mapping(text: str) -> bool:
         return False
 
 
-def describe_other_file(path: Path) -> str:
+def describe_file_type(path: Path) -> str:
     """Why it cannot be a recipe: what it looks like, what was expected, and where it may belong."""
     look, advice = _look(path)
     expected = "expected a YAML file of settings, such as 'env: {type: frozen_lake}'"

@@ -41,7 +41,7 @@ from turnwise.config.kinds import (
 )
 from turnwise.config.schema_learn import LearnSettings, RewardSettings
 from turnwise.config.settings import Settings, WholeSettings
-from turnwise.config.trust import DistrustError
+from turnwise.config.trust import UntrustedCodeError
 from turnwise.errors import ConfigError
 
 
@@ -474,7 +474,7 @@ class NoWarmStart(Settings):
     """Reinforcement learning starts from the model as it is."""
 
 
-class LessonSettings(Settings):
+class ImitationSettings(Settings):
     """How demonstrations are imitated, whoever gives them."""
 
     episodes: PositiveInt = 300
@@ -487,12 +487,12 @@ class LessonSettings(Settings):
     """Learning rate of the imitation."""
 
 
-class OracleWarmStart(LessonSettings):
+class OracleWarmStart(ImitationSettings):
     type: Literal["oracle"]
     """Imitate the environment's oracle on training tasks before reinforcement learning starts."""
 
 
-class EndpointWarmStart(EndpointSettings, LessonSettings):
+class EndpointWarmStart(EndpointSettings, ImitationSettings):
     type: Literal["endpoint"]
     """Imitate a model behind an OpenAI-compatible endpoint, which plays training tasks greedily."""
     keep: Literal["successes", "all"] = "successes"
@@ -644,7 +644,7 @@ def _section_class(
     name = _spell_as_registered(choice, section)
     try:
         params = params_class(choice, name, path) if choice.takes_params else Settings
-    except DistrustError:
+    except UntrustedCodeError:
         # Which keys it has is known to its class alone: they are left out with it.
         params = Settings
         for key in section.keys() - choice.base.model_fields.keys():
@@ -681,7 +681,7 @@ def _keys_that_stay(old: dict[str, Any], change: dict[str, Any], path: str) -> d
     # Without a fixed default, keys that were given without a choice belong to whatever is chosen in the end.
     was_chosen = choice.has_fixed_default or choice.key in old
     names = [given.get(choice.key, choice.field.default) for given in (old, change)]
-    chosen = [choice.registry.unalias(name).name if isinstance(name, str) else name for name in names]
+    chosen = [choice.registry.resolve_alias(name).name if isinstance(name, str) else name for name in names]
     is_switched = choice.key in change and chosen[0] != chosen[1]
     if not (was_chosen and is_switched and choice.takes_params):
         return old

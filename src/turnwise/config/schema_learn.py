@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
-from turnwise.config.component import gives_no_rewards
+from turnwise.config.component import needs_scorer
 from turnwise.config.kinds import POLICY_LOSSES, Device, PolicyLoss
 from turnwise.config.settings import Settings, WholeSettings
 
@@ -295,7 +295,7 @@ class ThresholdFilter(_GroupFilter):
     """Scores must be smaller; null: no bound."""
 
 
-class NoJudge(Settings):
+class NoScorer(Settings):
     type: Literal["none"] = "none"
     """The environment's own rewards count."""
 
@@ -313,19 +313,19 @@ class _JudgeSettings(Settings):
     """In an environment without rewards of its own, an episode whose score is above this counts as a success."""
 
     def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
-        if any(gives_no_rewards(env.type) for env in run.envs()):
+        if any(needs_scorer(env.type) for env in run.envs()):
             return {}
         return self.idle("success_above", why="in environments that say themselves what a success is")
 
 
-class FunctionJudgeSettings(_JudgeSettings):
+class FunctionScorerSettings(_JudgeSettings):
     type: Literal["function"]
     """Your own function (prompt, response) -> number scores each reply."""
     target: str
     """Where the function is: 'package.module:function'."""
 
 
-class ModelJudgeSettings(_JudgeSettings):
+class ModelScorerSettings(_JudgeSettings):
     type: Literal["model"]
     """A reward model, a sequence classifier with one label, scores each conversation."""
     path: str | None = None
@@ -338,14 +338,14 @@ class ModelJudgeSettings(_JudgeSettings):
     def idle_settings(self, path: str, run: WholeSettings) -> dict[str, str]:
         idle = super().idle_settings(path, run)
         own_prompts = getattr(run.env, "path", None)
-        if self.path == "tiny" and (own_prompts or not gives_no_rewards(run.env.type)):
+        if self.path == "tiny" and (own_prompts or not needs_scorer(run.env.type)):
             where = "the prompts of env.path mean" if own_prompts else f"'{run.env.type}' mean"
             idle["path"] = f"'tiny' has learnt from the built-in prompts alone: its scores for {where} nothing"
         return idle
 
 
 class RewardSettings(Settings):
-    judge: NoJudge | FunctionJudgeSettings | ModelJudgeSettings = Field(default=NoJudge(), discriminator="type")
+    judge: NoScorer | FunctionScorerSettings | ModelScorerSettings = Field(default=NoScorer(), discriminator="type")
     """Who gives rewards where the environment gives none, or beside those of the environment."""
     shaping: str | None = None
     """Your own function 'package.module:function' of a played turn: it returns the reward that is learnt from in place

@@ -146,7 +146,7 @@ def require_package(module: str, *, extra: str, asked_by: str) -> ModuleType:
         ) from error
 
 
-def require_elsewhere(module: str, *, asked_by: str) -> ModuleType:
+def require_in_env_python(module: str, *, asked_by: str) -> ModuleType:
     """The same for packages whose requirements do not fit beside ours."""
     try:
         return importlib.import_module(module)

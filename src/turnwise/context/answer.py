@@ -134,12 +134,12 @@ def describe_invalid(
     return f"{trouble} {format_instructions(fmt, action_names or (), example)}"
 
 
-def show_history(
+def build_messages(
     about: EnvDescription, history: Sequence[HistoryEntry], settings: ContextSettings, *, notes: str = ""
 ) -> list[Message]:
     """The conversation up to the current state; `notes` and the preamble stand before the first state that is shown."""
-    num_hidden = len(history) - count_shown(len(history), settings)
-    first = notes + write_preamble(about, settings)
+    num_hidden = len(history) - num_visible_turns(len(history), settings)
+    first = notes + build_instructions(about, settings)
     messages = [Message("system", settings.system_prompt)] if settings.system_prompt else []
     for number, entry in enumerate(history[num_hidden:], start=num_hidden):
         state = entry.state
@@ -154,7 +154,7 @@ def show_history(
     return messages
 
 
-def write_preamble(description: EnvDescription, settings: ContextSettings) -> str:
+def build_instructions(description: EnvDescription, settings: ContextSettings) -> str:
     """What stands before the first state: rules, symbols, actions and the answer format."""
     if settings.instructions == "none":
         return ""
@@ -165,7 +165,7 @@ def write_preamble(description: EnvDescription, settings: ContextSettings) -> st
     return "\n".join(line for line in lines if line) + "\n\n"
 
 
-def count_shown(num_turns: int, settings: ContextSettings) -> int:
+def num_visible_turns(num_turns: int, settings: ContextSettings) -> int:
     """How many of the turns so far the window shows, the current one included."""
     match settings.window:
         case "full":

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turnwise.config.schema import ContextSettings
-from turnwise.context.answer import parse_answer, show_history
-from turnwise.context.recorder import Prompt, Recorder, completion_of, make_trajectory
-from turnwise.context.template import LearnedTemplate
+from turnwise.context.answer import build_messages, parse_answer
+from turnwise.context.recorder import Prompt, Recorder, completion_from_text, make_trajectory
+from turnwise.context.template import HFChatTemplate
 from turnwise.context.tokenizer import HFTokenizer
 from turnwise.errors import WorkflowError
 from turnwise.protocols import ChatTemplate
@@ -29,7 +29,7 @@ class ContextManager:
         settings: ContextSettings | Mapping[str, ContextSettings] = ContextSettings(),  # noqa: B008 - frozen
     ) -> None:
         """`template`, or the tokenizer that has it; `settings` are for all environments, or for each tag its own."""
-        self._template = LearnedTemplate(template) if isinstance(template, HFTokenizer) else template
+        self._template = HFChatTemplate(template) if isinstance(template, HFTokenizer) else template
         self._settings = settings
         self._recorders: dict[int, Recorder] = {}
         self._waiting: dict[int, tuple[Prompt, ContextSettings]] = {}
@@ -59,7 +59,7 @@ class ContextManager:
         if len(output.history) == 1:
             self._recorders[output.env_id] = Recorder(self._template, max_tokens=settings.max_tokens)
         prompt = self._recorder_of(output.env_id).prompt(
-            show_history(output.about, output.history, settings),
+            build_messages(output.about, output.history, settings),
             max_new_tokens=settings.max_response_tokens,
             prefix=settings.answer.forced_prefix,
         )
@@ -79,7 +79,7 @@ class ContextManager:
     def _read_output(self, given: LmOutput | Mapping[str, Any]) -> LmOutput:
         if isinstance(given, LmOutput) or not isinstance(given.get("llm_response"), str):
             return LmOutput.read(given)
-        return LmOutput.read({**given, "completion": completion_of(given["llm_response"], self._template)})
+        return LmOutput.read({**given, "completion": completion_from_text(given["llm_response"], self._template)})
 
     def _env_input(self, output: LmOutput) -> EnvInput:
         if output.env_id not in self._waiting:

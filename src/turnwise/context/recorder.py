@@ -62,7 +62,7 @@ class Transcript:
 
         transcript.add_context(template.encode_prompt(messages))
         transcript.add_sampled(completion, turn_index=0)
-        transcript.add_context(template.encode_bridge([Message("user", "_POG")], reply_is_closed=True))
+        transcript.add_context(template.encode_continuation([Message("user", "_POG")], reply_is_closed=True))
         transcript.add_sampled(completion, turn_index=1)
         (segment,) = transcript.segments()
     """
@@ -301,7 +301,7 @@ class Recorder:
     def _read(self, text: str, reading: Reading) -> Message:
         if not reading.takes_calls:
             return Message("assistant", text)
-        message = self._template.read_reply(text)
+        message = self._template.parse_reply(text)
         calls = message.tool_calls if reading.takes_many_calls else message.tool_calls[:1]
         return replace(message, tool_calls=tuple(map(self._name_apart, calls)))
 
@@ -317,10 +317,10 @@ class Recorder:
         """The call that a conversation goes on from, and the tokens behind it."""
         end = next((n for n in range(len(messages), 0, -1) if messages[n - 1].role == "assistant"), 0)
         before, new = self._said.get(_key_of(messages[:end])), messages[end:]
-        if before is None or not new or not self._template.can_bridge(new, tools):
+        if before is None or not new or not self._template.can_extend(new, tools):
             return None, self._template.encode_prompt(messages, tools)
         is_closed = self._template.is_closed(before.completion)
-        return before, self._template.encode_bridge(new, reply_is_closed=is_closed, tools=tools)
+        return before, self._template.encode_continuation(new, reply_is_closed=is_closed, tools=tools)
 
     def _ids_of(self, response: Response) -> IntArray:
         if response is self._newest:
@@ -367,7 +367,7 @@ def _find_stop(text: str, stop: Sequence[str], start: int) -> int:
     return min(places, default=len(text))
 
 
-def cut_segments(calls: Sequence[Response], *, at_calls: bool) -> tuple[tuple[Segment, ...], list[int]]:
+def split_segments(calls: Sequence[Response], *, at_calls: bool) -> tuple[tuple[Segment, ...], list[int]]:
     """The tokens of calls in order, and the segment of each: unbroken sequences, or one for each call."""
     transcript, segment_of_call = Transcript(), []
     for number, call in enumerate(calls):
@@ -391,7 +391,7 @@ def require_end_of_turn(template: ChatTemplate) -> int:
     return template.end_of_turn_id
 
 
-def completion_of(text: str, template: ChatTemplate) -> Completion:
+def completion_from_text(text: str, template: ChatTemplate) -> Completion:
     """A reply as an engine would have returned it, sampled with certainty."""
     ids = np.append(template.encode_text(text), require_end_of_turn(template)).astype(np.int32)
     return Completion(
@@ -415,7 +415,7 @@ def make_trajectory(
     **outcome: Any,
 ) -> Trajectory:
     """Calls and what is known of their steps as a trajectory; `outcome` says how it ended."""
-    segments, segment_of_call = cut_segments(calls, at_calls=is_cut_at_calls)
+    segments, segment_of_call = split_segments(calls, at_calls=is_cut_at_calls)
     turns = tuple(
         Turn(
             index=number,

@@ -29,9 +29,9 @@ from turnwise.context.template_slots import (
     make_slot,
     probe_messages,
 )
-from turnwise.context.tokenizer import Codec, ControlGuard, HFTokenizer
-from turnwise.context.tool_calls import NoTools, ToolSyntax, find_call_parser, learn_tool_syntax
-from turnwise.context.tool_turns import Tools, ToolTurns
+from turnwise.context.tokenizer import HFTokenizer, SpecialTokenEscaper, TokenizerAdapter
+from turnwise.context.tool_calls import ToolsUnsupported, ToolSyntax, find_call_parser, infer_tool_syntax
+from turnwise.context.tool_turns import Tools, ToolTurnEncoder
 from turnwise.errors import ModelError
 from turnwise.types import Completion, FinishReason, ImagePart, IntArray, Message, ToolCall, ToolSchema
 
@@ -49,17 +49,18 @@ _MAX_SLOTS = 512
 """Prompts that share their preceding messages share a slot; a window that slides makes a new one every turn."""
 
 
-class LearnedTemplate:
+class HFChatTemplate:
     """Implements `protocols.ChatTemplate` over a Hugging Face tokenizer.
 
     `rewrites_history` is true where appending is not provably the same as rendering the whole conversation again;
-    `why_cut` then says what was seen. Texts that spell control tokens are edited, see `ControlGuard`. What the template
-    makes of tools is learned when it is first asked for; `supports_tools` and `why_no_tools` say what was found.
+    `why_cut` then says what was seen. Texts that spell control tokens are edited, see `SpecialTokenEscaper`. What the
+    template makes of tools is learned when it is first asked for; `supports_tools` and `why_no_tools` say what was
+    found.
     """
 
     def __init__(self, tokenizer: HFTokenizer, *, call_parser: str | None = None) -> None:
         """`call_parser` names how replies write tool calls; without it, the parser that reads the template's own."""
-        self._codec = Codec(tokenizer)
+        self._codec = TokenizerAdapter(tokenizer)
         frame = learn_frame(self._codec)
         self._end = learn_end_of_turn(self._codec, frame)
         self._stop_ids = frozenset({i for i in (self._end and self._end.id, self._codec.eos_id) if i is not None})
@@ -69,7 +70,7 @@ class LearnedTemplate:
                 "has no eos token. Set eos_token in tokenizer_config.json."
             )
         self._frame_ids = self._codec.encode(frame.first + frame.reply_header + frame.between)
-        self._guard = ControlGuard(self._codec, self._frame_ids, self._stop_ids)
+        self._guard = SpecialTokenEscaper(self._codec, self._frame_ids, self._stop_ids)
         self._call_parser = call_parser
         self._named_parser = find_call_parser(call_parser) if call_parser else None
         self._slots: dict[tuple[tuple[Message, ...], Tools], Slot | None] = {}
@@ -109,7 +110,9 @@ class LearnedTemplate:
     @property
     def why_no_tools(self) -> str:
         """Why `supports_tools` is false; empty where it is true."""
-        return f"the chat template {self._tool_syntax.reason}" if isinstance(self._tool_syntax, NoTools) else ""
+        return (
+            f"the chat template {self._tool_syntax.reason}" if isinstance(self._tool_syntax, ToolsUnsupported) else ""
+        )
 
     # --- encoding ---------------------------------------------------------------------------------------------------
 
@@ -127,7 +130,7 @@ class LearnedTemplate:
             return self._render_and_encode(messages, given)
         return fill(self._codec, slot, last.content)
 
-    def encode_bridge(
+    def encode_continuation(
         self, messages: Sequence[Message], *, reply_is_closed: bool, tools: Sequence[ToolSchema] = ()
     ) -> IntArray:
         if self._bridge is not None and not tools and not self.why_cut and _is_user_text(messages):
@@ -136,7 +139,7 @@ class LearnedTemplate:
             token_ids = self._encode_tool_bridge(messages, tuple(tools))
         return token_ids[1:] if reply_is_closed else token_ids
 
-    def can_bridge(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> bool:
+    def can_extend(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> bool:
         if not tools and _is_user_text(messages):
             return not self.why_cut
         try:
@@ -166,7 +169,7 @@ class LearnedTemplate:
             ids.pop()
         return self._codec.decode(ids)
 
-    def read_reply(self, text: str) -> Message:
+    def parse_reply(self, text: str) -> Message:
         """A call that the reply gives no id gets one made from the reply, so that its result can name it."""
         syntax = self._tool_syntax
         parser = self._named_parser or (syntax.parser if isinstance(syntax, ToolSyntax) else None)
@@ -174,14 +177,14 @@ class LearnedTemplate:
         named = (replace(call, id=call.id or short_id(f"{i} {text}")) for i, call in enumerate(calls))
         return Message("assistant", said, tuple(named))
 
-    def write_calls(self, calls: Sequence[ToolCall]) -> str:
+    def render_tool_calls(self, calls: Sequence[ToolCall]) -> str:
         syntax = self._tool_syntax
-        if isinstance(syntax, NoTools):
+        if isinstance(syntax, ToolsUnsupported):
             raise ModelError(f"The model '{self._codec.model_name}' cannot use tools: {self.why_no_tools}.")
         return (self._named_parser or syntax.parser).write(calls)
 
-    def begin_call(self, name: str = "") -> str:
-        written = self.write_calls([ToolCall(name or _PROBE_NAME, "{}")])
+    def tool_call_prefix(self, name: str = "") -> str:
+        written = self.render_tool_calls([ToolCall(name or _PROBE_NAME, "{}")])
         return written[: written.rindex("{}")] if name else written[: written.index(_PROBE_NAME)]
 
     def _encode_tool_bridge(self, messages: Sequence[Message], tools: Tools) -> IntArray:
@@ -221,7 +224,7 @@ class LearnedTemplate:
             )
         if not tools and not any(m.tool_calls or m.role == "tool" for m in messages):
             return None
-        if isinstance(self._tool_syntax, NoTools):
+        if isinstance(self._tool_syntax, ToolsUnsupported):
             raise ModelError(
                 f"The model '{self._codec.model_name}' cannot use tools: {self.why_no_tools}. Play without tools, use "
                 "a model whose chat template knows them, or name the parser of its calls (call_parser)."
@@ -291,14 +294,14 @@ class LearnedTemplate:
         return [[], [_SYSTEM_PROBE]] if self.accepts_system else [[]]
 
     @cached_property
-    def _tool_syntax(self) -> ToolSyntax | NoTools:
-        return learn_tool_syntax(self._codec, self._end, self._frame_ids, self._stop_ids, self._call_parser)
+    def _tool_syntax(self) -> ToolSyntax | ToolsUnsupported:
+        return infer_tool_syntax(self._codec, self._end, self._frame_ids, self._stop_ids, self._call_parser)
 
     @cached_property
-    def _tool_turns(self) -> ToolTurns | None:
-        if isinstance(self._tool_syntax, NoTools) or self._end is None or self._bridge is None:
+    def _tool_turns(self) -> ToolTurnEncoder | None:
+        if isinstance(self._tool_syntax, ToolsUnsupported) or self._end is None or self._bridge is None:
             return None
-        return ToolTurns(self._codec, self._end, self._tool_syntax, self._openings, self._bridge)
+        return ToolTurnEncoder(self._codec, self._end, self._tool_syntax, self._openings, self._bridge)
 
     # --- verifying --------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """What a chat template writes around texts: the frame of a conversation, and slots that are filled with one text.
 
-In come a `Codec` and conversations rendered with it; out come frames, the token that ends a reply, and `Slot`s, which
-give the ids of a user's text in its place without rendering anything. Every slot is compared with the tokenizer's own
-rendering on probe texts before it is used. It refuses to know turns, tools and what was sampled.
+`infer_*` functions take a `TokenizerAdapter` and conversations rendered with it. They return frames, the token that
+ends a reply, and `Slot`s, which give the ids of a user's text in its place without rendering anything. Every slot is
+compared with the tokenizer's own rendering on probe texts before it is used.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from turnwise.context.tokenizer import THINK_TAGS, Codec, ControlGuard
+from turnwise.context.tokenizer import THINK_TAGS, SpecialTokenEscaper, TokenizerAdapter
 from turnwise.errors import ModelError
 from turnwise.types import IntArray, Message
 
@@ -40,7 +40,7 @@ class Slot:
     """Ends with an added token, for the same reason."""
     ids_after: IntArray
     edit: Callable[[str], str]
-    guard: ControlGuard
+    guard: SpecialTokenEscaper
     controls: list[int]
     """The control ids that the template itself writes in `before` and `after`, in order."""
 
@@ -72,7 +72,7 @@ def probe_messages() -> list[Message]:
     return [Message("user", ASKED), Message("assistant", REPLIED), Message("user", ASKED_AGAIN)]
 
 
-def learn_frame(codec: Codec) -> Frame:
+def learn_frame(codec: TokenizerAdapter) -> Frame:
     rest, pieces = codec.render(probe_messages()), []
     for message in probe_messages():
         if rest.count(message.text) != 1:
@@ -87,7 +87,7 @@ def learn_frame(codec: Codec) -> Frame:
     return Frame(first, reply_header, between, rest)
 
 
-def learn_end_of_turn(codec: Codec, frame: Frame) -> EndOfTurn | None:
+def learn_end_of_turn(codec: TokenizerAdapter, frame: Frame) -> EndOfTurn | None:
     """The first added token after a reply, whatever its name: an eos, an end of turn, or the next role's header."""
     spans = [span for span in codec.added_in(frame.between) if frame.between[slice(*span)] not in THINK_TAGS]
     if not spans:
@@ -110,7 +110,9 @@ def learn_edit(render: Callable[[str], str], before: str, after: str) -> Callabl
     return None
 
 
-def make_slot(codec: Codec, guard: ControlGuard, before: str, after: str, edit: Callable[[str], str]) -> Slot:
+def make_slot(
+    codec: TokenizerAdapter, guard: SpecialTokenEscaper, before: str, after: str, edit: Callable[[str], str]
+) -> Slot:
     """The slot that tokenises least, if it gives the ids of the whole text on every probe; else the whole."""
     whole = _slot_between(codec, guard, ("", before, after, ""), edit)
     start = max((begin for begin, _ in codec.added_in(before)), default=0)
@@ -123,7 +125,7 @@ def make_slot(codec: Codec, guard: ControlGuard, before: str, after: str, edit: 
 
 
 def _slot_between(
-    codec: Codec, guard: ControlGuard, pieces: tuple[str, str, str, str], edit: Callable[[str], str]
+    codec: TokenizerAdapter, guard: SpecialTokenEscaper, pieces: tuple[str, str, str, str], edit: Callable[[str], str]
 ) -> Slot:
     done, before, after, rest = pieces
     ids_after = codec.encode(after + rest)[len(codec.encode(after)) :]
@@ -131,7 +133,7 @@ def _slot_between(
     return Slot(as_ids(codec.encode(done)), before, after, as_ids(ids_after), edit, guard, controls)
 
 
-def fill(codec: Codec, slot: Slot, user_text: str) -> IntArray:
+def fill(codec: TokenizerAdapter, slot: Slot, user_text: str) -> IntArray:
     """Runs once for every turn of every episode."""
     token_ids = as_ids(codec.encode(slot.before + slot.edit(user_text) + slot.after))
     if slot.guard.controls_in(token_ids) != slot.controls:
@@ -139,7 +141,7 @@ def fill(codec: Codec, slot: Slot, user_text: str) -> IntArray:
     return np.concatenate((slot.ids_before, token_ids, slot.ids_after))
 
 
-def _encode_safely(codec: Codec, slot: Slot, user_text: str) -> IntArray:
+def _encode_safely(codec: TokenizerAdapter, slot: Slot, user_text: str) -> IntArray:
     # Where even a safe text makes a control token together with what the template writes, it is not said at all.
     for text in (slot.guard.safe_text(user_text), ""):
         token_ids = as_ids(codec.encode(slot.before + slot.edit(text) + slot.after))

@@ -1,8 +1,7 @@
-"""Text becomes ids and ids become text: the only file of this room that knows transformers.
+"""Tokenizers of transformers: loading, fast encoding and escaping of special tokens.
 
-In comes a model folder or a hub name; out comes a tokenizer with a chat template, a `Codec` that turns text into ids
-quickly, and a `ControlGuard` that keeps a user's text from spelling control tokens. What a conversation looks like, and
-where its turns begin, is `template.py`'s business.
+`TokenizerAdapter` turns text into ids and back, and `SpecialTokenEscaper` keeps a user's text from spelling control
+tokens. Conversations and their turns are in `template.py`.
 """
 
 from __future__ import annotations
@@ -128,7 +127,7 @@ def _first_line(error: Exception) -> str:
     return (lines[0] if lines else type(error).__name__).rstrip(".")
 
 
-class Codec:
+class TokenizerAdapter:
     """One tokenizer, as this room uses it: nothing is added to a text, and every special token stays visible."""
 
     def __init__(self, tokenizer: HFTokenizer) -> None:
@@ -244,7 +243,7 @@ def _private_backend(tokenizer: HFTokenizer) -> Tokenizer | None:
     return copy
 
 
-class ControlGuard:
+class SpecialTokenEscaper:
     """Knows the control tokens, and edits texts that spell them.
 
     Control is every special token, every end of turn, and every added token that the template itself writes around a
@@ -257,7 +256,7 @@ class ControlGuard:
     that a template writes in ordinary words has no token of its own and cannot be guarded.
     """
 
-    def __init__(self, codec: Codec, template_ids: Iterable[int], stop_ids: Iterable[int]) -> None:
+    def __init__(self, codec: TokenizerAdapter, template_ids: Iterable[int], stop_ids: Iterable[int]) -> None:
         self._codec = codec
         written = {i for i in template_ids if i in codec.spellings}
         harmless = {i for i, spelling in codec.spellings.items() if spelling in THINK_TAGS} | {codec.unk_id}

@@ -1,8 +1,8 @@
-"""What a chat template makes of tools, calls and results, found out by rendering them.
+"""Tool syntax of a chat template, inferred by rendering tools, calls and results.
 
-In come a `Codec` and the token that ends a reply; out comes a `ToolSyntax`: the dialect the template wants its messages
-in, the parser that reads the calls it writes, and the guard for texts of tools. Or a `NoTools` with the reason. No
-model name is known here: a parser is the right one if it reads back what the template wrote.
+`infer_tool_syntax` returns a `ToolSyntax`: the message format that the template expects, the parser of the calls that
+it writes, and the escaper for texts of tools; or `ToolsUnsupported` with the reason. No model names are compared: a
+parser fits if it reads back what the template wrote.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NoReturn, cast
 from turnwise.config.component import CALL_PARSERS
 from turnwise.context.messages import Dialect, write_json
 from turnwise.context.template_slots import ASKED, EndOfTurn
-from turnwise.context.tokenizer import Codec, ControlGuard
+from turnwise.context.tokenizer import SpecialTokenEscaper, TokenizerAdapter
 from turnwise.errors import ConfigError, ModelError
 from turnwise.infra.parsing import decode_json_at, parse_json
 from turnwise.protocols import CallParser
@@ -45,7 +45,7 @@ _DIALECTS = tuple(
 
 
 @dataclass(frozen=True, slots=True)
-class NoTools:
+class ToolsUnsupported:
     """Why a template is not for tools; the sentence goes on from `the chat template`."""
 
     reason: str
@@ -59,7 +59,7 @@ class ToolSyntax:
     """Whether one message may hold several calls; if not, they are spelled out in its text."""
     writes_text: bool
     """Whether a message with calls may say something beside them; some templates leave that away."""
-    guard: ControlGuard
+    guard: SpecialTokenEscaper
     """Knows also the tokens that the template writes around tools, calls and results."""
 
 
@@ -93,18 +93,22 @@ def find_call_parser(name: str) -> CallParser:
     return cast("CallParser", parser)
 
 
-def learn_tool_syntax(
-    codec: Codec, end: EndOfTurn | None, frame_ids: Sequence[int], stop_ids: frozenset[int], call_parser: str | None
-) -> ToolSyntax | NoTools:
+def infer_tool_syntax(
+    codec: TokenizerAdapter,
+    end: EndOfTurn | None,
+    frame_ids: Sequence[int],
+    stop_ids: frozenset[int],
+    call_parser: str | None,
+) -> ToolSyntax | ToolsUnsupported:
     """`frame_ids` are those of a conversation without tools; `call_parser` names the parser, None leaves it open."""
     if end is None:
-        return NoTools("marks the end of a reply with no token of its own")
+        return ToolsUnsupported("marks the end of a reply with no token of its own")
     try:
         prompt = codec.render([Message("user", ASKED)], [_TOOL])
     except ModelError as error:
-        return NoTools(f"refuses tools ({_cause(error)})")
+        return ToolsUnsupported(f"refuses tools ({_cause(error)})")
     if _TOOL.name not in prompt:
-        return NoTools("does not write the tools that it is given")
+        return ToolsUnsupported("does not write the tools that it is given")
     names = [call_parser] if call_parser else list(CALL_PARSERS)
     parsers = {name: find_call_parser(name) for name in names}
     learner = _Learner(codec, end, prompt)
@@ -112,7 +116,7 @@ def learn_tool_syntax(
     unread: list[Dialect] = []
     for dialect in _DIALECTS:
         found = learner.try_dialect(dialect)
-        if isinstance(found, NoTools):
+        if isinstance(found, ToolsUnsupported):
             reasons.append(found.reason)
             continue
         for parser in parsers.values():
@@ -123,24 +127,26 @@ def learn_tool_syntax(
         _log.warning("The call parser '%s' does not read the calls that the chat template itself writes.", call_parser)
         return learner.describe(unread[0], parsers[call_parser], frame_ids, stop_ids)
     if unread:
-        return NoTools(f"writes calls in a way that none of the parsers {', '.join(names)} reads")
-    return NoTools(reasons[0])
+        return ToolsUnsupported(f"writes calls in a way that none of the parsers {', '.join(names)} reads")
+    return ToolsUnsupported(reasons[0])
 
 
 class _Learner:
-    def __init__(self, codec: Codec, end: EndOfTurn, prompt: str) -> None:
+    def __init__(self, codec: TokenizerAdapter, end: EndOfTurn, prompt: str) -> None:
         self._codec = codec
         self._end = end
         self._prompt = prompt
 
-    def try_dialect(self, dialect: Dialect) -> str | NoTools:
+    def try_dialect(self, dialect: Dialect) -> str | ToolsUnsupported:
         """The text that the template makes of a reply with one call, if it writes all there is in it."""
         reply = probe_reply(0)
         try:
             written = self._render(reply, dialect)
         except ModelError as error:
-            return NoTools(f"refuses calls or results of tools ({_cause(error)})")
-        return self._reply_in(written, reply) or NoTools("does not write the calls of a reply and their results")
+            return ToolsUnsupported(f"refuses calls or results of tools ({_cause(error)})")
+        return self._reply_in(written, reply) or ToolsUnsupported(
+            "does not write the calls of a reply and their results"
+        )
 
     def describe(
         self, dialect: Dialect, parser: CallParser, frame_ids: Sequence[int], stop_ids: frozenset[int]
@@ -151,7 +157,7 @@ class _Learner:
             parser=parser,
             takes_many_calls=self._takes(probe_reply(0, num_calls=2), dialect, parser),
             writes_text=_SAID in (self._written(probe_reply(0, said=_SAID), dialect) or ""),
-            guard=ControlGuard(self._codec, (*frame_ids, *self._codec.encode(written)), stop_ids),
+            guard=SpecialTokenEscaper(self._codec, (*frame_ids, *self._codec.encode(written)), stop_ids),
         )
 
     def _takes(self, reply: Message, dialect: Dialect, parser: CallParser) -> bool:
@@ -201,7 +207,7 @@ def _refuse_constant(name: str) -> NoReturn:
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
-class HermesCalls:
+class HermesToolCallParser:
     """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, once for each call; Hermes and Qwen write it."""
 
     _BEGIN, _END = "<tool_call>", "</tool_call>"

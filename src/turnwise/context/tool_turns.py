@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from turnwise.context.template_slots import ASKED, USER_PROBES, EndOfTurn, Slot, as_ids, fill
-from turnwise.context.tokenizer import THINK_TAGS, Codec
+from turnwise.context.tokenizer import THINK_TAGS, TokenizerAdapter
 from turnwise.context.tool_calls import ToolSyntax, find_end_of_reply, probe_reply
 from turnwise.errors import ModelError
 from turnwise.types import IntArray, Message, ToolSchema
@@ -42,11 +42,16 @@ class _Form:
     """The control ids that the template itself writes in the bridge, in order."""
 
 
-class ToolTurns:
+class ToolTurnEncoder:
     """The bridges of one template over turns with tools."""
 
     def __init__(
-        self, codec: Codec, end: EndOfTurn, syntax: ToolSyntax, openings: Sequence[list[Message]], user_slot: Slot
+        self,
+        codec: TokenizerAdapter,
+        end: EndOfTurn,
+        syntax: ToolSyntax,
+        openings: Sequence[list[Message]],
+        user_slot: Slot,
     ) -> None:
         """`openings` are what conversations may begin with; `user_slot` is the bridge over a user's text alone."""
         self._codec = codec

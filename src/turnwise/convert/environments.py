@@ -61,7 +61,7 @@ def find_env(name: Any) -> tuple[str, dict[str, Any]]:
     """Our name of an environment and the settings that it stands for; `package:Class` is taken as it is."""
     if not isinstance(name, str) or not name:
         raise UnsupportedValue("expected an environment's name")
-    alias = ENVS.unalias(name)
+    alias = ENVS.resolve_alias(name)
     if alias.name not in ENVS and ":" not in name:
         known = did_you_mean(name, [*ENVS, *ENVS.aliases])
         raise UnsupportedValue(f"there is no such environment. {known} Your own is named as package.module:Class")

@@ -23,7 +23,7 @@ from pydantic import Field, ValidationError
 from turnwise.config.component import import_target
 from turnwise.config.formats import FormatHeader, Kind, Native
 from turnwise.config.settings import Settings, describe_problems
-from turnwise.config.trust import refuse_stranger
+from turnwise.config.trust import require_trusted
 from turnwise.errors import ConfigError
 from turnwise.infra.parsing import parse_yaml
 
@@ -311,7 +311,7 @@ def open_functions(path: Path, file: FormatFile) -> FindFunction:
 def _import_file(file: Path) -> ModuleType:
     if file.parent == Path(__file__).parent:
         return importlib.import_module(f"turnwise.convert.{file.stem}")
-    refuse_stranger(str(file))
+    require_trusted(str(file))
     spec = importlib.util.spec_from_file_location(f"turnwise_convert_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise ConfigError(f"'{file}' cannot be imported.")

@@ -222,7 +222,7 @@ def _convert_env(source: SourceConfig) -> Native:
             raise UnsupportedValue(f"there is no such workflow here; expected one of {known}, or package.module:Class")
     if spelling not in _ENVS:
         return _own_workflow(source, name)
-    env, workflow = _ENVS[spelling], WORKFLOWS.unalias(spelling).name
+    env, workflow = _ENVS[spelling], WORKFLOWS.resolve_alias(spelling).name
     reward = source.get(f"{_TASKSET}.default_reward_fn_type", "buffer.explorer_input.default_reward_fn_type")
     if env == "prompts" and isinstance(reward, str) and reward.startswith("countdown"):
         env = "countdown"

@@ -41,7 +41,7 @@ def estimate_gae(
 Truncation = Literal["bootstrap", "end"]
 
 
-def values_behind(flat: FlatTokens, values: Floats, truncation: Truncation) -> Floats:
+def bootstrap_values(flat: FlatTokens, values: Floats, truncation: Truncation) -> Floats:
     """[trajectories] what is still to come behind the end: 0 where the world ended it.
 
     Where a budget did, the critic's last word stands for the rest, unless the budget counts as part of the task.
@@ -64,7 +64,7 @@ class _ValueEstimator(AdvantageEstimator):
     def __call__(self, experiences: Sequence[Experience], annotations: Annotations) -> list[Sample]:
         flat = flatten_experiences(experiences, annotations)
         values = flat.gather(require_values(annotations, self.type))
-        advantages, returns = self._estimate(flat, values, values_behind(flat, values, self.truncation))
+        advantages, returns = self._estimate(flat, values, bootstrap_values(flat, values, self.truncation))
         return make_samples(flat, whiten(advantages) if self.whiten else advantages, returns, annotations)
 
     def _estimate(self, flat: FlatTokens, values: Floats, behind: Floats) -> tuple[Floats, Floats]:

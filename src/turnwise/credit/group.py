@@ -245,7 +245,7 @@ class Remax(AdvantageEstimator, name="remax"):
         return [number - greedy for number in discount(trajectory.token_rewards(), 1.0)]
 
 
-def normalise_rewards(
+def normalize_rewards(
     experiences: Sequence[Experience], *, grouping: NormaliseGrouping, method: NormaliseMethod
 ) -> list[Experience]:
     """Each trajectory's sum of rewards is normalised, and with it the return of the greedy play it is measured by.

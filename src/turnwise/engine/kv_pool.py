@@ -78,7 +78,7 @@ class BlockPart:
         return store[self.blocks] if isinstance(self.blocks, slice) else store.index_select(0, self.blocks)
 
 
-class PassPlan:
+class AttentionPlan:
     """Right padding repeats its row's last token: it sees what that one sees, and nobody reads it."""
 
     def __init__(self, rows: Sequence[Row], ends: Sequence[int], device: torch.device) -> None:
@@ -197,7 +197,7 @@ BlockKey: TypeAlias = tuple[int, tuple[int, ...]]
 class BlockPool(Cache):
     """All layers' blocks and who holds them. Block 0 takes what nobody reads: the padding of a pass."""
 
-    plan: PassPlan
+    plan: AttentionPlan
 
     def __init__(self, num_layers: int) -> None:
         self.num_blocks = TRASH + 1
@@ -220,13 +220,13 @@ class BlockPool(Cache):
             assert isinstance(layer, BlockLayer)
             layer.let_go()
 
-    def prepare(self, rows: Sequence[Row], ends: Sequence[int], device: torch.device) -> PassPlan:
+    def prepare(self, rows: Sequence[Row], ends: Sequence[int], device: torch.device) -> AttentionPlan:
         """Say which tokens the next forward pass computes: of each row those from its start up to its end."""
         missing = [-(-end // BLOCK_TOKENS) - len(row.blocks) for row, end in zip(rows, ends, strict=True)]
         self.make_room(sum(missing))
         for row, num in zip(rows, missing, strict=True):
             row.blocks.extend(self._take() for _ in range(num))
-        self.plan = PassPlan(rows, ends, device)
+        self.plan = AttentionPlan(rows, ends, device)
         return self.plan
 
     def advance(self, rows: Sequence[Row], ends: Sequence[int]) -> None:
@@ -391,7 +391,7 @@ class BlockLayer(CacheLayerMixin):
         return -1
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor, plan: PassPlan, hidden: Tensor) -> Tensor:
+def attend(queries: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, hidden: Tensor) -> Tensor:
     """[rows, heads, new, size] for `queries` of that shape; keys and values [blocks, heads, tokens, size]."""
     rows, num_heads, new, size = queries.shape
     asked = (queries * size**-0.5).reshape(rows, keys.shape[1], -1, size)
@@ -437,7 +437,7 @@ def _by_asker(part: BlockPart, found: Tensor, num_heads: int) -> Tensor:
     return found.reshape(part.num_blocks * part.num_askers, -1)
 
 
-def _laid_out(found: list[Tensor], plan: PassPlan, *, is_whole: bool) -> Tensor:
+def _laid_out(found: list[Tensor], plan: AttentionPlan, *, is_whole: bool) -> Tensor:
     """[rows * blocks per row, …] from pairs; what no pair fills is zero if the whole is read, else anything."""
     shape = (plan.num_rows * plan.blocks_per_row + 1, found[0].shape[1])
     laid = found[0].new_zeros(shape) if is_whole else found[0].new_empty(shape)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM
 
-from turnwise.engine.kv_pool import BlockLayer, BlockPool, PassPlan, attend
+from turnwise.engine.kv_pool import AttentionPlan, BlockLayer, BlockPool, attend
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,11 +119,11 @@ class LlamaPass:
         x = x[torch.arange(len(x), device=x.device), plan.last]
         return F.linear(F.rms_norm(x, x.shape[-1:], self._trunk.norm.weight, self._norm_eps), self._head)  # type: ignore[union-attr]
 
-    def _asks_blocks(self, plan: PassPlan) -> bool:
+    def _asks_blocks(self, plan: AttentionPlan) -> bool:
         """In half precision keys are gathered: scores that leave a matrix product have lost too many digits."""
         return plan.is_short and self._head.dtype.itemsize >= 4
 
-    def _mask(self, plan: PassPlan) -> Tensor | None:
+    def _mask(self, plan: AttentionPlan) -> Tensor | None:
         """What new tokens may not see, where blocks are asked; what they may, where keys are gathered; or no more than
         their order."""
         if plan.is_from_start:

@@ -25,7 +25,7 @@ from turnwise.deps import EngineSite
 from turnwise.engine import LocalEngineParams
 from turnwise.engine.kv_pool import Row
 from turnwise.engine.runner import ModelRunner
-from turnwise.engine.sampling import draw_uniforms, likeliest_tokens, sample_tokens
+from turnwise.engine.sampling import draw_uniforms, sample_tokens, top_logprobs_of
 from turnwise.errors import EngineError, SyncError
 from turnwise.infra.digests import complete
 from turnwise.infra.wait_tracking import waiting
@@ -35,7 +35,7 @@ from turnwise.types import Alternatives, Completion, FinishReason, GenerateReque
 
 
 @dataclass(slots=True)
-class PassCosts:
+class ForwardStats:
     """Sums over all passes so far: of a straight line through their times, nothing else is needed."""
 
     passes: float = 0.0
@@ -118,7 +118,7 @@ class LocalEngine:
         """Callers of `update_weights` that wait for running requests to end."""
         self._drained: list[asyncio.Future[None]] = []
         """Those who wait until the last running request has ended."""
-        self._costs = PassCosts()
+        self._costs = ForwardStats()
         self._runner = ModelRunner(model)
 
     @property
@@ -180,7 +180,7 @@ class LocalEngine:
         seen: set[str] = set()
         # From here on nothing that was computed before may be used again, also where the stream breaks off.
         self._rows_by_key.clear()
-        self._runner.forget_all()
+        self._runner.release_all()
         with torch.no_grad():
             for name, tensor in pairs:
                 _check_names({name}, own.keys(), is_whole=False)
@@ -199,7 +199,7 @@ class LocalEngine:
         finally:
             self._num_updates -= 1
 
-    def _tell_drained(self) -> None:
+    def _notify_drained(self) -> None:
         for waiting_one in self._drained:
             if not waiting_one.done():
                 waiting_one.set_result(None)
@@ -247,9 +247,9 @@ class LocalEngine:
                 future.set_exception(failure)
         self._pending.clear()
         self._active.clear()
-        self._tell_drained()
+        self._notify_drained()
         self._rows_by_key.clear()
-        self._runner.forget_all()
+        self._runner.release_all()
 
     def _admit(self) -> None:
         room = self._max_rows - len(self._active)
@@ -257,14 +257,14 @@ class LocalEngine:
         # Whoever waits is in one of the two lists at any time, so that a failing pass reaches everyone.
         self._active += jobs
         del self._pending[:room]
-        jobs, twins = self._find_twins(jobs)
+        jobs, twins = self._group_identical_prompts(jobs)
         while jobs:
             # Those whose prompts begin like another's wait for its part of the work.
-            is_first = self._runner.first_of_their_kind([job.row for job in jobs])
+            is_first = self._runner.rows_to_compute_first([job.row for job in jobs])
             self._advance([job for job, is_now in zip(jobs, is_first, strict=True) if is_now], twins)
             jobs = [job for job, is_now in zip(jobs, is_first, strict=True) if not is_now]
 
-    def _find_twins(self, jobs: Sequence[_Job]) -> tuple[list[_Job], dict[_Job, list[_Job]]]:
+    def _group_identical_prompts(self, jobs: Sequence[_Job]) -> tuple[list[_Job], dict[_Job, list[_Job]]]:
         """Those to compute, and for some of them the others that ask the very same, such as siblings at the start."""
         first: dict[tuple[int, ...], _Job] = {}
         twins: defaultdict[_Job, list[_Job]] = defaultdict(list)
@@ -316,7 +316,7 @@ class LocalEngine:
         ids, logprobs = sample_tokens(logits, [job.sampling for job in jobs], uniforms)
         # By lists: on a GPU it is here that the numbers are waited for.
         ids, logprobs = ids.tolist(), logprobs.tolist()
-        others = likeliest_tokens(logits, [job.sampling for job in jobs], [job.request.alternatives for job in jobs])
+        others = top_logprobs_of(logits, [job.sampling for job in jobs], [job.request.alternatives for job in jobs])
         self._costs.add(len(jobs), time.perf_counter() - started_s)
         if not all(map(math.isfinite, logprobs)):
             raise EngineError(
@@ -339,7 +339,7 @@ class LocalEngine:
         job.row.is_busy = False
         self._active.remove(job)
         if not self._active:
-            self._tell_drained()
+            self._notify_drained()
         if reason is not None and not job.future.done():
             sampled = np.asarray(job.token_ids, dtype=np.int32), np.asarray(job.logprobs, dtype=np.float32)
             job.future.set_result(

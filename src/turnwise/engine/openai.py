@@ -80,7 +80,7 @@ class Wording:
         }
 
 
-def read_reply(answer: Any) -> tuple[Message, FinishReason]:
+def parse_reply(answer: Any) -> tuple[Message, FinishReason]:
     """What the first choice says and calls, and why it ended; whatever else came is refused."""
     try:
         choice = answer.choices[0]
@@ -290,7 +290,7 @@ class OpenAiEngine:
             async with line.gate:
                 self._num_running += 1
                 try:
-                    said, finish_reason = read_reply(await self._ask(line.client, request))
+                    said, finish_reason = parse_reply(await self._ask(line.client, request))
                 finally:
                     self._num_running -= 1
         finally:
@@ -345,7 +345,7 @@ class OpenAiEngine:
         if not said.tool_calls:
             return said.text
         try:
-            calls = self._template.write_calls(said.tool_calls)
+            calls = self._template.render_tool_calls(said.tool_calls)
         except ModelError as error:
             raise EngineError(f"{self._where}.url: the reply calls a tool. {error}") from error
         return f"{said.text}\n{calls}" if said.text else calls

@@ -61,9 +61,9 @@ class ModelRunner:
         self._pool.cut(row, 0)
         # A rollout has ended: an update, or another rollout, can use the memory.
         if self._pool.num_held == 0 and self._pool.num_blocks > _KEPT_BLOCKS:
-            self.forget_all()
+            self.release_all()
 
-    def forget_all(self) -> None:
+    def release_all(self) -> None:
         """Nothing that was computed will be asked for: rows that were there are nobody's."""
         self._pool.let_go()
         self._pool = self._new_pool()
@@ -76,7 +76,7 @@ class ModelRunner:
         """Give rows of which nothing is computed what is computed of others with the same tokens."""
         self._pool.copy(rows, copies)
 
-    def first_of_their_kind(self, rows: Sequence[Row]) -> list[bool]:
+    def rows_to_compute_first(self, rows: Sequence[Row]) -> list[bool]:
         """Which rows to compute now; the others begin with a block that one of these computes, and find it then."""
         claimed: set[object] = set()
         is_first = []

@@ -44,7 +44,7 @@ def sample_tokens(logits: Tensor, samplings: Sequence[Sampling], uniforms: Tenso
     return ids.cpu(), logprobs.cpu()
 
 
-def likeliest_tokens(
+def top_logprobs_of(
     logits: Tensor, samplings: Sequence[Sampling], counts: Sequence[int]
 ) -> dict[int, tuple[list[int], list[float]]]:
     """For each row that asks for a number of them, its likeliest tokens and their log-probs, the likeliest first.

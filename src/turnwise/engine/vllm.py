@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 
 from turnwise.deps import EngineSite
 from turnwise.engine import VllmEngineParams
-from turnwise.engine.vllm_client import Reply, ServerClient, ServerGoneError, ServerRefusedError
-from turnwise.engine.vllm_servers import Server, ServerPlan, ServerPool, ServerProcess
+from turnwise.engine.vllm_client import Reply, ServerClient, ServerRequestError, ServerUnavailableError
+from turnwise.engine.vllm_servers import LaunchConfig, Server, ServerPool, ServerProcess
 from turnwise.engine.vllm_transfer import SharedMemoryTransfer, Transfer, VllmTransfer
 from turnwise.errors import EngineError, SyncError
 from turnwise.infra.digests import complete
@@ -102,7 +102,7 @@ class VllmEngine:
             try:
                 reply = await server.client.generate(request, self._stop_ids)
                 self._check_version(server, reply, given)
-            except ServerGoneError as error:
+            except ServerUnavailableError as error:
                 # Requests that it took before it was lost must not lose it again.
                 if server.num_losses == num_losses:
                     self._pool.lose(server, error)
@@ -146,7 +146,7 @@ class VllmEngine:
         if given is None or reply.is_aborted:
             return
         if not reply.versions or not all(name.isdecimal() for name in reply.versions):
-            raise ServerGoneError(
+            raise ServerUnavailableError(
                 f"{server.client.url} was given the weights of version {given} and answers with those of version "
                 f"'{', '.join(reply.versions)}': it was started again."
             )
@@ -205,7 +205,7 @@ class VllmEngine:
     async def _resume(self, server: Server) -> None:
         try:
             if self._settings.in_flight == "keep":
-                await server.client.forget_prefixes()
+                await server.client.reset_prefix_cache()
         finally:
             await server.client.resume()
 
@@ -229,7 +229,7 @@ class VllmEngine:
         return [server for server in servers if server.is_up]
 
     def _judge(self, server: Server, failure: BaseException | None) -> None:
-        if isinstance(failure, ServerGoneError):
+        if isinstance(failure, ServerUnavailableError):
             self._pool.lose(server, failure)
         elif isinstance(failure, EngineError):
             raise SyncError(
@@ -263,7 +263,7 @@ class VllmEngine:
             await self._transfer.repeat(server.client, version)
         except BaseException as error:
             # Newer weights may have taken the place of these while they were on their way.
-            if isinstance(error, ServerRefusedError) and version != self._newest_version:
+            if isinstance(error, ServerRequestError) and version != self._newest_version:
                 return
             await self._resume_anyway([server])
             raise
@@ -278,7 +278,7 @@ class VllmEngine:
         folder = site.run_path / "engine" if site.run_path else Path(tempfile.mkdtemp(prefix="turnwise-vllm-"))
         servers = []
         for number in range(settings.servers):
-            process = ServerProcess(ServerPlan.of(settings, site, number, folder))
+            process = ServerProcess(LaunchConfig.of(settings, site, number, folder))
             servers.append(Server(number, self._new_client(process.start(), process.api_key), process, num_starts=1))
         return servers
 

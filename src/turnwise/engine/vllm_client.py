@@ -23,11 +23,11 @@ _MAX_SEED = 2**63 - 1
 _ABORTED = "abort"
 
 
-class ServerGoneError(EngineError):
+class ServerUnavailableError(EngineError):
     """A server cannot be reached, or says that it is ill: another one may do what was asked."""
 
 
-class ServerRefusedError(EngineError):
+class ServerRequestError(EngineError):
     """A healthy server does not do what it is asked, and no other would."""
 
 
@@ -107,7 +107,7 @@ class ServerClient:
     async def resume(self) -> None:
         await self._post("/resume")
 
-    async def forget_prefixes(self) -> None:
+    async def reset_prefix_cache(self) -> None:
         """Running requests compute theirs anew; a pause that keeps them also keeps what old weights computed."""
         await self._post("/reset_prefix_cache?reset_running_requests=true")
 
@@ -169,15 +169,15 @@ class ServerClient:
                 f"{self.url}{path} did not answer within engine.request_timeout_s = {self._timeout_s:g}."
             ) from error
         except self._httpx.HTTPError as error:
-            raise ServerGoneError(
+            raise ServerUnavailableError(
                 f"{self.url}{path} cannot be reached: {type(error).__name__} {error}".rstrip()
             ) from error
         if answer.status_code == 200:
             return answer.json()
         told = f"{self.url}{path} says {answer.status_code}: {answer.text[:500]}"
         if answer.status_code >= 500 and not await self.is_healthy():
-            raise ServerGoneError(told)
-        raise ServerRefusedError(told)
+            raise ServerUnavailableError(told)
+        raise ServerRequestError(told)
 
 
 def _asked(token_ids: IntArray, params: Mapping[str, Any]) -> dict[str, Any]:

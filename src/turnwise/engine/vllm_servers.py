@@ -44,7 +44,7 @@ _ERROR = re.compile(r"\w+(?:Error|Exception): \S.*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerPlan:
+class LaunchConfig:
     """How a server is started, the same way each time."""
 
     python: str
@@ -54,7 +54,7 @@ class ServerPlan:
     api_key: str = field(default_factory=lambda: os.environ.get("VLLM_API_KEY") or secrets.token_hex(), repr=False)
 
     @classmethod
-    def of(cls, settings: VllmEngineParams, site: EngineSite, number: int, folder: Path) -> ServerPlan:
+    def of(cls, settings: VllmEngineParams, site: EngineSite, number: int, folder: Path) -> LaunchConfig:
         is_cpu = not torch.cuda.is_available()
         own: dict[str, bool | int | float | str] = {
             "model": site.model_path,
@@ -136,7 +136,7 @@ def _environment(settings: VllmEngineParams, number: int, *, is_cpu: bool) -> di
 class ServerProcess:
     """A server that this process has started, and starts again where it has ended."""
 
-    def __init__(self, plan: ServerPlan) -> None:
+    def __init__(self, plan: LaunchConfig) -> None:
         self._plan = plan
         self._process: subprocess.Popen[bytes] | None = None
         self.log = plan.log

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from turnwise.config.settings import Settings
 from turnwise.envs.base import BaseEnv, check_split
-from turnwise.infra.seeds import draw_seed, make_rng
+from turnwise.infra.seeds import make_rng, random_seed
 
 SPLITS = ("train", "eval")
 
@@ -22,7 +22,7 @@ SPLITS = ("train", "eval")
 Pair = Annotated[tuple[str, str], Field(strict=False)]
 
 
-class MoreArm(Settings):
+class ExtraArm(Settings):
     """An arm beside the steady and the risky one."""
 
     name: str
@@ -65,7 +65,7 @@ class BanditParams(Settings):
     """What the risky arm pays when it pays."""
     high_rate: float = Field(default=0.25, ge=0, le=1)
     """How often the risky arm pays."""
-    more_arms: Annotated[tuple[MoreArm, ...], Field(strict=False)] = ()
+    more_arms: Annotated[tuple[ExtraArm, ...], Field(strict=False)] = ()
     """Arms beside these two, such as [{name: Griffin, eval_name: Baker, hint: lazy, reward: 0.5, rate: 0.1}]."""
 
     def arms(self, split: str) -> tuple[Arm, ...]:
@@ -118,7 +118,7 @@ class Bandit(BaseEnv):
 
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
         check_split(split, SPLITS, self.name)
-        seed = draw_seed() if seed is None else seed
+        seed = random_seed() if seed is None else seed
         self._arms = _shuffled(self.params.arms(split), make_rng("layout", seed))
         self._luck = make_rng("luck", seed if dynamics_seed is None else dynamics_seed)
         self._text = self._describe_rules()

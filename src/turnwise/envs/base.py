@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from turnwise.config.component import ENVS
 from turnwise.config.settings import Settings, describe_problems
 from turnwise.errors import ConfigError, EnvError, TaskError, TurnwiseError
-from turnwise.infra.untrusted import tell_error
+from turnwise.infra.untrusted import format_error
 from turnwise.types import Group, Task
 
 REQUIRED_INFO_KEYS = ("success", "action_is_valid", "action_is_effective")
@@ -173,7 +173,7 @@ def check_split(split: str, known: tuple[str, ...], label: str) -> None:
 
 def make_env(name: str, **params: object) -> BaseEnv:
     """`make_env("frozen_lake", size=4)`, or your own class as `make_env("my_package.my_env:MyEnv")`."""
-    target, params = ENVS.get_target(name), {**ENVS.unalias(name).params, **params}
+    target, params = ENVS.get_target(name), {**ENVS.resolve_alias(name).params, **params}
     if not callable(target) or (isinstance(target, type) and not issubclass(target, BaseEnv)):
         raise ConfigError(_expected_env(name, target))
     if isinstance(target, type) and inspect.isabstract(target):
@@ -185,7 +185,7 @@ def make_env(name: str, **params: object) -> BaseEnv:
         raise
     except Exception as error:  # an author's constructor may raise whatever it likes
         given = ", ".join(params) or "no settings"
-        raise ConfigError(f"environment '{name}' cannot be made with {given}: {tell_error(error)}") from error
+        raise ConfigError(f"environment '{name}' cannot be made with {given}: {format_error(error)}") from error
     if not isinstance(env, BaseEnv):
         raise ConfigError(_expected_env(name, env))
     return env

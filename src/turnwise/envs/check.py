@@ -28,9 +28,9 @@ from turnwise.envs.check_episodes import (
     choose_action,
     count_affordable,
     go_on,
-    play_and_close,
-    play_oracle,
-    play_randomly,
+    oracle_episode,
+    random_episode,
+    random_episode_and_close,
     told_by,
     trace_of,
 )
@@ -131,7 +131,7 @@ def _check_contract(subject: Subject) -> Finding:
     num_steps = 0
     try:
         for seed in subject.seeds:
-            texts = [text for text, *_ in play_and_close(subject, seed)]
+            texts = [text for text, *_ in random_episode_and_close(subject, seed)]
             num_steps += len(texts) - 1
             for text in texts:
                 text.encode()
@@ -144,7 +144,7 @@ def _check_contract(subject: Subject) -> Finding:
 
 def _check_rewards(subject: Subject) -> Finding:
     try:
-        rewards = [step[1] for seed in subject.seeds for step in trace_of(play_randomly(subject, seed, seed))[1:]]
+        rewards = [step[1] for seed in subject.seeds for step in trace_of(random_episode(subject, seed, seed))[1:]]
     except RewardError as error:
         return False, str(error)
     if subject.make().is_judged and any(rewards):
@@ -155,7 +155,7 @@ def _check_rewards(subject: Subject) -> Finding:
 def _check_info(subject: Subject) -> Finding:
     for seed in subject.seeds:
         told: list[tuple[StepResult, dict[str, object]]] = []
-        for result in play_randomly(subject, seed, seed):
+        for result in random_episode(subject, seed, seed):
             told.append((result, {key: result.info.get(key) for key in REQUIRED_INFO_KEYS}))
         for number, (result, facts) in enumerate(told[1:], start=1):
             wrong = [key for key in REQUIRED_INFO_KEYS if not isinstance(facts[key], (bool, np.bool_))]
@@ -187,7 +187,7 @@ def _check_actions(subject: Subject) -> Finding:
 
 def _check_budget(subject: Subject) -> Finding:
     for seed in subject.seeds:
-        for result in play_randomly(subject, seed, seed):
+        for result in random_episode(subject, seed, seed):
             if result.info.get("truncated") and not result.done:
                 return False, "info['truncated'] is true and the episode goes on; a limit ends it: done is true as well"
     return True, "no step tells of a limit and goes on"
@@ -195,7 +195,7 @@ def _check_budget(subject: Subject) -> Finding:
 
 def _check_determinism(subject: Subject) -> Finding:
     for seed in subject.seeds:
-        first, second = (trace_of(play_randomly(subject, seed, seed)) for _ in range(2))
+        first, second = (trace_of(random_episode(subject, seed, seed)) for _ in range(2))
         if first != second:
             return False, f"two fresh instances differ for seed {seed}: {_first_difference(first, second)}"
     return True, "equal seeds and actions give equal episodes"
@@ -205,7 +205,7 @@ def _check_reuse(subject: Subject) -> Finding:
     """Environments are played again and again; nothing of an episode may be left in the next."""
     env = subject.make()
     for seed in subject.seeds:
-        fresh, used = trace_of(play_randomly(subject, seed, seed)), trace_of(play_randomly(subject, seed, seed, env))
+        fresh, used = trace_of(random_episode(subject, seed, seed)), trace_of(random_episode(subject, seed, seed, env))
         if fresh != used:
             return False, f"an earlier episode changed that of seed {seed}: {_first_difference(fresh, used)}"
     return True, "reset forgets the episode before"
@@ -222,10 +222,10 @@ def _check_layout(subject: Subject) -> Finding:
 def _check_independence(subject: Subject) -> Finding:
     """An episode must not change because a sibling is played beside it."""
     for seed in subject.seeds:
-        alone = trace_of(play_randomly(subject, seed, seed))
+        alone = trace_of(random_episode(subject, seed, seed))
         beside: Trace = []
-        sibling = play_randomly(subject, seed, seed + 1)
-        for result in play_randomly(subject, seed, seed):
+        sibling = random_episode(subject, seed, seed + 1)
+        for result in random_episode(subject, seed, seed):
             beside.append(told_by(result))
             next(sibling, None)
         if alone != beside:
@@ -244,7 +244,7 @@ def _check_global_state(subject: Subject) -> Finding:
 def _check_untouched(subject: Subject, read: Callable[[], dict[str, Any]], fault: str) -> Finding:
     for seed in subject.seeds:
         before = read()
-        for _ in play_randomly(subject, seed, seed):
+        for _ in random_episode(subject, seed, seed):
             pass
         after = read()
         if changed := [name for name in before if before[name] != after[name]]:
@@ -274,8 +274,8 @@ def _check_oracle(subject: Subject) -> Finding:
         return None, "it has no oracle"
     num_successes, num_endless, is_stochastic = 0, 0, False
     for seed in subject.seeds:
-        trace, last = play_oracle(subject.make(), seed, seed)
-        is_stochastic = is_stochastic or trace != play_oracle(subject.make(), seed, seed + 1)[0]
+        trace, last = oracle_episode(subject.make(), seed, seed)
+        is_stochastic = is_stochastic or trace != oracle_episode(subject.make(), seed, seed + 1)[0]
         num_endless += last is None
         num_successes += last is not None and bool(last.is_success)
     kind = "stochastic" if is_stochastic else "deterministic"
@@ -310,8 +310,8 @@ def _check_garbage(subject: Subject) -> Finding:
 def _check_after_done(subject: Subject) -> Finding:
     for seed in subject.seeds:
         env = subject.make()
-        is_over = trace_of(play_randomly(subject, seed, seed, env))[-1][2]
-        if not is_over and not (env.has_oracle and play_oracle(env, seed, seed)[1]):
+        is_over = trace_of(random_episode(subject, seed, seed, env))[-1][2]
+        if not is_over and not (env.has_oracle and oracle_episode(env, seed, seed)[1]):
             continue
         try:
             step_env(env, "")

@@ -98,7 +98,7 @@ def ask_oracle(env: BaseEnv) -> str:
     return action
 
 
-def play_randomly(subject: Subject, seed: int, dynamics_seed: int, env: BaseEnv | None = None) -> Iterator[StepResult]:
+def random_episode(subject: Subject, seed: int, dynamics_seed: int, env: BaseEnv | None = None) -> Iterator[StepResult]:
     """One random episode, in a new environment unless one is given. As a generator, two can be played in turns."""
     env = env or subject.make()
     rng = random.Random(seed)
@@ -107,10 +107,10 @@ def play_randomly(subject: Subject, seed: int, dynamics_seed: int, env: BaseEnv 
     yield from go_on(subject, env, rng)
 
 
-def play_and_close(subject: Subject, seed: int) -> Trace:
+def random_episode_and_close(subject: Subject, seed: int) -> Trace:
     """One random episode in an environment that is closed behind it."""
     env = subject.make()
-    trace = trace_of(play_randomly(subject, seed, seed, env))
+    trace = trace_of(random_episode(subject, seed, seed, env))
     subject.close()
     return trace
 
@@ -129,7 +129,7 @@ def count_affordable(env: BaseEnv, seed: int) -> int:
     begin = time.perf_counter()
     with suppress(TurnwiseError):
         # Whatever fails here fails in its check again.
-        trace_of(play_randomly(subject, seed, seed))
+        trace_of(random_episode(subject, seed, seed))
     return NUM_EPISODES if time.perf_counter() - begin < LONG_EPISODE_S else NUM_LONG_EPISODES
 
 
@@ -141,7 +141,7 @@ def told_by(result: StepResult) -> tuple[str, float, bool, object]:
     return result.text, result.reward, result.done, result.info.get("success")
 
 
-def play_oracle(env: BaseEnv, seed: int, dynamics_seed: int) -> tuple[Trace, StepResult | None]:
+def oracle_episode(env: BaseEnv, seed: int, dynamics_seed: int) -> tuple[Trace, StepResult | None]:
     """The episode of the oracle, and its last step; None where it does not end."""
     trace: Trace = [(reset_env(env, seed, dynamics_seed=dynamics_seed), 0.0, False, None)]
     for _ in range(MAX_ORACLE_STEPS):

@@ -41,12 +41,12 @@ def serve(pipe: Connection, name: str, params: Mapping[str, object], max_memory_
             _limit_memory(max_memory_mb)
         pipe.send_bytes(introduce(env).encode())
     except Exception as error:  # noqa: BLE001 - the boundary: an author's code may raise whatever it likes
-        pipe.send_bytes(tell_error(error).encode())
+        pipe.send_bytes(format_error(error).encode())
         return
     while True:
         try:
             method, args, kwargs = parse_json(pipe.recv_bytes())
-            pipe.send_bytes(answer_call(env, method, args, kwargs).encode())
+            pipe.send_bytes(handle_call(env, method, args, kwargs).encode())
         except (EOFError, OSError):
             return
         except MemoryError:
@@ -59,15 +59,15 @@ def introduce(env: BaseEnv) -> str:
     return _write({"result": None, "about": _describe(env, is_new=True)})
 
 
-def answer_call(env: BaseEnv, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+def handle_call(env: BaseEnv, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """What a call returned or raised, in JSON."""
     try:
         return _write({"result": getattr(env, method)(*args, **kwargs), "about": _describe(env)})
     except Exception as error:  # noqa: BLE001 - the boundary: an author's code may raise whatever it likes
-        return tell_error(error)
+        return format_error(error)
 
 
-def tell_error(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     return json.dumps({"error": _name_error(error)})
 
 
@@ -98,7 +98,7 @@ def _write(answer: Mapping[str, object]) -> str:
         check_json_depth(text)
         return text
     except (TypeError, ValueError, RecursionError) as error:
-        return tell_error(error)
+        return format_error(error)
 
 
 def _as_plain(value: Any) -> object:
@@ -109,7 +109,7 @@ def _as_plain(value: Any) -> object:
 def _name_error(error: BaseException) -> tuple[str, str]:
     """A failure of turnwise's own speaks for itself; any other is named."""
     own = isinstance(error, TurnwiseError)
-    return type(error).__name__, outsiders.told_by(error) if own else outsiders.tell_error(error)
+    return type(error).__name__, outsiders.told_by(error) if own else outsiders.format_error(error)
 
 
 def run(control: Connection) -> None:
@@ -165,7 +165,7 @@ def _check(pipe: Connection, name: str, params: Mapping[str, Any], num_episodes:
         rows = [[check.name, check.passed, check.detail] for check in report.checks]
         pipe.send_bytes(json.dumps({"result": rows}).encode())
     except Exception as error:  # noqa: BLE001 - the boundary: an author's code may raise whatever it likes
-        pipe.send_bytes(tell_error(error).encode())
+        pipe.send_bytes(format_error(error).encode())
 
 
 _JOBS: Mapping[str, Callable[..., None]] = {"serve": serve, "check": _check}

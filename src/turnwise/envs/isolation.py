@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.config.settings import require_package
-from turnwise.config.trust import refuse_stranger
+from turnwise.config.trust import require_trusted
 from turnwise.envs.base import BaseEnv, make_env
 from turnwise.envs.check import Check, CheckReport
-from turnwise.envs.env_worker import OUT_OF_MEMORY, answer_call, introduce, serve, tell_error
+from turnwise.envs.env_worker import OUT_OF_MEMORY, format_error, handle_call, introduce, serve
 from turnwise.errors import ConfigError, EnvError, TaskError
 from turnwise.infra.parsing import parse_json
 
@@ -58,7 +58,7 @@ main()
 """Only this package comes from our side; its neighbours in site-packages would not fit the other Python."""
 
 
-class OtherPython:
+class ExternalPython:
     """The server under one program."""
 
     def __init__(self, program: str) -> None:
@@ -87,7 +87,7 @@ class OtherPython:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def start(self, job: str, pipe: Connection, arguments: Sequence[object], limit_s: float) -> OtherProcess:
+    def start(self, job: str, pipe: Connection, arguments: Sequence[object], limit_s: float) -> ExternalProcess:
         """A new process that has the other end of `pipe`; importing its packages for the first time may take long."""
         with self._lock:
             try:
@@ -95,7 +95,7 @@ class OtherPython:
                 send_handle(self._control, pipe.fileno(), self._process.pid)
             except OSError:
                 raise self._gone() from None
-            return OtherProcess(self, self._wait(limit_s)["result"])
+            return ExternalProcess(self, self._wait(limit_s)["result"])
 
     def ask(self, kind: str, process_id: int) -> int | None:
         with self._lock:
@@ -125,10 +125,10 @@ class OtherPython:
         return EnvError(f"{SETTING}: '{self._program}' ended with exit code {self._process.returncode}.")
 
 
-class OtherProcess:
+class ExternalProcess:
     """A process that the server of another Python has forked; in the words of `multiprocessing`."""
 
-    def __init__(self, server: OtherPython, process_id: int) -> None:
+    def __init__(self, server: ExternalPython, process_id: int) -> None:
         self._server = server
         self.pid = process_id
         self.exitcode: int | None = None
@@ -154,22 +154,22 @@ class OtherProcess:
         return self.exitcode
 
 
-_SERVERS: dict[str, OtherPython] = {}
+_SERVERS: dict[str, ExternalPython] = {}
 """By the path of their program; they end with this process."""
 _SERVERS_LOCK = threading.Lock()
 
 
-def find_python(program: str) -> OtherPython:
+def find_python(program: str) -> ExternalPython:
     """The server under this program, started at the first call and again if it is gone."""
     # A virtual environment's program is a link, which must not be followed: it is found by where it lies.
     path = os.path.abspath(Path(program).expanduser())
     with _SERVERS_LOCK:
         if path not in _SERVERS or not _SERVERS[path].is_alive:
-            _SERVERS[path] = OtherPython(path)
+            _SERVERS[path] = ExternalPython(path)
         return _SERVERS[path]
 
 
-def check_under(
+def check_with_python(
     program: str, name: str, params: Mapping[str, object], *, num_episodes: int | None, limit_s: float
 ) -> list[tuple[str, bool | None, str]]:
     """The name, outcome and detail of every check of an environment, made under another Python."""
@@ -278,11 +278,11 @@ class RemoteEnv(BaseEnv, ABC):
         return self._about["example"]
 
 
-def check_elsewhere(
+def check_in_process(
     python: str, name: str, params: Mapping[str, object], *, num_episodes: int | None = None
 ) -> CheckReport:
     """`check_env` under another Python."""
-    rows = check_under(python, name, params, num_episodes=num_episodes, limit_s=_CHECK_LIMIT_S)
+    rows = check_with_python(python, name, params, num_episodes=num_episodes, limit_s=_CHECK_LIMIT_S)
     return CheckReport(tuple(Check(*row) for row in rows))
 
 
@@ -300,7 +300,7 @@ class IsolatedEnv(RemoteEnv):
     ) -> None:
         self._max_memory_mb = max_memory_mb
         self._python = python
-        self._process: BaseProcess | OtherProcess | None = None
+        self._process: BaseProcess | ExternalProcess | None = None
         self._pipe: Connection | None = None
         super().__init__(name, params, time_limit_s=time_limit_s)
 
@@ -320,7 +320,7 @@ class IsolatedEnv(RemoteEnv):
             self._process = context.Process(target=serve, args=(theirs, *arguments), daemon=True)
             self._process.start()
         else:
-            refuse_stranger(f"rollout.isolation.python: {self._python}")
+            require_trusted(f"rollout.isolation.python: {self._python}")
             self._process = find_python(self._python).start("serve", theirs, arguments, self._start_limit_s)
         theirs.close()
         self._wait("start", self._start_limit_s)
@@ -378,10 +378,10 @@ class EnvActor:
             self._env = make_env(name, **params)
             return introduce(self._env)
         except Exception as error:  # noqa: BLE001 - the boundary: an author's code may raise whatever it likes
-            return tell_error(error)
+            return format_error(error)
 
     def call(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        return answer_call(self._env, method, args, kwargs)
+        return handle_call(self._env, method, args, kwargs)
 
 
 class RayEnv(RemoteEnv):

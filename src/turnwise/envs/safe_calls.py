@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from turnwise.errors import EnvError, TaskError, TurnwiseError
-from turnwise.infra.untrusted import read_reward, show, tell_error, whole_text
+from turnwise.infra.untrusted import format_error, parse_reward, sanitize_text, show
 from turnwise.rollout_io import EnvDescription
 from turnwise.types import Info, Metrics, StepResult
 
@@ -68,7 +68,7 @@ def step_env(env: BaseEnv | Env, action: str) -> StepResult:
         terminated = done and not truncated
     return StepResult(
         text=_checked_text(answer[0], env, "step"),
-        reward=read_reward(answer[1], f"{_name(env)}.step returned the reward"),
+        reward=parse_reward(answer[1], f"{_name(env)}.step returned the reward"),
         terminated=terminated,
         truncated=truncated,
         is_valid=_said_flag(info, "action_is_valid", env, default=True),
@@ -82,9 +82,9 @@ def step_env(env: BaseEnv | Env, action: str) -> StepResult:
 def describe_env(env: BaseEnv) -> EnvDescription:
     """What an environment says about itself after a reset."""
     try:
-        texts = {name: whole_text(getattr(env, name)) for name in ("instructions", "legend", "example")}
+        texts = {name: sanitize_text(getattr(env, name)) for name in ("instructions", "legend", "example")}
         names = env.action_names
-        return EnvDescription(**texts, action_names=None if names is None else tuple(map(whole_text, names)))
+        return EnvDescription(**texts, action_names=None if names is None else tuple(map(sanitize_text, names)))
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -121,7 +121,7 @@ def close_env(env: BaseEnv) -> None:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - the boundary: an author's code may raise whatever it likes
-        log.warning("%s.close() failed: %s", _name(env), tell_error(error))
+        log.warning("%s.close() failed: %s", _name(env), format_error(error))
 
 
 @contextmanager
@@ -133,7 +133,7 @@ def closing_env(env: BaseEnv) -> Iterator[BaseEnv]:
         close_env(env)
 
 
-def ask_rule(env: BaseEnv, rule: Callable[[BaseEnv, str], str], observation: str) -> str:
+def call_policy(env: BaseEnv, rule: Callable[[BaseEnv, str], str], observation: str) -> str:
     """What a simple rule of an author's, or the oracle, would do now."""
     try:
         action: object = rule(env, observation)
@@ -143,7 +143,7 @@ def ask_rule(env: BaseEnv, rule: Callable[[BaseEnv, str], str], observation: str
         raise _failure(env, "oracle() or a rule of it", error) from error
     if not isinstance(action, str):
         raise EnvError(f"a rule of {_name(env)} chose {show(action)}; expected an action (str).")
-    return whole_text(action)
+    return sanitize_text(action)
 
 
 def _checked_text(text: object, env: object, method: str) -> str:
@@ -154,7 +154,7 @@ def _checked_text(text: object, env: object, method: str) -> str:
             f"{_name(env)}.{method} returned an observation of {len(text):,} characters; expected at most "
             f"{_MAX_TEXT:,}."
         )
-    return whole_text(text)
+    return sanitize_text(text)
 
 
 def _checked_flag(flag: object, env: object) -> bool:
@@ -202,4 +202,4 @@ def _name(env: object) -> str:
 
 
 def _failure(env: object, call: str, error: BaseException) -> EnvError:
-    return EnvError(f"{_name(env)}.{call} failed: {tell_error(error)}")
+    return EnvError(f"{_name(env)}.{call} failed: {format_error(error)}")

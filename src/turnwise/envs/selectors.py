@@ -14,7 +14,7 @@ import numpy as np
 
 from turnwise.envs.base import check_tags, spread_over_tags
 from turnwise.errors import TaskError
-from turnwise.infra.untrusted import tell_successes
+from turnwise.infra.untrusted import success_flags
 from turnwise.types import Group, Task
 
 log = logging.getLogger(__name__)
@@ -197,7 +197,7 @@ class FiniteTasks:
         which nobody says whether they succeeded.
         """
         whole = [[t for t in group.trajectories if not t.stop_reason.is_error] for group in groups]
-        said = iter(tell_successes([t for plays in whole for t in plays]))
+        said = iter(success_flags([t for plays in whole for t in plays]))
         for group, plays in zip(groups, whole, strict=True):
             known = [one for one in (next(said) for _ in plays) if one is not None]
             if plays:

@@ -12,7 +12,7 @@ from typing import Any
 
 from turnwise.envs.base import BaseEnv
 from turnwise.errors import EnvError
-from turnwise.infra.seeds import draw_seed, make_rng
+from turnwise.infra.seeds import make_rng, random_seed
 
 GAME_METHODS = ("deal", "whose_turn", "tell", "move", "payoffs")
 """What an environment has that two policies can play; `TwoPlayerEnv` says what each does."""
@@ -45,7 +45,7 @@ class TwoPlayerEnv(BaseEnv):
         """What each player has earned, when the game is over. Above 0 is a success."""
 
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
-        seed = draw_seed() if seed is None else seed
+        seed = random_seed() if seed is None else seed
         luck = seed if dynamics_seed is None else dynamics_seed
         self.deal(seed, split, luck)
         self._luck = make_rng("other player", luck)

@@ -23,7 +23,7 @@ from turnwise.deps import BufferSite
 from turnwise.errors import StoreError
 from turnwise.experience.codec import decode_group, encode_group
 from turnwise.infra.parsing import parse_json
-from turnwise.infra.seeds import fingerprint
+from turnwise.infra.seeds import hash64
 from turnwise.types import Experience
 
 
@@ -72,7 +72,7 @@ class DecayLimitRandomization(LinearDecay, name="decay_limit_randomization"):
 
 def priority_seed(group_id: str, use_count: int) -> int:
     """The random numbers of one group between two uses: the same in every process, and after a resume."""
-    return fingerprint(f"{group_id}|{use_count}")
+    return hash64(f"{group_id}|{use_count}")
 
 
 def group_version(experiences: Sequence[Experience]) -> int:
@@ -105,7 +105,7 @@ class BufferRules:
         return step + (self.reuse_cooldown or 0)
 
 
-def rules_of(settings: BufferSettings, site: BufferSite) -> BufferRules:
+def list_policies(settings: BufferSettings, site: BufferSite) -> BufferRules:
     return BufferRules(
         train_batch_size=settings.train_batch_size,
         unit=settings.unit,
@@ -153,7 +153,7 @@ class MemoryBuffer:
 
     @classmethod
     def open(cls, settings: BufferSettings, site: BufferSite) -> MemoryBuffer:
-        return cls(rules_of(settings, site))
+        return cls(list_policies(settings, site))
 
     def __init__(self, rules: BufferRules = BufferRules()) -> None:  # noqa: B008 - frozen
         self._rules = rules

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from turnwise.errors import LearnError
-from turnwise.infra.seeds import fingerprint
+from turnwise.infra.seeds import hash64
 from turnwise.provenance import Provenance, join_provenance
 from turnwise.types import NO_POLICY, Experience, ExperienceId, Group, Segment, Trajectory, TrajectoryId, Turn
 
@@ -45,7 +45,7 @@ def split_trajectory(trajectory: Trajectory, *, greedy_return: float | None = No
                 turn_indices=np.array([turn.index for turn in turns], dtype=np.int32),
                 raw_rewards=np.array([turn.reward for turn in turns], dtype=np.float32),
                 turn_rewards=np.array([turn.learnt_reward for turn in turns], dtype=np.float32),
-                turn_states=np.array([fingerprint(turn.observation) for turn in turns], dtype=np.uint64),
+                turn_states=np.array([hash64(turn.observation) for turn in turns], dtype=np.uint64),
                 turn_steps=np.array([turn.index if turn.step is None else turn.step for turn in turns], dtype=np.int32),
                 policy_version=min(turn.policy_version for turn in turns),
                 is_last=index == len(trajectory.segments) - 1,

@@ -29,7 +29,7 @@ from turnwise.infra.array_codec import (
     read_segments,
     restore,
 )
-from turnwise.infra.atomic_files import whole_file
+from turnwise.infra.atomic_files import atomic_file
 from turnwise.infra.parsing import parse_json
 from turnwise.provenance import Provenance
 from turnwise.types import Experience, ExperienceId, IntArray, Segment, TrajectoryId
@@ -198,7 +198,7 @@ def write_experiences(groups: Iterable[Sequence[Experience]], path: Path) -> int
     """All experiences of all groups, group by group, so that no more than one is in memory; returns how many."""
     is_parquet = _ending(path) == ".parquet"
     write = _write_parquet if is_parquet else _write_jsonl
-    with whole_file(path, error=StoreError) as unfinished:
+    with atomic_file(path, error=StoreError) as unfinished:
         return write(groups, unfinished)
 
 

@@ -26,7 +26,7 @@ from urllib.parse import quote
 from turnwise.config.schema import BufferSettings
 from turnwise.deps import BufferSite
 from turnwise.errors import ConfigError, StoreError
-from turnwise.experience.buffer import BufferRules, count_tokens, group_version, rules_of, split_groups
+from turnwise.experience.buffer import BufferRules, count_tokens, group_version, list_policies, split_groups
 from turnwise.experience.codec import decode_group, encode_group
 from turnwise.infra.wait_tracking import waiting
 from turnwise.types import Experience
@@ -84,16 +84,16 @@ VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (group_id) DO NOTHING RETURNING number
 _USE = "UPDATE groups SET use_count = ?, taken_at_step = ?, ready_at_step = ?, priority = ? WHERE number = ?"
 
 
-class ExperienceStore:
+class SqliteBuffer:
     """`buffer.type: sqlite`: groups in a file. Open one in each process; threads of a process may share theirs."""
 
     is_shared: ClassVar[bool] = True
 
     @classmethod
-    def open(cls, settings: BufferSettings, site: BufferSite) -> ExperienceStore:
+    def open(cls, settings: BufferSettings, site: BufferSite) -> SqliteBuffer:
         if site.run_path is None:
             raise ConfigError("buffer.type: 'sqlite' given without a run directory to keep it in; expected 'memory'.")
-        return cls(site.run_path / FILE_NAME, rules_of(settings, site))
+        return cls(site.run_path / FILE_NAME, list_policies(settings, site))
 
     def __init__(self, path: Path, rules: BufferRules = BufferRules()) -> None:  # noqa: B008 - frozen
         self._path = path
@@ -189,7 +189,7 @@ class ExperienceStore:
     def rewind(self, step: int, *, plays_again: bool) -> None:
         self.restore(step)
         if plays_again:
-            self.forget_rollouts(after=step)
+            self.delete_rollouts(after=step)
 
     def restore(self, step: int) -> None:
         """Groups that were taken for updates after `step` are taken again, for the same updates."""
@@ -205,7 +205,7 @@ class ExperienceStore:
                 ready_at = 0 if last is None else self._rules.next_step(last)
                 db.execute(_USE, (use_count, last, ready_at, self._priority(number, use_count), number))
 
-    def forget_rollouts(self, after: int) -> None:
+    def delete_rollouts(self, after: int) -> None:
         """As if no later rollout had been played: for a loop that plays them again, exactly as before."""
         with self._transaction() as db:
             # Played again, they come to the same updates by the same rules.

@@ -32,16 +32,16 @@ _TROUBLES = frozenset(
 _LEFTOVER = re.compile(r"\..+\.[0-9a-f]{8}\.unfinished")
 
 
-def write_whole(path: Path, content: str | bytes, *, error: type[TurnwiseError] = RunError) -> None:
+def atomic_write(path: Path, content: str | bytes, *, error: type[TurnwiseError] = RunError) -> None:
     """Missing parent folders are made."""
     # Half a surrogate pair has no UTF-8; escaped, JSON reads it back.
     data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
-    with whole_file(path, error=error) as unfinished:
+    with atomic_file(path, error=error) as unfinished:
         unfinished.write_bytes(data)
 
 
-def write_first(path: Path, content: str, *, mode: int = 0o600, error: type[TurnwiseError] = RunError) -> bool:
-    """As `write_whole`, for its owner alone, unless the file is there already: of several processes one writes it."""
+def write_if_absent(path: Path, content: str, *, mode: int = 0o600, error: type[TurnwiseError] = RunError) -> bool:
+    """As `atomic_write`, for its owner alone, unless the file is there already: of several processes one writes it."""
     with _told(f"write {path}", error), _unfinished(path, _touch) as unfinished:
         unfinished.chmod(mode)
         unfinished.write_text(content, encoding="utf-8")
@@ -60,7 +60,7 @@ def write_first(path: Path, content: str, *, mode: int = 0o600, error: type[Turn
 
 
 @contextmanager
-def whole_file(path: Path, *, error: type[TurnwiseError] = RunError) -> Iterator[Path]:
+def atomic_file(path: Path, *, error: type[TurnwiseError] = RunError) -> Iterator[Path]:
     """A name to write under; the file has its own name once the block ends without an exception."""
     with _told(f"write {path}", error), _unfinished(path, _touch) as unfinished:
         yield unfinished
@@ -70,7 +70,7 @@ def whole_file(path: Path, *, error: type[TurnwiseError] = RunError) -> Iterator
 
 
 @contextmanager
-def whole_folder(
+def atomic_dir(
     path: Path,
     *,
     keeps_first: bool = False,
@@ -134,7 +134,7 @@ def remove_folder(path: Path, *, error: type[TurnwiseError] = RunError) -> None:
         path.rename(scratch / "old")
 
 
-def remove_leftovers(folder: Path) -> None:
+def remove_stale_temp_files(folder: Path) -> None:
     """What processes that were killed left under temporary names; whatever is being written stays."""
     for name in os.listdir(folder):
         if not _LEFTOVER.fullmatch(name):
@@ -190,7 +190,7 @@ def _find_trouble(error: BaseException | None) -> OSError | None:
     return None
 
 
-def tell_trouble(error: BaseException) -> str | None:
+def describe_os_error(error: BaseException) -> str | None:
     """What to say of a disk that is full, broken or not to be written to, wherever it was met; None of other errors."""
     if isinstance(error, RuntimeError):
         # torch says how far it came.
@@ -221,7 +221,7 @@ def _told(attempt: str, kind: type[TurnwiseError], *failures: type[Exception]) -
 def _unfinished(path: Path, create: Callable[[Path], None]) -> Iterator[Path]:
     """A new file or folder beside `path`, locked while it is in use and gone afterwards."""
     _make_folder(path.parent)
-    remove_leftovers(path.parent)
+    remove_stale_temp_files(path.parent)
     unfinished, lock = _claim(path, create)
     try:
         yield unfinished
@@ -296,7 +296,7 @@ def write_checksums(folder: Path) -> None:
     (folder / _NAME).write_text(encode_object(found), encoding="utf-8")
 
 
-def find_damage(folder: Path, *, under: str = "") -> str | None:
+def verify_checksums(folder: Path, *, under: str = "") -> str | None:
     """What is missing or not as it was written, below `under` alone where it is given; None: nothing.
 
     A folder without checksums was written before there were any, and passes.

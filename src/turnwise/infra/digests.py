@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from turnwise.infra.seeds import fingerprint
-from turnwise.provenance import Origin, digest_name, seal_turn
+from turnwise.infra.seeds import hash64
+from turnwise.provenance import Origin, digest_name, digest_turn
 from turnwise.types import (
     Alternatives,
     Completion,
@@ -60,9 +60,9 @@ def seal_turns(trajectory: Trajectory) -> Trajectory:
     sealed = tuple(
         replace(
             turn,
-            seal=seal_turn(
+            seal=digest_turn(
                 name,
-                (turn.index, num_turns, turn.step, turn.policy_version, fingerprint(turn.observation)),
+                (turn.index, num_turns, turn.step, turn.policy_version, hash64(turn.observation)),
                 turn.reward,
                 turn.learnt_reward,
                 is_truncated,

@@ -32,7 +32,7 @@ _SHORT_WAITS = {
 }
 
 
-def wait_briefly(environ: MutableMapping[str, str] = os.environ) -> None:
+def limit_spin_wait(environ: MutableMapping[str, str] = os.environ) -> None:
     """Set it for this process and its children, before torch is loaded; what the user has set stays."""
     if not any(name in environ for name in _CHOSEN_BY_USERS):
         environ.update(_SHORT_WAITS)
@@ -43,7 +43,7 @@ _MMAP_THRESHOLD = -3
 _LARGE_BYTES = 1 << 20
 
 
-def return_freed_memory() -> bool:
+def trim_memory() -> bool:
     """Give back what is free now; False where there was nothing, or the C library is another one than Linux has."""
     trim = _of_c_library("malloc_trim")
     return trim is not None and bool(trim(0))
@@ -71,11 +71,11 @@ MAX_TURN_S = 300.0
 _LOOK_S = 1.0
 
 _turn = threading.RLock()
-_turns: list[tuple[OwnGlobalRngs, float]] = []
+_turns: list[tuple[GlobalRngGuard, float]] = []
 """Who has the generators and since when; further entries are calls inside that call."""
 
 
-class OwnGlobalRngs:
+class GlobalRngGuard:
     """The global generators as one environment sees them."""
 
     def __init__(self, owner: str) -> None:

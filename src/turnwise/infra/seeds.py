@@ -10,14 +10,14 @@ import random
 from hashlib import blake2b
 
 
-def fingerprint(text: str) -> int:
+def hash64(text: str) -> int:
     """64 bits of a text: equal texts have equal numbers."""
     return int.from_bytes(blake2b(_as_bytes(text), digest_size=8).digest(), "big")
 
 
 def derive_seed(*parts: object) -> int:
     """A seed that depends on all parts and on nothing else."""
-    return fingerprint(_join(parts))
+    return hash64(_join(parts))
 
 
 def make_rng(*parts: object) -> random.Random:
@@ -25,7 +25,7 @@ def make_rng(*parts: object) -> random.Random:
     return random.Random(_as_bytes(_join(parts)))
 
 
-def draw_seed() -> int:
+def random_seed() -> int:
     """Return a fresh seed from the operating system, for runs without a given seed."""
     return random.SystemRandom().randrange(2**31)
 

@@ -59,7 +59,7 @@ class DaemonThreads(Executor):
             for _ in range(self._num_threads):
                 self._waiting.put(None)
 
-    def leave_behind(self) -> None:
+    def abandon(self) -> None:
         """Count a running call as abandoned."""
         with self._lock:
             self._num_left += 1
@@ -103,7 +103,7 @@ class _Call(Future[Any]):
         with self._change:
             if self.running() and not self._is_left:
                 self._is_left = True
-                self._threads.leave_behind()
+                self._threads.abandon()
         return False
 
     def run(self) -> None:
@@ -130,12 +130,12 @@ class _Call(Future[Any]):
                 self._threads.come_back()
 
 
-def count_left_behind() -> int:
+def count_abandoned() -> int:
     """Abandoned calls of this process that still run."""
     return sum(threads.num_left_behind for threads in list(_all))
 
 
-def call_within(limit_s: float | None, call: Callable[[], T]) -> T:
+def call_with_timeout(limit_s: float | None, call: Callable[[], T]) -> T:
     """What a call returns or raises; TimeoutError where it takes longer, and then it is left behind. None: no limit."""
     if limit_s is None:
         return call()

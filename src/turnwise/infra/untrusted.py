@@ -27,7 +27,7 @@ _MAX_TOLD = 2000
 """Characters of an exception's own text that are kept: some put a whole document into it."""
 
 
-def whole_text(text: str) -> str:
+def sanitize_text(text: str) -> str:
     """The same text, where half a surrogate pair stands as the replacement character: nothing can encode the half."""
     try:
         text.encode()
@@ -37,9 +37,9 @@ def whole_text(text: str) -> str:
 
 
 def whole_json(value: object) -> object:
-    """The same JSON value, all its texts and keys as `whole_text` has them."""
+    """The same JSON value, all its texts and keys as `sanitize_text` has them."""
     if isinstance(value, str):
-        return whole_text(value)
+        return sanitize_text(value)
     if isinstance(value, list):
         return [whole_json(item) for item in value]
     if isinstance(value, dict):
@@ -50,12 +50,12 @@ def whole_json(value: object) -> object:
 def show(value: object) -> str:
     """A short `repr`, also of what has none: an author's class may raise there, and so does an endless integer."""
     try:
-        return whole_text(reprlib.repr(value))
+        return sanitize_text(reprlib.repr(value))
     except Exception:  # noqa: BLE001 - the boundary: an author's `__repr__` may raise whatever it likes
         return f"a {type(value).__name__} that cannot be shown"
 
 
-def tell_error(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """`ValueError: what it says`, also where it cannot say it."""
     return f"{type(error).__name__}: {told_by(error)}"
 
@@ -66,10 +66,10 @@ def told_by(error: BaseException) -> str:
         words = str(error)
     except Exception:  # noqa: BLE001 - the boundary: an author's `__str__` may raise whatever it likes
         return "an exception whose text cannot be read"
-    return whole_text(words if len(words) <= _MAX_TOLD else f"{words[:_MAX_TOLD]} … ({len(words):,} characters)")
+    return sanitize_text(words if len(words) <= _MAX_TOLD else f"{words[:_MAX_TOLD]} … ({len(words):,} characters)")
 
 
-def read_reward(given: object, whose: str) -> float:
+def parse_reward(given: object, whose: str) -> float:
     """A number that can be learnt from; RewardError, which begins with `whose`, for everything else."""
     if not isinstance(given, SupportsFloat):
         raise RewardError(f"{whose} {show(given)}; expected a finite number.")
@@ -78,7 +78,7 @@ def read_reward(given: object, whose: str) -> float:
     except OverflowError:  # a whole number may be larger than any float
         number = math.inf
     except Exception as error:
-        raise RewardError(f"{whose} {show(given)}, which is no number ({tell_error(error)}).") from error
+        raise RewardError(f"{whose} {show(given)}, which is no number ({format_error(error)}).") from error
     if not math.isfinite(number):
         raise RewardError(f"{whose} {show(given)}; expected a finite number.")
     if abs(number) > MAX_REWARD:
@@ -105,7 +105,7 @@ class Place:
         return f"{self.file}:{self.line}, in {self.function}: {self.text}"
 
 
-def find_users_line(error: BaseException) -> Place | None:
+def find_user_frame(error: BaseException) -> Place | None:
     """The innermost line of the user's on the way to an error; None where none is on it."""
     users = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
     return _place(users[-1]) if users else None
@@ -114,7 +114,7 @@ def find_users_line(error: BaseException) -> Place | None:
 def find_line(error: BaseException) -> Place | None:
     """The user's line; where none is on the way, the one that raised; None for an error that was never raised."""
     frames = traceback.extract_tb(error.__traceback__)
-    return find_users_line(error) or (_place(frames[-1]) if frames else None)
+    return find_user_frame(error) or (_place(frames[-1]) if frames else None)
 
 
 def _place(frame: traceback.FrameSummary) -> Place:
@@ -135,7 +135,7 @@ UNKNOWN = "unknown"
 """Shown in place of an unknown success rate."""
 
 
-def read_success(given: object, whose: str) -> bool | None:
+def parse_success(given: object, whose: str) -> bool | None:
     """What somebody's code says about its goal; anything but a truth value, or None, would be guessed at."""
     if given is None:
         return None
@@ -144,7 +144,7 @@ def read_success(given: object, whose: str) -> bool | None:
     return bool(given)
 
 
-def tell_successes(played: Sequence[Trajectory]) -> list[bool | None]:
+def success_flags(played: Sequence[Trajectory]) -> list[bool | None]:
     """Whether each reached its goal; None: not reported.
 
     Where any of them says it, one that failed or was cut off before it could did not: a program that raises when its
@@ -156,13 +156,13 @@ def tell_successes(played: Sequence[Trajectory]) -> list[bool | None]:
     return [_complete(one, trajectory) for one, trajectory in zip(said, played, strict=True)]
 
 
-def share_of(said: Iterable[bool | None]) -> float | None:
+def success_rate(said: Iterable[bool | None]) -> float | None:
     """Of those that are known; None where none is."""
     known = [one for one in said if one is not None]
     return sum(known) / len(known) if known else None
 
 
-def show_success(share: float | None, form: str = ".0%") -> str:
+def format_success_rate(share: float | None, form: str = ".0%") -> str:
     """`58%`, or unknown."""
     return UNKNOWN if share is None else format(share, form)
 

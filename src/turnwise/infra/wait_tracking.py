@@ -1,9 +1,10 @@
 """Who waits for whom in this process, since when, and until when at most: a table, and the file that shows it.
 
-Whoever waits for something that may not come says so with `waiting`. `show_waits` keeps `waiting.json` of a run up to
-date, at most once a second: a run that stands still can then be asked from outside what it stands before. Code that
-blocks the event loop says nothing itself; it is seen because the loop's pulse stops, and told by its file and line. An
-update of a large model blocks it too, for minutes and on purpose: `track_compute` says so, and no warning is logged.
+Code that waits for something that may not come says so with `waiting`. `write_waits_file` keeps `waiting.json` of a run
+up to date, at most once a second: a run that stands still can then be asked from outside what it stands before. Code
+that blocks the event loop says nothing itself; it is seen because the loop's pulse stops, and told by its file and
+line. An update of a large model blocks it too, for minutes and on purpose: `track_compute` says so, and no warning is
+logged.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import RunError
-from turnwise.infra.atomic_files import write_whole
+from turnwise.infra.atomic_files import atomic_write
 from turnwise.infra.parsing import parse_json
 
 log = logging.getLogger(__name__)
@@ -93,14 +94,14 @@ def track_compute(what: str) -> Iterator[None]:
         _computed.pop(thread, None)
 
 
-def find_waits(*, older_than_s: float = 0.0) -> list[Wait]:
+def list_waits(*, older_than_s: float = 0.0) -> list[Wait]:
     """Those that go on now, the oldest first."""
     return sorted(
         (wait for wait in _open.copy().values() if wait.waited_s >= older_than_s), key=lambda wait: wait.begun_s
     )
 
 
-class _Pulse:
+class _LoopWatchdog:
     """Of the event loop that it is made in: whether it comes back from what it calls, and what it is in."""
 
     def __init__(self) -> None:
@@ -133,12 +134,12 @@ class _Pulse:
 
 
 @contextmanager
-def show_waits(path: Path) -> Iterator[None]:
+def write_waits_file(path: Path) -> Iterator[None]:
     """Inside, the file tells who has been waiting for a second or more; afterwards nothing of this process is in it.
 
     Called where an event loop runs.
     """
-    is_over, pulse = threading.Event(), _Pulse()
+    is_over, pulse = threading.Event(), _LoopWatchdog()
     thread = threading.Thread(target=_keep_up, args=(path, is_over, pulse), name="waits", daemon=True)
     thread.start()
     try:
@@ -150,11 +151,11 @@ def show_waits(path: Path) -> Iterator[None]:
         _write(path, [])
 
 
-def _keep_up(path: Path, is_over: threading.Event, pulse: _Pulse) -> None:
+def _keep_up(path: Path, is_over: threading.Event, pulse: _LoopWatchdog) -> None:
     written: list[Wait] = []
     warned_s = time.monotonic()
     while not is_over.wait(_PERIOD_S):
-        waits = find_waits(older_than_s=_SHOWN_AFTER_S)[:_MAX_SHOWN]
+        waits = list_waits(older_than_s=_SHOWN_AFTER_S)[:_MAX_SHOWN]
         if (stall := pulse.find_stall()) is not None:
             waits.insert(0, stall)
         if waits != written:
@@ -173,7 +174,7 @@ def _write(path: Path, found: list[dict[str, Any]]) -> None:
     rows = [row for row in _read(path) if _is_of_another(row)] + found
     with suppress(RunError, OSError):
         if rows:
-            write_whole(path, json.dumps(rows, indent=1))
+            atomic_write(path, json.dumps(rows, indent=1))
         else:
             path.unlink(missing_ok=True)
 

@@ -18,7 +18,7 @@ from turnwise.config.kinds import ADVANTAGE_ESTIMATORS
 from turnwise.config.load import parse_params
 from turnwise.config.settings import describe_problems
 from turnwise.errors import ConfigError, did_you_mean
-from turnwise.infra.atomic_files import read_text, write_whole
+from turnwise.infra.atomic_files import atomic_write, read_text
 from turnwise.lab.mdps import (
     NUM_NODES,
     NUM_TOKENS,
@@ -397,7 +397,7 @@ def write_page(reports: Sequence[WorldReport], study: CreditStudy, overrides: Se
     text = _place(_describe(reports, study, _command(study, overrides, folder), picture.name), page)
     pictured = next((report for report in reports if report.world.name == _PICTURED), reports[0])
     plot_heat_map(_draw_episode(pictured), picture)
-    write_whole(page, text)
+    atomic_write(page, text)
     return page
 
 

@@ -27,10 +27,10 @@ from transformers import PreTrainedModel
 from turnwise.errors import RunError
 from turnwise.infra.parsing import parse_json
 from turnwise.learn.optimizer import read_optimizer, write_optimizer
-from turnwise.learn.parallel_context import Team
+from turnwise.learn.parallel_context import ParallelContext
 from turnwise.learn.policy import PolicyModel
 from turnwise.models.adapters import has_adapter
-from turnwise.models.load import load_model, write_weights, write_whole
+from turnwise.models.load import atomic_write, load_model, write_weights
 from turnwise.protocols import Weights
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def write_state(trainer: Trainer, folder: Path) -> None:
         _save(folder / _CRITIC, trainer.critic, team, is_trained=True)
     if isinstance(trainer.reference, PolicyModel):
         frozen = trainer.reference.model
-        with trainer.reference.at_hand():
+        with trainer.reference.loaded():
             _write_model(folder / "reference", frozen, team.gather(frozen.state_dict(), frozen), team)
     write_optimizer(trainer.optimizer, folder, team)
     state = {
@@ -74,7 +74,7 @@ def write_state(trainer: Trainer, folder: Path) -> None:
         (folder / "learner.json").write_text(json.dumps(state, indent=2))
 
 
-def _write_model(folder: Path, model: PreTrainedModel, weights: Weights, team: Team) -> None:
+def _write_model(folder: Path, model: PreTrainedModel, weights: Weights, team: ParallelContext) -> None:
     """What `save_pretrained` writes, without a second copy of all weights in memory."""
     if not team.is_first:
         return
@@ -118,7 +118,7 @@ def _read_models(trainer: Trainer, folder: Path) -> None:
     if trainer.critic is not None:
         _load(folder / _CRITIC, trainer.critic, is_trained=True)
     if isinstance(trainer.reference, PolicyModel):
-        with trainer.reference.at_hand(changing=True):
+        with trainer.reference.loaded(changing=True):
             _copy(load_file(folder / "reference" / "model.safetensors"), trainer.reference.model.state_dict())
 
 
@@ -126,7 +126,7 @@ def _parameters(module: nn.Module, *, is_trained: bool) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad == is_trained}
 
 
-def _save(file: Path, module: nn.Module, team: Team, *, is_trained: bool) -> None:
+def _save(file: Path, module: nn.Module, team: ParallelContext, *, is_trained: bool) -> None:
     whole = team.gather(_parameters(module, is_trained=is_trained), module)
     if team.is_first:
         save_file({name: tensor.contiguous() for name, tensor in whole.items()}, file)
@@ -141,7 +141,7 @@ def _load(file: Path, module: nn.Module, *, is_trained: bool) -> None:
 
 def _copy(stored: Weights, own: Weights) -> None:
     for name, tensor in stored.items():
-        write_whole(own[name], tensor)
+        atomic_write(own[name], tensor)
 
 
 _MAX_VALUES = 4096
@@ -157,7 +157,7 @@ def digest_state(learner: Any) -> dict[str, int]:
     reference = getattr(learner, "reference", None)
     if isinstance(module := getattr(reference, "model", None), torch.nn.Module):
         # One that lies in a file has no weights but while it is asked.
-        with getattr(reference, "at_hand", nullcontext)():
+        with getattr(reference, "loaded", nullcontext)():
             digests["reference"] = digest_tensors(module.state_dict().values())
     optimizer = getattr(learner, "optimizer", None)
     if isinstance(optimizer, torch.optim.Optimizer):

@@ -20,8 +20,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from turnwise.config.schema_learn import LearnSettings, ModelCritic, OptimSettings
 from turnwise.infra.parsing import parse_json
-from turnwise.learn.parallel_context import Team
-from turnwise.models.load import piece_like
+from turnwise.learn.parallel_context import ParallelContext
+from turnwise.models.load import shard_like
 
 
 def learning_rate_share(optim: OptimSettings, step: int, num_steps: int) -> float:
@@ -64,7 +64,7 @@ _WHOLE, _PIECES, _STEPS = "optimizer.pt", "optimizer", "steps.json"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def write_optimizer(optimizer: torch.optim.AdamW, folder: Path, team: Team) -> None:
+def write_optimizer(optimizer: torch.optim.AdamW, folder: Path, team: ParallelContext) -> None:
     if team.size == 1 and not team.is_sharded:
         # Through a file of our own: it says why it cannot be written.
         with (folder / _WHOLE).open("wb") as file:
@@ -82,7 +82,7 @@ def write_optimizer(optimizer: torch.optim.AdamW, folder: Path, team: Team) -> N
         save(pieces, storage_writer=HuggingFaceStorageWriter(str(folder / _PIECES), save_distributed=True))
 
 
-def read_optimizer(optimizer: torch.optim.AdamW, folder: Path, team: Team) -> None:
+def read_optimizer(optimizer: torch.optim.AdamW, folder: Path, team: ParallelContext) -> None:
     """As it was when the folder was written, by a team of whatever kind and size."""
     if (folder / _PIECES).is_dir():
         _read_pieces(optimizer, folder / _PIECES, is_alone=team.size == 1)
@@ -115,7 +115,7 @@ def _cut(optimizer: torch.optim.AdamW, whole: dict[int, dict[str, Tensor]]) -> N
     optimizer.state.clear()
     for number, state in whole.items():
         own = parameters[number]
-        moments: dict[str, Any] = {moment: piece_like(own, state[moment]).detach() for moment in _MOMENTS}
+        moments: dict[str, Any] = {moment: shard_like(own, state[moment]).detach() for moment in _MOMENTS}
         optimizer.state[own] = {"step": _count(optimizer, own, float(state["step"]))} | moments
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turnwise.config.schema_learn import Aggregation
-from turnwise.learn.prefix_sharing import Families, find_families
+from turnwise.learn.prefix_sharing import SharedPrefixBatch, group_by_prefix
 from turnwise.types import Batch, Experience, FloatArray, Sample, TrajectoryId
 
 
@@ -85,7 +85,7 @@ class MicroBatch:
     """[rows, width] padded on the right; one long row where there are families"""
     positions: Tensor | None
     """[1, width] of the long row"""
-    families: tuple[Families, ...] | None
+    families: tuple[SharedPrefixBatch, ...] | None
     """How the long row is to be read"""
     state: Tensor
     """[N] from which place of the flattened inputs each sampled token is predicted"""
@@ -106,13 +106,13 @@ class MicroBatch:
 
 
 def micro_batches(
-    batch: Batch, rows: NDArray[np.int64], max_tokens: int, device: torch.device, *, shares_prompts: bool = False
+    batch: Batch, rows: NDArray[np.int64], max_tokens: int, device: torch.device, *, enable_prefix_sharing: bool = False
 ) -> Iterator[MicroBatch]:
     """Rows of similar length together, each micro-batch at most `max_tokens` inputs (at least one row).
 
-    `shares_prompts` where the model can read families; they are made where that saves enough.
+    `enable_prefix_sharing` where the model can read families; they are made where that saves enough.
     """
-    families = find_families(batch, rows, max_tokens) if shares_prompts else None
+    families = group_by_prefix(batch, rows, max_tokens) if enable_prefix_sharing else None
     if families is not None:
         yield from (_family_batch(batch, part, device) for part in families)
         return
@@ -163,7 +163,7 @@ def _padded_batch(batch: Batch, rows: NDArray[np.int64], device: torch.device) -
     )
 
 
-def _family_batch(batch: Batch, families: Sequence[Families], device: torch.device) -> MicroBatch:
+def _family_batch(batch: Batch, families: Sequence[SharedPrefixBatch], device: torch.device) -> MicroBatch:
     inputs: list[NDArray[np.int64]] = []
     positions: list[NDArray[np.int64]] = []
     rows, states, sources = [], [], []

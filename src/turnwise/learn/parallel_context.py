@@ -32,7 +32,7 @@ _BUCKET_NUMBERS = 1 << 24
 """Gradients summed at a time: their copy is small beside a model, and large enough for a network."""
 
 
-class Team:
+class ParallelContext:
     """One process: everything is its own."""
 
     rank = 0
@@ -58,10 +58,10 @@ class Team:
         """Take a module over before its first pass; it computes in `dtype`. Its parameters may be others afterwards."""
 
     def micro_batches(
-        self, batch: Batch, rows: NDArray[np.int64], max_tokens: int, *, shares_prompts: bool
+        self, batch: Batch, rows: NDArray[np.int64], max_tokens: int, *, enable_prefix_sharing: bool
     ) -> Iterator[MicroBatch]:
         """Those of this rank's share of the rows, and blank ones for as long as another rank still has some."""
-        return micro_batches(batch, rows, max_tokens, self.device, shares_prompts=shares_prompts)
+        return micro_batches(batch, rows, max_tokens, self.device, enable_prefix_sharing=enable_prefix_sharing)
 
     def sum_array(self, array: NDArray[Number]) -> NDArray[Number]:
         """The sum over all ranks."""
@@ -79,7 +79,7 @@ class Team:
         return weights
 
 
-class Replicas(Team):
+class DDPContext(ParallelContext):
     """`learn.parallel: {type: ddp}`: every rank holds all weights, and gradients are summed once per optimizer step.
 
     The process group is there already. Ranks of a team make equal passes in equal order, blank ones included, so that
@@ -91,10 +91,10 @@ class Replicas(Team):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def micro_batches(
-        self, batch: Batch, rows: NDArray[np.int64], max_tokens: int, *, shares_prompts: bool
+        self, batch: Batch, rows: NDArray[np.int64], max_tokens: int, *, enable_prefix_sharing: bool
     ) -> Iterator[MicroBatch]:
-        own = share_rows(batch.row_lengths[rows], rows, rank=self.rank, num_ranks=self.size)
-        parts = super().micro_batches(batch, own, max_tokens, shares_prompts=shares_prompts)
+        own = shard_rows(batch.row_lengths[rows], rows, rank=self.rank, num_ranks=self.size)
+        parts = super().micro_batches(batch, own, max_tokens, enable_prefix_sharing=enable_prefix_sharing)
         found = list(parts) if len(own) else []
         most = torch.tensor(len(found), device=self.device)
         dist.all_reduce(most, dist.ReduceOp.MAX)
@@ -125,7 +125,7 @@ class Replicas(Team):
         return weights if self.is_first else {}
 
 
-def share_rows(lengths: NDArray[np.int64], rows: NDArray[np.int64], *, rank: int, num_ranks: int) -> NDArray[np.int64]:
+def shard_rows(lengths: NDArray[np.int64], rows: NDArray[np.int64], *, rank: int, num_ranks: int) -> NDArray[np.int64]:
     """The rows of this rank, in their order: long rows first, each to the rank with the fewest tokens so far."""
     loads = np.zeros(num_ranks, dtype=np.int64)
     owner = np.zeros(len(rows), dtype=np.int64)
@@ -147,7 +147,7 @@ def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
         yield bucket
 
 
-class Shards(Replicas):
+class FSDPContext(DDPContext):
     """`learn.parallel: {type: fsdp}`."""
 
     is_sharded = True

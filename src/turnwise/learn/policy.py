@@ -26,7 +26,7 @@ from turnwise.config.schema_learn import KlReward, is_offloaded
 from turnwise.errors import ModelError
 from turnwise.learn.losses import estimate_kl
 from turnwise.learn.pack import MicroBatch
-from turnwise.learn.prefix_sharing import run_families, shares_prompts
+from turnwise.learn.prefix_sharing import enable_prefix_sharing, forward_shared
 from turnwise.models.adapters import adapter_off, has_adapter
 from turnwise.models.load import ValueHead, cache_folder, cast_parameters
 from turnwise.models.memory import MAX_LOGITS
@@ -163,7 +163,7 @@ class TokenScores:
     """[N, hidden] the trunk's state from which each token was predicted."""
 
 
-class Entry(nn.Module):
+class ForwardWrapper(nn.Module):
     """The way into a model: whatever reads its weights in a pass is called through here.
 
     Where they lie in pieces, they are put together for such a call; a call of a part of the model would miss that.
@@ -183,14 +183,14 @@ class PolicyModel:
 
     def __init__(self, model: PreTrainedModel, temperature: float, dtype: torch.dtype = torch.float32) -> None:
         self.model = model
-        self.entry = Entry(model)
+        self.entry = ForwardWrapper(model)
         self.temperature = temperature
         self.dtype = dtype
         self._head = Head(layer=_head(model), temperature=temperature, dtype=dtype, cap=_logit_cap(model))
-        self.shares_prompts = shares_prompts(model)
+        self.enable_prefix_sharing = enable_prefix_sharing(model)
         """Whether rows may be given as families."""
 
-    def at_hand(self, *, changing: bool = False) -> AbstractContextManager[None]:
+    def loaded(self, *, changing: bool = False) -> AbstractContextManager[None]:
         """Within, it can be asked; and given other weights, if `changing`."""
         return nullcontext()
 
@@ -229,7 +229,7 @@ def predicting_states(model: PreTrainedModel, micro: MicroBatch, dtype: torch.dt
             states = trunk(input_ids=micro.input_ids, use_cache=False).last_hidden_state
         else:
             assert micro.positions is not None
-            states = run_families(trunk, micro.input_ids, micro.positions, micro.families)
+            states = forward_shared(trunk, micro.input_ids, micro.positions, micro.families)
     return states.flatten(0, 1)[micro.state]
 
 
@@ -293,7 +293,7 @@ def make_critic(
             return ModelCritic(actor.model, actor.dtype).to(actor.model.device)
 
 
-def pass_idly(micro: MicroBatch, scores: TokenScores, critic: nn.Module | None) -> None:
+def zero_loss_pass(micro: MicroBatch, scores: TokenScores, critic: nn.Module | None) -> None:
     """The same way back without a token to learn from: no loss is asked about nothing."""
     total = scores.logprobs.sum()
     if critic is not None:
@@ -306,7 +306,7 @@ class AdapterOffPolicy:
 
     def __init__(self, actor: PolicyModel) -> None:
         self._actor = actor
-        self.at_hand = actor.at_hand
+        self.loaded = actor.loaded
 
     @torch.no_grad()
     def score(self, micro: MicroBatch) -> TokenScores:
@@ -315,7 +315,7 @@ class AdapterOffPolicy:
 
 
 class OffloadedPolicy(PolicyModel):
-    """Frozen. Outside of `at_hand` its parameters are empty, and a question would fail."""
+    """Frozen. Outside of `loaded` its parameters are empty, and a question would fail."""
 
     def __init__(self, model: PreTrainedModel, temperature: float) -> None:
         super().__init__(model, temperature)
@@ -326,7 +326,7 @@ class OffloadedPolicy(PolicyModel):
         self._put_away(changed=True)
 
     @contextmanager
-    def at_hand(self, *, changing: bool = False) -> Iterator[None]:
+    def loaded(self, *, changing: bool = False) -> Iterator[None]:
         self._file.seek(0)
         stored: dict[str, Tensor] = torch.load(self._file, map_location=self.model.device, weights_only=True)
         for name, parameter in self.model.named_parameters():
@@ -364,7 +364,7 @@ def make_reference(settings: learning.LearnSettings, actor: PolicyModel) -> Refe
 
 def freeze(reference: PolicyModel, policy: PreTrainedModel) -> None:
     """The reference is from now on what the policy is at this moment."""
-    with reference.at_hand(changing=True), torch.no_grad():
+    with reference.loaded(changing=True), torch.no_grad():
         for frozen, own in zip(reference.model.parameters(), policy.parameters(), strict=True):
             frozen.copy_(own)
 
@@ -373,7 +373,7 @@ _MAX_CHANGE = 0.2
 """The largest relative error that moves an adaptive price (Ziegler et al., arXiv 1909.08593)."""
 
 
-class KlPrice:
+class AdaptiveKLController:
     """What a nat of distance costs now."""
 
     def __init__(self, settings: KlReward) -> None:

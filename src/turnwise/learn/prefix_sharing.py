@@ -33,7 +33,7 @@ _PAYS_BELOW = 0.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Families:
+class SharedPrefixBatch:
     """Families alike, laid side by side: their prompts one after another, then all their tails, padded to one width."""
 
     first: int
@@ -54,7 +54,7 @@ class Families:
         return self.first + len(self.rows) * self.prompt
 
 
-def find_families(batch: Batch, rows: NDArray[np.int64], max_tokens: int) -> list[list[Families]] | None:
+def group_by_prefix(batch: Batch, rows: NDArray[np.int64], max_tokens: int) -> list[list[SharedPrefixBatch]] | None:
     """The rows as families, in parts of at most `max_tokens`; None where too little is shared to be worth it.
 
     They share a whole prompt, as the siblings of a group do, or else what all rows begin with, such as instructions.
@@ -120,8 +120,10 @@ def _tail(batch: Batch, rows: Sequence[int], prompt: int) -> int:
     return max(int(batch.row_lengths[row]) for row in rows) - 1 - prompt
 
 
-def _fill(batch: Batch, alike: dict[tuple[int, int], list[list[int]]], max_tokens: int) -> list[list[Families]]:
-    parts: list[list[Families]] = []
+def _fill(
+    batch: Batch, alike: dict[tuple[int, int], list[list[int]]], max_tokens: int
+) -> list[list[SharedPrefixBatch]]:
+    parts: list[list[SharedPrefixBatch]] = []
     for (prompt, num_siblings), families in sorted(alike.items(), reverse=True):
         families.sort(key=lambda family: -_tail(batch, family, prompt))
         while families:
@@ -134,14 +136,14 @@ def _fill(batch: Batch, alike: dict[tuple[int, int], list[list[int]]], max_token
             taken = families[: max(1, left // each)]
             del families[: len(taken)]
             first = sum(part.num_tokens for part in parts[-1])
-            parts[-1].append(Families(first=first, rows=np.array(taken), prompt=prompt, tail=tail))
+            parts[-1].append(SharedPrefixBatch(first=first, rows=np.array(taken), prompt=prompt, tail=tail))
     return parts
 
 
 # --- the attention of a long row -------------------------------------------------------------------------------------
 
 
-def shares_prompts(model: PreTrainedModel) -> bool:
+def enable_prefix_sharing(model: PreTrainedModel) -> bool:
     """Let the model read families, and prove on a probe that it does; models with other kinds of attention do not."""
     config = model.config.get_text_config()
     layers = set(getattr(config, "layer_types", None) or ("full_attention",))
@@ -163,10 +165,10 @@ def _is_exact(model: PreTrainedModel) -> bool:
     ids = torch.arange(14, device=model.device) % min(14, model.config.get_text_config().vocab_size)
     tails = ids[6:].view(4, 2)
     rows = torch.cat([ids[:6].view(2, 3).repeat_interleave(2, 0), tails], dim=1)
-    family = Families(first=0, rows=np.arange(4).reshape(2, 2), prompt=3, tail=2)
+    family = SharedPrefixBatch(first=0, rows=np.arange(4).reshape(2, 2), prompt=3, tail=2)
     positions = torch.tensor([0, 1, 2] * 2 + [3, 4] * 4, device=model.device)
     try:
-        shared = run_families(trunk, ids[None], positions[None], (family,))[0]
+        shared = forward_shared(trunk, ids[None], positions[None], (family,))[0]
     except (TypeError, ValueError, RuntimeError, AttributeError, IndexError):
         return False
     plain = trunk(input_ids=rows, use_cache=False).last_hidden_state
@@ -175,7 +177,9 @@ def _is_exact(model: PreTrainedModel) -> bool:
     return bool(gap < tolerance * plain.abs().max())
 
 
-def run_families(trunk: nn.Module, input_ids: Tensor, positions: Tensor, families: Sequence[Families]) -> Tensor:
+def forward_shared(
+    trunk: nn.Module, input_ids: Tensor, positions: Tensor, families: Sequence[SharedPrefixBatch]
+) -> Tensor:
     """[1, tokens, hidden] the last states of a long row."""
     # A mask of one element keeps transformers from making one of tokens x tokens.
     no_mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=input_ids.device)
@@ -191,7 +195,7 @@ def _attend(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    families: tuple[Families, ...] | None = None,
+    families: tuple[SharedPrefixBatch, ...] | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """What a layer calls: [1, heads, tokens, size] in, [1, tokens, heads, size] out."""
@@ -204,7 +208,7 @@ def _attend(
 
 
 def _attend_alike(
-    query: Tensor, key: Tensor, value: Tensor, family: Families, scale: float | None
+    query: Tensor, key: Tensor, value: Tensor, family: SharedPrefixBatch, scale: float | None
 ) -> tuple[Tensor, ...]:
     """[heads, tokens, size] of the prompts, and of the tails where there are any."""
     num_families, num_siblings = family.rows.shape

@@ -21,15 +21,15 @@ from turnwise.config import schema_learn as learning
 from turnwise.config.schema import Lora, ModelSettings
 from turnwise.deps import LearnerSite
 from turnwise.errors import LearnError
-from turnwise.infra.process_state import return_freed_memory
+from turnwise.infra.process_state import trim_memory
 from turnwise.learn.checkpoint import read_state, write_state
 from turnwise.learn.losses import estimate_kl, value_loss
 from turnwise.learn.optimizer import make_adamw, make_optimizer, set_learning_rate
 from turnwise.learn.pack import MicroBatch, count_sampled, pack_without_credit, split_rows, token_weights
-from turnwise.learn.parallel_context import Team
+from turnwise.learn.parallel_context import ParallelContext
 from turnwise.learn.policy import (
     AdapterOffPolicy,
-    KlPrice,
+    AdaptiveKLController,
     ModelCritic,
     PolicyModel,
     Reference,
@@ -37,16 +37,16 @@ from turnwise.learn.policy import (
     freeze,
     make_critic,
     make_reference,
-    pass_idly,
+    zero_loss_pass,
 )
 from turnwise.learn.update import (
-    Meter,
+    MetricAccumulator,
     UpdateTracer,
     batch_metrics,
+    has_no_gradient_at_zero_advantage,
     importance_weights,
-    is_silent_at_zero,
-    refuse_unsound,
-    rows_that_teach,
+    rows_with_gradient,
+    validate_batch,
 )
 from turnwise.models.activations import micro_batch_limit
 from turnwise.models.adapters import MergedWeights, add_adapter, fold_adapter, has_adapter, loaded_type
@@ -58,22 +58,22 @@ from turnwise.models.load import (
     read_whole,
     torch_dtype,
 )
-from turnwise.protocols import Imitation, PolicyLoss, Weights
+from turnwise.protocols import PolicyLoss, SFTConfig, Weights
 from turnwise.types import Annotations, Batch, Experience, FloatArray, IntArray, StepReport
 
 
 def imitate(
     actor: PolicyModel,
     demonstrations: Sequence[Experience],
-    how: Imitation,
+    how: SFTConfig,
     *,
     seed: int,
     micro_batch_tokens: int,
-    team: Team | None = None,
+    team: ParallelContext | None = None,
     on_step: Callable[[int, int], None] | None = None,
 ) -> float:
     """Maximise the likelihood of the demonstrated tokens; returns the last step's mean loss per token."""
-    team = team or Team(actor.model.device)
+    team = team or ParallelContext(actor.model.device)
     batch = pack_without_credit(demonstrations)
     rng = np.random.default_rng(seed)
     trained = [p for p in actor.model.parameters() if p.requires_grad]
@@ -92,7 +92,13 @@ def imitate(
 
 
 def add_imitation_gradient(
-    actor: PolicyModel, batch: Batch, rows: NDArray[np.int64], *, coef: float, micro_batch_tokens: int, team: Team
+    actor: PolicyModel,
+    batch: Batch,
+    rows: NDArray[np.int64],
+    *,
+    coef: float,
+    micro_batch_tokens: int,
+    team: ParallelContext,
 ) -> float:
     """Add the gradient of `coef` times the mean loss per token of these rows; returns the bare mean loss.
 
@@ -100,7 +106,7 @@ def add_imitation_gradient(
     """
     num_tokens = count_sampled(batch, rows)
     loss = 0.0
-    for micro in team.micro_batches(batch, rows, micro_batch_tokens, shares_prompts=actor.shares_prompts):
+    for micro in team.micro_batches(batch, rows, micro_batch_tokens, enable_prefix_sharing=actor.enable_prefix_sharing):
         part = -actor.score(micro).logprobs.sum() / num_tokens
         (coef * part).backward()
         loss += float(part.detach())
@@ -120,8 +126,8 @@ class Trainer:
     """`open` may be given the ranks that learn together with this one (`learn.parallel`)."""
 
     @classmethod
-    def open(cls, settings: learning.LearnSettings, site: LearnerSite, team: Team | None = None) -> Trainer:
-        team = team or Team(chosen_device(settings.device, "learn.device"))
+    def open(cls, settings: learning.LearnSettings, site: LearnerSite, team: ParallelContext | None = None) -> Trainer:
+        team = team or ParallelContext(chosen_device(settings.device, "learn.device"))
         return cls(
             load_model(site.model_path, dtype=loaded_type(site.model), device=team.loads_on),
             settings,
@@ -141,9 +147,9 @@ class Trainer:
         temperature: float,
         seed: int,
         model_settings: ModelSettings = _PLAIN,
-        team: Team | None = None,
+        team: ParallelContext | None = None,
     ) -> None:
-        self.team = team or Team(model.device)
+        self.team = team or ParallelContext(model.device)
         self.settings = settings
         self.seed = seed
         if isinstance(model_settings.lora, Lora):
@@ -160,11 +166,11 @@ class Trainer:
             checkpoint_gradients(model, above_tokens=above)
             if isinstance(self.critic, ModelCritic):
                 checkpoint_gradients(self.critic.trunk, above_tokens=above)
-        self.kl_price = KlPrice(settings.kl) if isinstance(settings.kl, learning.KlReward) else None
+        self.kl_price = AdaptiveKLController(settings.kl) if isinstance(settings.kl, learning.KlReward) else None
         self.policy_version = 0
         self.rng = np.random.default_rng(seed)
         self._loss = loss
-        self._is_silent_at_zero = is_silent_at_zero(loss, settings)
+        self._is_silent_at_zero = has_no_gradient_at_zero_advantage(loss, settings)
         self._supervised: Batch | None = None
         self._charged: dict[str, float] = {}
         self._device = self.team.device
@@ -214,8 +220,8 @@ class Trainer:
     @torch.enable_grad()
     def step(self, batch: Batch) -> StepReport:
         """One update: `epochs` passes over the batch in `minibatches` optimizer steps each."""
-        refuse_unsound(batch)
-        meter = Meter(self.team)
+        validate_batch(batch)
+        meter = MetricAccumulator(self.team)
         self._return_freed_memory()
         set_learning_rate(self.optimizer, self.settings, self.policy_version)
         if len(self._rows_that_teach(batch, np.arange(batch.num_rows))) == 0:
@@ -234,7 +240,7 @@ class Trainer:
         self._return_freed_memory()
         return self._report(batch, meter, tracer)
 
-    def _report(self, batch: Batch, meter: Meter, tracer: UpdateTracer | None) -> StepReport:
+    def _report(self, batch: Batch, meter: MetricAccumulator, tracer: UpdateTracer | None) -> StepReport:
         """Without a tracer the update was skipped: weights and optimizer stay, and it counts as one all the same.
 
         So the schedule, the staleness of samples and the loops are those of a run in which it was made.
@@ -250,7 +256,7 @@ class Trainer:
 
     @torch.enable_grad()
     def imitate(
-        self, demonstrations: Sequence[Experience], how: Imitation, on_step: Callable[[int, int], None]
+        self, demonstrations: Sequence[Experience], how: SFTConfig, on_step: Callable[[int, int], None]
     ) -> float:
         """Maximise the likelihood of what was demonstrated; the result is also the reference."""
         loss = imitate(
@@ -296,7 +302,7 @@ class Trainer:
 
     def _logprobs(self, model: Reference, batch: Batch) -> FloatArray:
         logprobs = np.zeros(len(batch.token_ids), dtype=np.float32)
-        with model.at_hand():
+        with model.loaded():
             for micro in self._micro_batches(batch, np.arange(batch.num_rows)):
                 logprobs[micro.source] = model.score(micro).logprobs.cpu().numpy()
         return self.team.sum_array(logprobs)
@@ -312,7 +318,7 @@ class Trainer:
         return penalties
 
     @torch.no_grad()
-    def _correct(self, batch: Batch, meter: Meter) -> tuple[Batch, FloatArray]:
+    def _correct(self, batch: Batch, meter: MetricAccumulator) -> tuple[Batch, FloatArray]:
         """The batch with ratios taken against the policy of this moment, and what each token then weighs."""
         if isinstance(self.settings.correction, learning.NoCorrection):
             return batch, np.ones(len(batch.token_ids), dtype=np.float32)
@@ -326,7 +332,12 @@ class Trainer:
     # --- one optimizer step --------------------------------------------------------------------------------------
 
     def _update(
-        self, batch: Batch, importance: FloatArray, rows: NDArray[np.int64], meter: Meter, tracer: UpdateTracer
+        self,
+        batch: Batch,
+        importance: FloatArray,
+        rows: NDArray[np.int64],
+        meter: MetricAccumulator,
+        tracer: UpdateTracer,
     ) -> None:
         weights = token_weights(batch, rows, self.settings.aggregation)  # of all rows, whichever have a gradient
         scored = self._rows_that_teach(batch, rows)
@@ -338,7 +349,7 @@ class Trainer:
             with torch.set_grad_enabled(not self._is_critic_alone):
                 scores = self.actor.score(micro)
             if micro.num_action_tokens == 0:
-                pass_idly(micro, scores, self.critic)
+                zero_loss_pass(micro, scores, self.critic)
                 continue
             weight, share = (torch.as_tensor(a[micro.source], device=self._device) for a in (importance, weights))
             token_losses = self._token_losses(micro, scores, weight, num_tokens, meter, tracer) * share
@@ -353,14 +364,14 @@ class Trainer:
         tracer.end_minibatch(rows)
 
     def _rows_that_teach(self, batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        return rows_that_teach(batch, rows) if self._is_silent_at_zero else rows
+        return rows_with_gradient(batch, rows) if self._is_silent_at_zero else rows
 
     @property
     def _is_critic_alone(self) -> bool:
         critic = self.settings.critic
         return not isinstance(critic, learning.NoCritic) and self.policy_version < critic.warmup_steps
 
-    def _add_supervised_gradient(self, meter: Meter) -> None:
+    def _add_supervised_gradient(self, meter: MetricAccumulator) -> None:
         ptx = self.settings.ptx
         if self._supervised is None or isinstance(ptx, learning.NoPtx) or self._is_critic_alone:
             return
@@ -382,7 +393,7 @@ class Trainer:
         scores: TokenScores,
         importance: Tensor,
         num_tokens: int,
-        meter: Meter,
+        meter: MetricAccumulator,
         tracer: UpdateTracer,
     ) -> Tensor:
         """[N] everything that is minimised, token by token."""
@@ -416,7 +427,7 @@ class Trainer:
         values = self.critic(micro, scores.hidden)
         return value_loss(values, micro.values, micro.returns, self.settings.critic.clip)
 
-    def _apply_gradients(self, meter: Meter) -> None:
+    def _apply_gradients(self, meter: MetricAccumulator) -> None:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.team.sum_gradients(parameters)
         norm = read_whole(nn.utils.clip_grad_norm_(parameters, self.settings.optim.grad_clip))
@@ -433,13 +444,13 @@ class Trainer:
     def _return_freed_memory(self) -> None:
         """Rollout and update leave each other what they no longer need; a small model has nothing to speak of."""
         if self._is_large:
-            return_freed_memory()
+            trim_memory()
 
     # --- parts ---------------------------------------------------------------------------------------------------
 
     def _micro_batches(self, batch: Batch, rows: NDArray[np.int64]) -> Iterator[MicroBatch]:
-        tokens, shares = self._pass_size.micro_batch_tokens, self.actor.shares_prompts
-        for micro in self.team.micro_batches(batch, rows, tokens, shares_prompts=shares):
+        tokens, shares = self._pass_size.micro_batch_tokens, self.actor.enable_prefix_sharing
+        for micro in self.team.micro_batches(batch, rows, tokens, enable_prefix_sharing=shares):
             yield micro
             # What one pass leaves scattered would make the next one grow.
             self._return_freed_memory()

@@ -17,19 +17,19 @@ from turnwise.config import schema_learn as learning
 from turnwise.config.schema_learn import ImportanceCorrection
 from turnwise.errors import LearnError
 from turnwise.learn.pack import MicroBatch
-from turnwise.learn.parallel_context import Team
+from turnwise.learn.parallel_context import ParallelContext
 from turnwise.learn.policy import TokenScores
 from turnwise.protocols import PolicyLoss
 from turnwise.types import Batch, FloatArray, UpdateTrace
 
 
-class Meter:
+class MetricAccumulator:
     """Sums over micro-batches, averaged over optimizer steps; notes are summed once per update.
 
     A number is a rank's share of a sum, or one of all ranks, which each of them knows and one of them counts.
     """
 
-    def __init__(self, team: Team) -> None:
+    def __init__(self, team: ParallelContext) -> None:
         self._team = team
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._notes: defaultdict[str, float] = defaultdict(float)
@@ -124,7 +124,7 @@ class UpdateTracer:
             self._proximal_steps[rows] = self.num_steps
         self.num_steps += 1
 
-    def finish(self, team: Team) -> UpdateTrace:
+    def finish(self, team: ParallelContext) -> UpdateTrace:
         """What all ranks of a team have met together: each token was met by one of them, or by none."""
         first, last = np.split(_merge(np.concatenate([self._first, self._last]), team), [5])
         logprobs, entropies, first_ratios, first_losses, first_distances = first
@@ -140,7 +140,7 @@ class UpdateTracer:
         )
 
 
-def _merge(seen: FloatArray, team: Team) -> FloatArray:
+def _merge(seen: FloatArray, team: ParallelContext) -> FloatArray:
     """NaN where no rank has seen anything."""
     is_known = ~np.isnan(seen)
     known, count = team.sum_array(np.stack([np.where(is_known, seen, np.float32(0)), is_known.astype(np.float32)]))
@@ -152,7 +152,7 @@ def _per_token(reported: Tensor | None, like: Tensor) -> Tensor | None:
     return reported if reported is not None and reported.shape == like.shape else None
 
 
-def is_silent_at_zero(loss: PolicyLoss, settings: learning.LearnSettings) -> bool:
+def has_no_gradient_at_zero_advantage(loss: PolicyLoss, settings: learning.LearnSettings) -> bool:
     """Whether tokens with advantages of zero have no gradient, from the policy loss or from anything beside it."""
     has_more = (
         settings.entropy_coef > 0
@@ -176,7 +176,7 @@ def _is_loss_silent(loss: PolicyLoss) -> bool:
     return logprobs.grad is not None and not logprobs.grad.any()
 
 
-def rows_that_teach(batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def rows_with_gradient(batch: Batch, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Those of the rows in which a sampled token has an advantage, in the same order."""
     has_credit = np.add.reduceat(batch.loss_mask & (batch.advantages != 0), batch.row_starts[:-1], dtype=np.int64) > 0
     return rows[has_credit[rows]]
@@ -192,7 +192,7 @@ _CAUSES = {
 """In the order of the pipeline: what is broken first breaks all that follows."""
 
 
-def refuse_unsound(batch: Batch) -> None:
+def validate_batch(batch: Batch) -> None:
     """Raise LearnError for a batch that no update can be made from; the weights are as they were."""
     if not batch.loss_mask.any():
         raise LearnError("the batch has no sampled tokens; nothing can be learnt from it.")

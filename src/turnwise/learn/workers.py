@@ -25,8 +25,8 @@ from turnwise.config.component import LEARNERS
 from turnwise.config.schema import ModelSettings, read_section
 from turnwise.config.schema_learn import FsdpRanks, LearnSettings
 from turnwise.deps import LearnerSite
-from turnwise.learn.parallel_context import Replicas, Team
-from turnwise.protocols import Imitation, Weights
+from turnwise.learn.parallel_context import DDPContext, ParallelContext
+from turnwise.protocols import SFTConfig, Weights
 from turnwise.types import Annotations, Batch, Experience, FloatArray, IntArray, StepReport
 
 Note: TypeAlias = "Callable[..., None]"
@@ -165,12 +165,12 @@ class Rank:
         chosen: Any = LEARNERS.get_target(settings.type)
         self._learner = chosen.open(settings, site, self._team(settings))
 
-    def _team(self, settings: LearnSettings) -> Team:
+    def _team(self, settings: LearnSettings) -> ParallelContext:
         if not isinstance(settings.parallel, FsdpRanks):
-            return Replicas(self._device)
-        from turnwise.learn.parallel_context import Shards  # noqa: PLC0415 - slow to import, and not always needed
+            return DDPContext(self._device)
+        from turnwise.learn.parallel_context import FSDPContext  # noqa: PLC0415 - slow to import, and not always needed
 
-        return Shards(self._device, cpu_offload=settings.parallel.cpu_offload)
+        return FSDPContext(self._device, cpu_offload=settings.parallel.cpu_offload)
 
 
 def _loopback() -> str:
@@ -211,7 +211,7 @@ class ParallelLearner:
         return report
 
     def imitate(
-        self, demonstrations: Sequence[Experience], how: Imitation, on_step: Callable[[int, int], None]
+        self, demonstrations: Sequence[Experience], how: SFTConfig, on_step: Callable[[int, int], None]
     ) -> float:
         return self._hosts.call("imitate", list(demonstrations), how, on_note=on_step)
 

@@ -28,8 +28,8 @@ from turnwise.config.component import (
 )
 from turnwise.config.kinds import EndpointSettings
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.config.schema_learn import FunctionJudgeSettings, ModelJudgeSettings, NoJudge
-from turnwise.context.template import LearnedTemplate
+from turnwise.config.schema_learn import FunctionScorerSettings, ModelScorerSettings, NoScorer
+from turnwise.context.template import HFChatTemplate
 from turnwise.context.tokenizer import load_tokenizer
 from turnwise.deps import BufferSite, EngineSite, LearnerSite, TransportSite
 from turnwise.envs.base import SeedTasks
@@ -47,19 +47,19 @@ from turnwise.loop.components import (
     TrainComponents,
     TrainerComponents,
 )
-from turnwise.loop.frozen_opponents import open_rivals
+from turnwise.loop.frozen_opponents import open_opponents
 from turnwise.models.load import cache_folder
-from turnwise.models.reward_model import load_judge, tiny_reward_folder
+from turnwise.models.reward_model import load_reward_model, tiny_reward_folder
 from turnwise.protocols import Buffer, ChatTemplate, Engine, Judge, Learner, Mailbox, TaskSource
-from turnwise.rollout.agent_proxy import AgentProxy, PlayRules
+from turnwise.rollout.agent_proxy import AgentProxy, RolloutOptions
 from turnwise.rollout.env_manager import EnvConfigs, EnvStateManager
-from turnwise.rollout.env_specs import World, count_held_out, find_workflow, rewards_have_a_source, worlds_of
-from turnwise.rollout.episode import RunnerLimits
-from turnwise.rollout.scoring import FunctionJudge, Judging
-from turnwise.rollout.workflow import Rivals, Workflow
-from turnwise.sync.sync_check import Probe, ProbedChannel, ScoringEngine, ScoringLearner
-from turnwise.sync.sync_schedule import rules_of
-from turnwise.sync.weight_store import MemoryChannel, SharedChannel
+from turnwise.rollout.env_specs import World, all_envs, count_eval_tasks, find_workflow, rewards_have_a_source
+from turnwise.rollout.episode import RolloutLimits
+from turnwise.rollout.scoring import FunctionScorer, RewardScoring
+from turnwise.rollout.workflow import OpponentSampler, Workflow
+from turnwise.sync.sync_check import LogprobEngine, LogprobLearner, Probe, VerifiedPublisher
+from turnwise.sync.sync_schedule import list_policies
+from turnwise.sync.weight_store import EnginePublisher, InPlacePublisher
 from turnwise.types import Message, Sampling, Task
 
 
@@ -85,7 +85,7 @@ def _bound_of_staleness(settings: TurnwiseSettings) -> int | None:
         return None
     if settings.loop.is_in_turns:
         return settings.sync.interval - 1
-    return rules_of(settings.sync).max_staleness if settings.loop.type == "pipelined" else None
+    return list_policies(settings.sync).max_staleness if settings.loop.type == "pipelined" else None
 
 
 def open_buffer(settings: TurnwiseSettings, run_path: Path | None) -> Buffer:
@@ -121,18 +121,18 @@ def open_rollout(
     """Open an engine and the tasks of a split, each to be played; `model` if it shares a learner's own."""
     words = load_words(settings, str(model_path))
     engine = open_engine(words, str(model_path), run_path=run_path, model=model)
-    scoring = build_judging(settings)
+    scoring = build_scorer(settings)
     stage = Stage(settings=settings, template=words.template, engine=engine, judging=scoring)
-    counts = count_held_out(settings, split)
+    counts = count_eval_tasks(settings, split)
     return RolloutComponents(
         settings=settings,
         tokenizer=words.tokenizer,
         template=words.template,
         engine=engine,
-        publisher=MemoryChannel([engine]) if model is None else SharedChannel(engine, model),
+        publisher=EnginePublisher([engine]) if model is None else InPlacePublisher(engine, model),
         scoring=scoring,
         eval_collector=stage.proxy(
-            [replace(world, groups=max(counts[world.tag], 1)) for world in worlds_of(settings)],
+            [replace(world, groups=max(counts[world.tag], 1)) for world in all_envs(settings)],
             split="eval",
             group_size=settings.eval.samples,
             temperature=settings.eval.temperature,
@@ -144,12 +144,12 @@ def open_rollout(
 def open_explorer(rollout: RolloutComponents, *, run_path: Path | None = None) -> ExplorerComponents:
     """Open what an explorer needs besides; no learner is made."""
     settings = rollout.settings
-    return connect_explorer(rollout, partial(open_collectors, rollout, open_rivals(settings, run_path)))
+    return connect_explorer(rollout, partial(open_collectors, rollout, open_opponents(settings, run_path)))
 
 
 def connect_explorer(rollout: RolloutComponents, open_collectors: Callable[[], Collectors]) -> ExplorerComponents:
     """The same with collectors of any kind."""
-    worlds = worlds_of(rollout.settings)
+    worlds = all_envs(rollout.settings)
     return ExplorerComponents(
         rollout=rollout,
         tasks=build_tasks(rollout.settings, worlds),
@@ -159,9 +159,9 @@ def connect_explorer(rollout: RolloutComponents, open_collectors: Callable[[], C
     )
 
 
-def open_collectors(rollout: RolloutComponents, rivals: Rivals | None = None) -> Collectors:
+def open_collectors(rollout: RolloutComponents, rivals: OpponentSampler | None = None) -> Collectors:
     """Open what plays training tasks: sampled, and greedily if the estimator compares with that."""
-    settings, worlds = rollout.settings, worlds_of(rollout.settings)
+    settings, worlds = rollout.settings, all_envs(rollout.settings)
     stage = Stage(
         settings=settings, template=rollout.template, engine=rollout.engine, judging=rollout.scoring, rivals=rivals
     )
@@ -210,7 +210,7 @@ def connect(
 ) -> TrainComponents:
     """Connect both sides of a run; after a sync, engine and learner are compared if both can score a text."""
     if (sync_check := _open_sync_check(explorer.rollout, trainer.learner)) is not None:
-        publisher = ProbedChannel(explorer.rollout.publisher, sync_check)
+        publisher = VerifiedPublisher(explorer.rollout.publisher, sync_check)
         explorer = replace(explorer, rollout=replace(explorer.rollout, publisher=publisher))
         trainer = replace(trainer, sync_check=sync_check)
     return TrainComponents(
@@ -226,9 +226,9 @@ def connect(
 def _open_sync_check(rollout: RolloutComponents, learner: Learner) -> Probe | None:
     """None unless the engine has weights of its own elsewhere, and both sides can score a text."""
     engine, settings = rollout.engine, rollout.settings
-    if not isinstance(engine, ScoringEngine):
+    if not isinstance(engine, LogprobEngine):
         return None
-    if not (isinstance(learner, ScoringLearner) and hasattr(_chosen(LEARNERS, settings.learn), "score")):
+    if not (isinstance(learner, LogprobLearner) and hasattr(_chosen(LEARNERS, settings.learn), "score")):
         log.warning(
             "learn.type '%s' has no method 'score': what the engine serves is not compared", settings.learn.type
         )
@@ -273,7 +273,7 @@ class Words:
 def load_words(settings: TurnwiseSettings, model_path: str) -> Words:
     """The tokenizer of a model and its chat template."""
     tokenizer = load_tokenizer(model_path, settings.context)
-    template = LearnedTemplate(tokenizer)
+    template = HFChatTemplate(tokenizer)
     if settings.context.system_prompt and not template.accepts_system:
         raise ConfigError(f"context.system_prompt is set and the chat template of '{model_path}' has no system role.")
     return Words(settings=settings, tokenizer=cast(PreTrainedTokenizerBase, tokenizer), template=template)
@@ -346,9 +346,9 @@ class Stage:
     settings: TurnwiseSettings
     template: ChatTemplate
     engine: Engine
-    judging: Judging | None = None
+    judging: RewardScoring | None = None
     """None where the environment alone gives rewards."""
-    rivals: Rivals | None = None
+    rivals: OpponentSampler | None = None
     """Who is met in games of training beside the model itself."""
 
     def proxy(
@@ -363,14 +363,14 @@ class Stage:
         """A scheduler of plays, by default each task once and greedily; `workflow` stands in for the settings'."""
         rollout = self.settings.rollout
         chosen = workflow or find_workflow(self.settings)
-        rules = PlayRules(
+        rules = RolloutOptions(
             sampling=Sampling(temperature=temperature),
             seed=self.settings.run.seed,
             workflow_args=rollout.workflow_args,
             # Evaluation measures one policy, against whoever the environment brings.
             seats=chosen.seats if split == "train" else 1,
             rivals=self.rivals if split == "train" else None,
-            limits=RunnerLimits(
+            limits=RolloutLimits(
                 max_concurrent=rollout.max_concurrent,
                 timeout_s=rollout.episode_timeout_s,
                 max_retries=rollout.max_retries,
@@ -419,7 +419,7 @@ def build_tasks(settings: TurnwiseSettings, worlds: Sequence[World]) -> TaskSour
 
 def held_out_tasks(settings: TurnwiseSettings, split: str = "eval") -> list[Task]:
     """The tasks of an evaluation, of every environment: always the same for the same settings, whatever the seed."""
-    first, counts = settings.eval.first_seed, count_held_out(settings, split)
+    first, counts = settings.eval.first_seed, count_eval_tasks(settings, split)
     return [Task(tag=tag, seed=first + n, split=split) for tag, count in counts.items() for n in range(count)]
 
 
@@ -427,15 +427,15 @@ def first_train_seed(settings: TurnwiseSettings) -> int:
     return settings.rollout.first_seed + settings.run.seed * _SEEDS_PER_RUN
 
 
-def build_judging(settings: TurnwiseSettings) -> Judging | None:
+def build_scorer(settings: TurnwiseSettings) -> RewardScoring | None:
     """The judge of the run's environment; a reward model is loaded, and the built-in one trained, only here."""
     if problems := list(rewards_have_a_source(settings)):
         raise ConfigError(problems[0])
     chosen = settings.reward.judge
-    if isinstance(chosen, NoJudge):
+    if isinstance(chosen, NoScorer):
         return None
-    tags = frozenset(world.tag for world in worlds_of(settings) if world.is_judged)
-    return Judging(
+    tags = frozenset(world.tag for world in all_envs(settings) if world.is_judged)
+    return RewardScoring(
         judge=_build_judge(chosen),
         tags=tags,
         success_above=chosen.success_above,
@@ -444,9 +444,9 @@ def build_judging(settings: TurnwiseSettings) -> Judging | None:
     )
 
 
-def _build_judge(chosen: FunctionJudgeSettings | ModelJudgeSettings) -> Judge:
-    if isinstance(chosen, FunctionJudgeSettings):
-        return FunctionJudge(import_reward_function(chosen.target))
+def _build_judge(chosen: FunctionScorerSettings | ModelScorerSettings) -> Judge:
+    if isinstance(chosen, FunctionScorerSettings):
+        return FunctionScorer(import_reward_function(chosen.target))
     if (path := chosen.path or "") == "tiny":
         path = tiny_reward_folder(cache_folder() / "models", pairs=training_preferences(), seed=_JUDGE_SEED)
-    return load_judge(path, batch_rows=chosen.batch_rows, max_tokens=chosen.max_tokens)
+    return load_reward_model(path, batch_rows=chosen.batch_rows, max_tokens=chosen.max_tokens)

@@ -24,7 +24,7 @@ from turnwise.protocols import (
     TaskSource,
     Weights,
 )
-from turnwise.rollout.scoring import Judging
+from turnwise.rollout.scoring import RewardScoring
 from turnwise.sync.sync_check import Probe
 from turnwise.types import Task
 
@@ -49,7 +49,7 @@ class RolloutComponents:
     engine: Engine
     publisher: Channel
     """Sends weights to the engine."""
-    scoring: Judging | None
+    scoring: RewardScoring | None
     """None if the environment gives all rewards."""
     eval_collector: Collector
     eval_tasks: Sequence[Task]

@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from turnwise.config.component import import_rule
+from turnwise.config.component import import_scripted_policy
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.safe_calls import closing_env, reset_env
 from turnwise.errors import ConfigError, EngineError, did_you_mean
-from turnwise.infra.untrusted import share_of, tell_successes
+from turnwise.infra.untrusted import success_flags, success_rate
 from turnwise.loop.components import RolloutComponents
 from turnwise.report.evaluation import mean_success, results_of, success_interval
-from turnwise.report.metrics import split_by_tag, told_numbers
-from turnwise.report.statistics import share_interval
-from turnwise.rollout.env_specs import World, main_world, worlds_of
-from turnwise.rollout.scoring import Judging
-from turnwise.rollout.scripted_policies import Rule, record_rules, rules_of
+from turnwise.report.metrics import env_metrics, split_by_tag
+from turnwise.report.statistics import wilson_interval
+from turnwise.rollout.env_specs import World, all_envs, main_env
+from turnwise.rollout.scoring import RewardScoring
+from turnwise.rollout.scripted_policies import Rule, list_policies, record_episodes
 from turnwise.types import Metrics, StopReason, Task, Trajectory
 
 _WITHOUT_REPLY = (StopReason.ENGINE_ERROR, StopReason.TIMEOUT)
@@ -46,7 +46,7 @@ class Outcome:
             success=mean_success(tasks),
             success_interval=success_interval(tasks),
             mean_return=sum(t.episode_return for t in trajectories) / len(trajectories),
-            told=told_numbers(trajectories),
+            told=env_metrics(trajectories),
         )
 
 
@@ -124,18 +124,18 @@ def is_evaluation_due(settings: TurnwiseSettings, step: int) -> bool:
     return settings.eval.is_wanted and settings.eval.every > 0 and step % settings.eval.every == 0
 
 
-def play_rule_in(
-    settings: TurnwiseSettings, rule: str, tasks: Sequence[Task], judging: Judging | None = None
+def evaluate_scripted_policy(
+    settings: TurnwiseSettings, rule: str, tasks: Sequence[Task], judging: RewardScoring | None = None
 ) -> Evaluation:
     """How a rule plays the main environment within the budget of a recipe, each task `eval.samples` times.
 
     A rule is a name that the environment knows, or a function `package.module:function` that is given the environment
     and what it has just said, and returns an action.
     """
-    world = main_world(settings)
+    world = main_env(settings)
     with _env_and_rules(world, tasks[0].split) as (env, rules):
         if rule not in rules and ":" in rule:
-            rules[rule] = import_rule(rule)
+            rules[rule] = import_scripted_policy(rule)
         if rule not in rules:
             raise ConfigError(
                 f"environment '{settings.env.type}' cannot be played by '{rule}'. {did_you_mean(rule, rules)}"
@@ -145,27 +145,27 @@ def play_rule_in(
     return Evaluation.of(settings, trajectories)
 
 
-def names_a_rule(settings: TurnwiseSettings, rule: str, split: str) -> bool:
+def has_scripted_policy(settings: TurnwiseSettings, rule: str, split: str) -> bool:
     """Whether the main environment has a rule of this name."""
-    with _env_and_rules(main_world(settings), split) as (_, rules):
+    with _env_and_rules(main_env(settings), split) as (_, rules):
         return rule in rules
 
 
 def measure_baselines(
-    settings: TurnwiseSettings, tasks: Sequence[Task], judging: Judging | None = None
+    settings: TurnwiseSettings, tasks: Sequence[Task], judging: RewardScoring | None = None
 ) -> dict[str, float]:
     """Success of random play, an environment's simple rules and its oracle on the same tasks, by the same judge.
 
     Of several environments each has its own: `oracle/sokoban`.
     """
     found: dict[str, float] = {}
-    worlds = worlds_of(settings)
+    worlds = all_envs(settings)
     for world in worlds:
         own = [task for task in tasks if task.tag == world.tag]
         with _env_and_rules(world, tasks[0].split) as (env, rules):
             for name, rule in rules.items():
                 played = _play(world, env, rule, own, judging)
-                share = share_of(tell_successes(played))
+                share = success_rate(success_flags(played))
                 assert share is not None, "an environment always says it"
                 found[name if len(worlds) == 1 else f"{name}/{world.tag}"] = share
     return found
@@ -175,15 +175,16 @@ def baseline_intervals(baselines: Mapping[str, float], tasks: Sequence[Task]) ->
     """In which their true shares lie, as `measure_baselines` names them; one without a tag was held to all tasks."""
     counts = Counter(task.tag for task in tasks)
     return {
-        name: share_interval(share, counts.get(name.partition("/")[2], len(tasks))) for name, share in baselines.items()
+        name: wilson_interval(share, counts.get(name.partition("/")[2], len(tasks)))
+        for name, share in baselines.items()
     }
 
 
 def _play(
-    world: World, env: BaseEnv, rule: Rule, tasks: Sequence[Task], judging: Judging | None, samples: int = 1
+    world: World, env: BaseEnv, rule: Rule, tasks: Sequence[Task], judging: RewardScoring | None, samples: int = 1
 ) -> list[Trajectory]:
-    max_actions, limit_s = world.limits.actions_left(0, 0), world.timeout_s if world.is_guarded else None
-    played = record_rules(env, rule, tasks, max_actions, samples=samples, timeout_s=limit_s)
+    max_actions, limit_s = world.limits.actions_left(0, 0), world.timeout_s if world.runs_in_thread else None
+    played = record_episodes(env, rule, tasks, max_actions, samples=samples, timeout_s=limit_s)
     return played if judging is None else judging.apply(played)
 
 
@@ -191,4 +192,4 @@ def _play(
 def _env_and_rules(world: World, split: str) -> Iterator[tuple[BaseEnv, dict[str, Rule]]]:
     with closing_env(world.make("eval")) as env:
         reset_env(env, seed=0, split=split)
-        yield env, rules_of(env)
+        yield env, list_policies(env)

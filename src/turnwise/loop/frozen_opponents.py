@@ -14,31 +14,33 @@ from pathlib import Path
 
 from turnwise.config.load import load_settings
 from turnwise.config.schema import ContextSettings, TurnwiseSettings
-from turnwise.context.template import LearnedTemplate
+from turnwise.context.template import HFChatTemplate
 from turnwise.context.tokenizer import load_tokenizer
 from turnwise.deps import EngineSite
 from turnwise.engine.local import LocalEngine
 from turnwise.errors import ConfigError, SyncError, TurnwiseError
-from turnwise.infra.atomic_files import find_damage
+from turnwise.infra.atomic_files import verify_checksums
 from turnwise.infra.seeds import make_rng
 from turnwise.infra.wait_tracking import waiting
 from turnwise.report.run_dir import RunDirectory, settings_file_of
 from turnwise.rollout.env_specs import find_workflow
 from turnwise.rollout.self_play import LeagueArgs
-from turnwise.rollout.workflow import Rival, Rivals
+from turnwise.rollout.workflow import FrozenOpponent, OpponentSampler
 from turnwise.types import Task
 
 _POLL_S = 0.2
 _WHERE = "rollout.workflow_args"
 
 
-def load_rival(name: str, model: str, settings: TurnwiseSettings, context: ContextSettings | None) -> Rival:
+def load_frozen_policy(
+    name: str, model: str, settings: TurnwiseSettings, context: ContextSettings | None
+) -> FrozenOpponent:
     """A model with an engine of its own in this process, which shares nothing with the policy that learns."""
-    template = LearnedTemplate(load_tokenizer(model, settings.context))
+    template = HFChatTemplate(load_tokenizer(model, settings.context))
     site = EngineSite(model_path=model, dtype=settings.model.dtype, template=template)
     chosen = settings.engine if settings.engine.type == "local" else LocalEngine.Params()
     engine = LocalEngine.open(chosen, site)
-    return Rival(
+    return FrozenOpponent(
         name=name,
         engine=engine,
         template=template,
@@ -47,13 +49,13 @@ def load_rival(name: str, model: str, settings: TurnwiseSettings, context: Conte
     )
 
 
-def open_rivals(settings: TurnwiseSettings, run_path: Path | None) -> Rivals | None:
+def open_opponents(settings: TurnwiseSettings, run_path: Path | None) -> OpponentSampler | None:
     """Those of a run; None where its workflow meets nobody."""
-    return LeagueOfRun(settings, run_path) if find_workflow(settings).meets_rivals else None
+    return RunOpponentPool(settings, run_path) if find_workflow(settings).meets_rivals else None
 
 
-class LeagueOfRun:
-    """The `Rivals` of one run."""
+class RunOpponentPool:
+    """The `OpponentSampler` of one run."""
 
     def __init__(self, settings: TurnwiseSettings, run_path: Path | None) -> None:
         self._settings = settings
@@ -64,9 +66,9 @@ class LeagueOfRun:
         self._own = None if run_path is None else RunDirectory(run_path)
         self._other: TurnwiseSettings | None = None
         """The settings of the other run, when they are known."""
-        self._loaded: dict[Path, Rival] = {}
+        self._loaded: dict[Path, FrozenOpponent] = {}
 
-    async def draw(self, tasks: Sequence[Task], rollout: int) -> list[Rival | None]:
+    async def draw(self, tasks: Sequence[Task], rollout: int) -> list[FrozenOpponent | None]:
         members = [*self._given, *self._past_selves(rollout)]
         if self._args.rival_run is not None:
             members.append(await self._rival_of(Path(self._args.rival_run).expanduser(), rollout))
@@ -74,7 +76,7 @@ class LeagueOfRun:
         self._loaded = {folder: rival for folder, rival in self._loaded.items() if folder in members}
         return [self._draw_one(members, task, rollout) for task in tasks]
 
-    def _draw_one(self, members: Sequence[Path], task: Task, rollout: int) -> Rival | None:
+    def _draw_one(self, members: Sequence[Path], task: Task, rollout: int) -> FrozenOpponent | None:
         dice = make_rng("league", self._settings.run.seed, rollout, task.id)
         return None if dice.random() < self._args.self_share else self._load(dice.choice(members))
 
@@ -118,7 +120,7 @@ class LeagueOfRun:
                     )
                 await asyncio.sleep(_POLL_S)
 
-    def _load(self, folder: Path) -> Rival:
+    def _load(self, folder: Path) -> FrozenOpponent:
         if folder not in self._loaded:
             try:
                 self._loaded[folder] = self._open(folder)
@@ -126,17 +128,17 @@ class LeagueOfRun:
                 raise SyncError(f"{_WHERE}: the policy in {folder} cannot play. {error}") from error
         return self._loaded[folder]
 
-    def _open(self, folder: Path) -> Rival:
-        if damage := find_damage(folder.parent, under="policy/"):
+    def _open(self, folder: Path) -> FrozenOpponent:
+        if damage := verify_checksums(folder.parent, under="policy/"):
             raise SyncError(f"It is damaged ({damage}).")
         name, config = self._name_of(folder), settings_file_of(folder)
         if config is None:
-            return load_rival(name, str(folder), self._settings, None)
+            return load_frozen_policy(name, str(folder), self._settings, None)
         is_own = self._own is not None and config == self._own.config.resolve()
         settings = self._settings if is_own else load_settings(str(config))
         # The tokenizer of a checkpoint has its run's chat template already, and the file of it may be gone.
         saved = settings.model_copy(update={"context": settings.context.model_copy(update={"template": None})})
-        return load_rival(name, str(folder), saved, None if is_own else saved.context)
+        return load_frozen_policy(name, str(folder), saved, None if is_own else saved.context)
 
     def _name_of(self, folder: Path) -> str:
         """For whoever reads what was met: `step-000010` of this run, `earlier/step-000010` of another."""

@@ -18,9 +18,9 @@ from turnwise.infra.threads import end_tasks, finish_before_cancel
 from turnwise.loop.components import Collectors, ExplorerComponents, TrainComponents
 from turnwise.loop.serial import update_policy
 from turnwise.loop.step import STAGES, EmptyBatchGuard, OnStep, Stages, collect, describe_step
-from turnwise.protocols import PolicyMark
+from turnwise.protocols import PolicyVersion
 from turnwise.report.metrics import Stopwatch
-from turnwise.sync.sync_schedule import Bell, ExplorerEnd, TrainerEnd, rules_of
+from turnwise.sync.sync_schedule import ExplorerSync, Notifier, TrainerSync, list_policies
 from turnwise.types import Experience, Metrics
 
 
@@ -29,22 +29,22 @@ async def train_pipelined(
 ) -> None:
     """Run steps `start_step + 1` to `learn.steps`."""
     settings, trainer, rollout_engine = components.settings, components.trainer, components.explorer.rollout.engine
-    bell, guard = Bell(), EmptyBatchGuard()
-    rules, store = rules_of(settings.sync), components.open_weight_store(bell.ring)
-    start = PolicyMark(start_step, trainer.learner.policy_version)
+    bell, guard = Notifier(), EmptyBatchGuard()
+    rules, store = list_policies(settings.sync), components.open_weight_store(bell.ring)
+    start = PolicyVersion(start_step, trainer.learner.policy_version)
     if (newest := store.newest()) is not None and newest > start:
         # Left by a process that was killed: those updates are made again, and no rollout may have their weights early.
         store.post(start, trainer.take_weights())
     publisher = components.explorer.rollout.publisher
     explorer = Explorer(
         components.explorer,
-        ExplorerEnd(rules, store, publisher, bell, start=start, timeout_s=settings.sync.timeout_s),
+        ExplorerSync(rules, store, publisher, bell, start=start, timeout_s=settings.sync.timeout_s),
         bell,
         max_running=(rules.max_staleness or 0) + 1,
         hooks=components.hooks,
         stages=stages,
     )
-    trainer_end = TrainerEnd(rules, store, trainer.take_weights, start=start)
+    trainer_end = TrainerSync(rules, store, trainer.take_weights, start=start)
 
     async def update(
         step: int, rollout: RolloutResult, experiences: Sequence[Experience], overlap: Metrics, *, waited_s: float
@@ -57,7 +57,7 @@ async def train_pipelined(
         await on_step(replace(done, metrics={**done.metrics, **overlap}, task_state=state))
         # Only now: with no staleness allowed, the next rollout must not share the engine with an evaluation.
         with watch.section("sync"):
-            trainer_end.finish_update(PolicyMark(step, result.policy_version))
+            trainer_end.finish_update(PolicyVersion(step, result.policy_version))
 
     explorer.start(start_step + 1, settings.learn.steps)
     try:
@@ -98,8 +98,8 @@ class Explorer:
     def __init__(
         self,
         components: ExplorerComponents,
-        end: ExplorerEnd,
-        bell: Bell,
+        end: ExplorerSync,
+        bell: Notifier,
         *,
         max_running: int,
         hooks: Hook,

@@ -16,21 +16,21 @@ from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.envs.safe_calls import closing_env, reset_env
 from turnwise.errors import ConfigError, RunError, did_you_mean
-from turnwise.infra.atomic_files import find_damage
+from turnwise.infra.atomic_files import verify_checksums
 from turnwise.loop.build import open_rollout
 from turnwise.loop.components import RolloutComponents
 from turnwise.models.load import cache_folder
 from turnwise.models.resolve import NAMES, find_gguf, is_hub_name, resolve_path
 from turnwise.models.tiny import CHAT_TEMPLATE, tiny_model_folder
 from turnwise.report.run_dir import RunDirectory, settings_file_of
-from turnwise.rollout.env_specs import draw_sample_texts, worlds_of
+from turnwise.rollout.env_specs import all_envs, sample_tokenizer_corpus
 
 
 def resolve_model(settings: TurnwiseSettings) -> str:
     """The folder or hub name of the model that `model.path` means; the built-in model is made on first use."""
     if settings.model.path != "tiny":
         return resolve_path(settings.model.path)
-    texts = [text for world in worlds_of(settings) for text in draw_sample_texts(world)]
+    texts = [text for world in all_envs(settings) for text in sample_tokenizer_corpus(world)]
     folder = tiny_model_folder(
         cache_folder() / "models",
         settings=settings.model.tiny,
@@ -75,7 +75,7 @@ def find_policy(
         return Found(settings=load_settings(recipe, overrides), model=str(folder))
     named = str(target)
     _refuse_missing_run(path)
-    if not names_a_model(named):
+    if not is_model_reference(named):
         raise RunError(
             f"'{path}' is neither a run directory nor a model folder, a GGUF file, a name such as 'smollm2' or "
             "'owner/model', or the URL of an endpoint. Check the path."
@@ -114,7 +114,7 @@ def _find_endpoint(url: str, overrides: Sequence[str], recipe: str | Mapping[str
     return Found(settings=load_settings(recipe or "frozenlake", [*chosen, *overrides]), model=None)
 
 
-def names_a_model(target: str) -> bool:
+def is_model_reference(target: str) -> bool:
     """Whether a word of a command means a model: a folder, a GGUF file, a name of ours, or `owner/model`."""
     if Path(target).expanduser().is_dir() or target in NAMES:
         return True
@@ -127,7 +127,7 @@ def open_policy(found: Found, *, split: str = "eval") -> RolloutComponents:
     """A policy ready to play the tasks of a split."""
     settings = found.settings
     # A split that does not exist would fail every episode and look like a policy that never succeeds.
-    for world in worlds_of(settings):
+    for world in all_envs(settings):
         with closing_env(world.make(split)) as env:
             reset_env(env, seed=settings.eval.first_seed, split=split)
     return open_rollout(settings, found.resolve(), split=split)
@@ -137,7 +137,7 @@ def newest_checkpoint(directory: RunDirectory) -> Path:
     """The newest one whose policy is as it was written; a damaged one is passed over with a word."""
     for step in reversed(directory.checkpoint_steps()):
         checkpoint = directory.step_checkpoint(step)
-        damage = find_damage(checkpoint, under="policy/")
+        damage = verify_checksums(checkpoint, under="policy/")
         if damage is None:
             return checkpoint
         log.warning("%s is damaged (%s); the one before it is used", checkpoint, damage)
@@ -151,7 +151,7 @@ def _policy_in(path: Path) -> Path:
     return path / "policy" if is_checkpoint else path
 
 
-def run_of(target: str | Path) -> Path | None:
+def find_run(target: str | Path) -> Path | None:
     """The run that a target is, or is a checkpoint of; None where it is of none."""
     if is_endpoint(str(target)):
         return None

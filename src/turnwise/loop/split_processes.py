@@ -23,12 +23,12 @@ from turnwise.loop.components import ExplorerComponents, TrainerComponents
 from turnwise.loop.pipelined import Explorer
 from turnwise.loop.serial import update_policy
 from turnwise.loop.step import STAGES, OnStep, Stages, describe_update, max_episodes
-from turnwise.protocols import Buffer, Mailbox, PolicyMark
+from turnwise.protocols import Buffer, Mailbox, PolicyVersion
 from turnwise.report.metrics import Stopwatch
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.trajectories import TrajectoryJournal
-from turnwise.sync.role_locks import RolePlace, RoleRecord, place_of
-from turnwise.sync.sync_schedule import Bell, ExplorerEnd, TrainerEnd, rules_of
+from turnwise.sync.role_locks import RoleLock, RoleProgress, role_lock
+from turnwise.sync.sync_schedule import ExplorerSync, Notifier, TrainerSync, list_policies
 from turnwise.types import Group, Trajectory, TrajectoryId
 
 _RUNNING_UNBOUNDED = 2
@@ -39,20 +39,20 @@ _RUNNING_UNBOUNDED = 2
 class Shared:
     """What the two processes of a run share beside the buffer."""
 
-    bell: Bell
+    bell: Notifier
     mailbox: Mailbox
-    explorer: RolePlace
-    trainer: RolePlace
+    explorer: RoleLock
+    trainer: RoleLock
     unfinished: Path
 
     @classmethod
     def open(cls, settings: TurnwiseSettings, directory: RunDirectory) -> Shared:
-        bell = Bell()
+        bell = Notifier()
         return cls(
             bell=bell,
             mailbox=open_mailbox(settings, directory.path, bell.ring),
-            explorer=place_of(directory.path, "explorer"),
-            trainer=place_of(directory.path, "trainer"),
+            explorer=role_lock(directory.path, "explorer"),
+            trainer=role_lock(directory.path, "trainer"),
             unfinished=directory.unfinished,
         )
 
@@ -78,12 +78,12 @@ async def train_from_buffer(
     settings, learner = trainer.settings, trainer.learner
     if settings.buffer.offline is not None:
         buffer.add(read_experiences(Path(settings.buffer.offline)))
-    start = PolicyMark(start_step, learner.policy_version)
-    end = TrainerEnd(rules_of(settings.sync), shared.mailbox, trainer.take_weights, start=start)
+    start = PolicyVersion(start_step, learner.policy_version)
+    end = TrainerSync(list_policies(settings.sync), shared.mailbox, trainer.take_weights, start=start)
     if shared.mailbox.newest() != start:
         # Also if newer ones are there: they were left by a process that was killed, and are made again.
         shared.mailbox.post(start, trainer.take_weights())
-    shared.trainer.write(RoleRecord(step=start_step))
+    shared.trainer.write(RoleProgress(step=start_step))
     done = start
     for step in range(start_step + 1, settings.learn.steps + 1):
         waited_until_s = watch.seconds("rollout")
@@ -93,19 +93,19 @@ async def train_from_buffer(
             break
         with watch.section("learn"):
             result = update_policy(trainer, buffer.take(step), hooks, stages)
-        done = PolicyMark(step, result.policy_version)
+        done = PolicyVersion(step, result.policy_version)
         with watch.section("sync"):
             end.finish_update(done)
         described = describe_update(step, RolloutResult(played=[], kept=[]), result, trainer, buffer, hooks, {})
         waited_s = {"sync/trainer_wait_s": watch.seconds("rollout") - waited_until_s}
         await finish_before_cancel(on_step(replace(described, metrics={**described.metrics, **waited_s})))
-        shared.trainer.write(RoleRecord(step=step))
+        shared.trainer.write(RoleProgress(step=step))
     shared.mailbox.post(done, trainer.take_weights())
-    shared.trainer.write(RoleRecord(step=done.step, has_ended=done.step >= settings.learn.steps))
+    shared.trainer.write(RoleProgress(step=done.step, has_ended=done.step >= settings.learn.steps))
 
 
 async def _wait_for_batch(
-    settings: TurnwiseSettings, buffer: Buffer, shared: Shared, end: TrainerEnd, step: int, *, is_first: bool
+    settings: TurnwiseSettings, buffer: Buffer, shared: Shared, end: TrainerSync, step: int, *, is_first: bool
 ) -> bool:
     """Return whether there is something to train on; False: there will be no more."""
 
@@ -131,7 +131,7 @@ async def _wait_for_batch(
     return may_take()
 
 
-def _has_ended(place: RolePlace) -> bool:
+def _has_ended(place: RoleLock) -> bool:
     return not place.is_taken() and place.read().has_ended
 
 
@@ -143,7 +143,7 @@ async def explore_alone(
     buffer: Buffer,
     shared: Shared,
     *,
-    start: PolicyMark,
+    start: PolicyVersion,
     hooks: Sequence[Hook],
     on_rollout: Callable[[int, RolloutResult], None],
 ) -> None:
@@ -154,10 +154,10 @@ async def explore_alone(
     shared.explorer.write(replace(before, has_ended=False))
     # The process before this one may have been killed just after it recorded that it had stored this one.
     shared.journal(before.step).remove()
-    rules, publisher = rules_of(settings.sync, is_alone=True), components.rollout.publisher
+    rules, publisher = list_policies(settings.sync, is_alone=True), components.rollout.publisher
     explorer = Explorer(
         components,
-        ExplorerEnd(rules, shared.mailbox, publisher, shared.bell, start=start, timeout_s=settings.sync.timeout_s),
+        ExplorerSync(rules, shared.mailbox, publisher, shared.bell, start=start, timeout_s=settings.sync.timeout_s),
         shared.bell,
         max_running=_RUNNING_UNBOUNDED if rules.max_staleness is None else rules.max_staleness + 1,
         hooks=Hooks([_EpisodeStore(components, buffer, shared), *hooks]),
@@ -175,7 +175,7 @@ async def explore_alone(
             buffer.add(experiences)
             # A rollout without experiences makes no update possible, so none may wait for it.
             explorer.num_empty += not experiences
-            record = RoleRecord(step=number, tasks=explorer.task_state_before(number + 1))
+            record = RoleProgress(step=number, tasks=explorer.task_state_before(number + 1))
             shared.explorer.write(record)
             shared.journal(number).remove()
             on_rollout(number, rollout)

@@ -13,12 +13,12 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from turnwise.config.schema_learn import NoFilter
-from turnwise.credit.group import normalise_rewards
+from turnwise.credit.group import normalize_rewards
 from turnwise.errors import LearnError
 from turnwise.experience.build import merge_prefixes
 from turnwise.hooks import Hook, RolloutResult, TrainStep, UpdateResult
 from turnwise.infra.digests import seal_groups
-from turnwise.infra.threads import count_left_behind
+from turnwise.infra.threads import count_abandoned
 from turnwise.learn.pack import pack
 from turnwise.loop.components import ExplorerComponents, RolloutComponents, TrainComponents, TrainerComponents
 from turnwise.loop.evaluate import Evaluation, evaluate_policy
@@ -69,7 +69,7 @@ class Stages:
     def shape_rewards(self, trainer: TrainerComponents, experiences: Sequence[Experience]) -> list[Experience]:
         """Merge experiences that extend each other into one row, and apply `reward.normalisation`."""
         scale = trainer.settings.reward.normalisation
-        return normalise_rewards(merge_prefixes(experiences), grouping=scale.grouping, method=scale.method)
+        return normalize_rewards(merge_prefixes(experiences), grouping=scale.grouping, method=scale.method)
 
     def compute_advantages(
         self, trainer: TrainerComponents, rows: Sequence[Experience], annotations: Annotations
@@ -121,7 +121,7 @@ async def collect(explorer: ExplorerComponents, step: int, hooks: Hook, stages: 
         if len(kept) >= explorer.num_groups:
             break
     explorer.tasks.feedback(played)
-    rollout = RolloutResult(played=played, kept=kept[: explorer.num_groups], num_abandoned_calls=count_left_behind())
+    rollout = RolloutResult(played=played, kept=kept[: explorer.num_groups], num_abandoned_calls=count_abandoned())
     hooks.on_rollout(step, rollout)
     return rollout
 

@@ -10,17 +10,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from turnwise.config.schema import EndpointWarmStart, LessonSettings, TurnwiseSettings
+from turnwise.config.schema import EndpointWarmStart, ImitationSettings, TurnwiseSettings
 from turnwise.config.schema_learn import FilePtx, NoPtx, OraclePtx
 from turnwise.context.recorder import require_end_of_turn
 from turnwise.errors import ConfigError, ContextOverflow, LearnError, ModelError
 from turnwise.experience.build import merge_prefixes, split_trajectory
 from turnwise.infra.wait_tracking import track_compute
-from turnwise.loop.build import Stage, build_judging, first_train_seed, open_endpoint
+from turnwise.loop.build import Stage, build_scorer, first_train_seed, open_endpoint
 from turnwise.loop.components import TrainerComponents
-from turnwise.protocols import ChatTemplate, Imitation
-from turnwise.rollout.env_specs import World, find_workflow, has_oracle, read_pairs, require_oracle, worlds_of
-from turnwise.rollout.scripted_policies import DemonstrationWorkflow, NoEngine, recite
+from turnwise.protocols import ChatTemplate, SFTConfig
+from turnwise.rollout.env_specs import World, all_envs, find_workflow, has_oracle, read_pairs, require_oracle
+from turnwise.rollout.scripted_policies import DemonstrationWorkflow, NullEngine, record_reply
 from turnwise.rollout.workflow import Workflow
 from turnwise.types import Experience, IntArray, Task, Trajectory
 
@@ -33,7 +33,7 @@ _PTX_OFFSET = 7_000_000
 async def warm_start(
     trainer: TrainerComponents,
     template: ChatTemplate,
-    settings: LessonSettings,
+    settings: ImitationSettings,
     advance: Callable[[int, int], None],
 ) -> dict[str, float]:
     """Train on demonstrations before reinforcement learning; return what was done."""
@@ -44,7 +44,7 @@ async def warm_start(
             trainer.settings, template, settings.episodes, _WARM_START_OFFSET, asked_by="warm_start.type"
         )
         told = {"demonstrations": settings.episodes}
-    how = Imitation(steps=settings.steps, batch_rows=settings.batch_rows, lr=settings.lr)
+    how = SFTConfig(steps=settings.steps, batch_rows=settings.batch_rows, lr=settings.lr)
     with track_compute("the imitation of demonstrations"):
         loss = trainer.learner.imitate(experiences, how, advance)
     return {**told, "rows": len(experiences), "steps": settings.steps, "loss": loss}
@@ -59,15 +59,15 @@ async def mix_in_demonstrations(trainer: TrainerComponents, template: ChatTempla
                 await _demonstrations(settings, template, ptx.episodes, _PTX_OFFSET, asked_by="learn.ptx.type")
             )
         case FilePtx() as ptx:
-            trainer.learner.supervise(_recitations(settings, template, ptx))
+            trainer.learner.supervise(_ptx_trajectories(settings, template, ptx))
         case NoPtx():
             pass
 
 
-def _recitations(settings: TurnwiseSettings, template: ChatTemplate, ptx: FilePtx) -> list[Experience]:
+def _ptx_trajectories(settings: TurnwiseSettings, template: ChatTemplate, ptx: FilePtx) -> list[Experience]:
     pairs, limit = read_pairs(ptx), settings.context.max_tokens
     try:
-        trajectories = recite(pairs, template, max_tokens=limit)
+        trajectories = record_reply(pairs, template, max_tokens=limit)
     except ContextOverflow as overflow:
         raise ConfigError(f"learn.ptx.path: {overflow} Or shorten the row.") from overflow
     return [e for trajectory in trajectories for e in split_trajectory(trajectory)]
@@ -79,10 +79,10 @@ async def _demonstrations(
     """Of every environment that has an oracle; the main one must."""
     require_oracle(settings, asked_by=asked_by)
     require_end_of_turn(template)
-    stage = Stage(settings=settings, template=template, engine=NoEngine())
+    stage = Stage(settings=settings, template=template, engine=NullEngine())
     trajectories = [
         trajectory
-        for world in worlds_of(settings)
+        for world in all_envs(settings)
         if has_oracle(world)
         for trajectory in await _play(stage, replace(world, groups=num_episodes), seed_offset, DemonstrationWorkflow)
     ]
@@ -116,12 +116,12 @@ async def _lessons_of_endpoint(
     require_end_of_turn(template)
     # In a thread: it looks whether the endpoint is there, and waits for the answer.
     engine = await asyncio.to_thread(open_endpoint, settings, template, where="warm_start")
-    stage = Stage(settings=run, template=template, engine=engine, judging=build_judging(run))
+    stage = Stage(settings=run, template=template, engine=engine, judging=build_scorer(run))
     kept: list[Trajectory] = []
     left_out: Counter[str] = Counter()
     failure = ""
     try:
-        for world in worlds_of(run):
+        for world in all_envs(run):
             for trajectory in await _play(stage, replace(world, groups=settings.episodes), _WARM_START_OFFSET):
                 reason = _reason_against(trajectory, world, settings, template)
                 left_out[reason] += bool(reason)
@@ -169,7 +169,7 @@ def _replies(trajectory: Trajectory) -> Sequence[tuple[IntArray, IntArray]]:
 def _prefix_behind(before: IntArray, own_prefix: str, template: ChatTemplate) -> str:
     """What a reply was made to begin with: a call, where the program requires one, or what the run says."""
     try:
-        call = template.begin_call()
+        call = template.tool_call_prefix()
     except ModelError:
         return own_prefix
     # A token has a character at least.

@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from turnwise.config.schema import Lora, ModelSettings
 from turnwise.errors import ConfigError
-from turnwise.models.load import cast_frozen, piece_like, read_whole, torch_dtype, write_whole
+from turnwise.models.load import atomic_write, cast_frozen, read_whole, shard_like, torch_dtype
 
 _ADAPTER = "default"
 
@@ -105,11 +105,11 @@ def fold_adapter(model: nn.Module, *, seed: int) -> None:
     with _seeded(seed):
         for _, layer in _adapted_layers(model):
             base: Any = layer.get_base_layer().weight
-            base.add_(piece_like(base, _delta(layer)))
+            base.add_(shard_like(base, _delta(layer)))
             down, up = _matrices(layer)
             # As peft begins them; drawn as a whole, so that pieces are those of one process.
             fresh = torch.empty(down.shape, dtype=down.dtype, device=down.device)
-            write_whole(down, nn.init.kaiming_uniform_(fresh, a=math.sqrt(5)))
+            atomic_write(down, nn.init.kaiming_uniform_(fresh, a=math.sqrt(5)))
             up.zero_()
 
 

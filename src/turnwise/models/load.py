@@ -362,7 +362,7 @@ def read_whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def piece_like(tensor: Tensor, whole: Tensor) -> Tensor:
+def shard_like(tensor: Tensor, whole: Tensor) -> Tensor:
     """This rank's piece of a whole that every rank has, laid out as `tensor` is."""
     if whole.shape != tensor.shape:
         raise ValueError(f"a tensor of shape {tuple(whole.shape)} given; expected {tuple(tensor.shape)}")
@@ -374,9 +374,9 @@ def piece_like(tensor: Tensor, whole: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def write_whole(tensor: Tensor, whole: Tensor) -> None:
+def atomic_write(tensor: Tensor, whole: Tensor) -> None:
     """Make it what `whole` is; every rank writes its own piece."""
-    tensor.copy_(piece_like(tensor, whole))
+    tensor.copy_(shard_like(tensor, whole))
 
 
 _WIDTH = 512

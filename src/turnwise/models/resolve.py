@@ -38,7 +38,7 @@ from turnwise.models.load import (
     make_causal_model,
 )
 from turnwise.models.memory import read_config
-from turnwise.models.tiny import find_or_make, made_folder, tiny_config
+from turnwise.models.tiny import cached_model_folder, find_or_make, tiny_config
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
 
@@ -80,7 +80,7 @@ def check_reward_model(path: str) -> None:
         raise ModelError(f"reward.judge.path '{path}' has no tokenizer that can be loaded: {error}") from error
 
 
-def check_held_as(config: PreTrainedConfig, settings: ModelSettings) -> None:
+def check_model_options(config: PreTrainedConfig, settings: ModelSettings) -> None:
     """Whether a model of this shape can have the adapters and the checkpointing that `model` asks for."""
     if not isinstance(settings.lora, Lora) and settings.gradient_checkpointing is not True:
         return
@@ -132,7 +132,7 @@ _KNOWN_CUTS = _SINGLE_DIGITS | {
 
 def gguf_folder(cache: Path, file: Path) -> Path:
     """Where the converted model is, or will be."""
-    return made_folder(cache, file.stem, _ingredients(file))
+    return cached_model_folder(cache, file.stem, _ingredients(file))
 
 
 def convert_gguf(cache: Path, file: Path) -> Path:
@@ -238,11 +238,11 @@ def resolve_path(path: str) -> str:
         return str(convert_gguf(cache_folder() / "models", file))
     if snapshot := _find_snapshot(Path(path).expanduser()):
         return str(snapshot)
-    require_reachable(path)
+    check_hub_access(path)
     return path
 
 
-def find_here(path: str) -> str | None:
+def find_local(path: str) -> str | None:
     """The folder that `resolve_path` would give, where it can be had at once: nothing is converted or fetched."""
     if file := find_gguf(path):
         folder = gguf_folder(cache_folder() / "models", file)
@@ -269,7 +269,7 @@ def read_shape(settings: TurnwiseSettings) -> PreTrainedConfig | None:
     model = settings.model
     if model.path == "tiny":
         return tiny_config(model.tiny, vocab_size=model.tiny.vocab_size)
-    if here := find_here(model.path):
+    if here := find_local(model.path):
         return read_config(here)
     file = find_gguf(model.path)
     return file and load_config(file.parent, gguf_file=file.name)
@@ -277,7 +277,7 @@ def read_shape(settings: TurnwiseSettings) -> PreTrainedConfig | None:
 
 def describe_set_up(path: str) -> str:
     """What takes so long while this model is set up, for whoever waits."""
-    if path == "tiny" or find_here(path):
+    if path == "tiny" or find_local(path):
         return "setting up the model"
     return (
         f"converting '{path}' to a Hugging Face folder, once" if find_gguf(path) else f"fetching '{path}' from the hub"
@@ -286,7 +286,7 @@ def describe_set_up(path: str) -> str:
 
 def note_on(path: str) -> str:
     """What is not known about this model before it is used; empty where it is all here."""
-    if path == "tiny" or find_here(path):
+    if path == "tiny" or find_local(path):
         return ""
     if find_gguf(path):
         return f"model.path: '{path}' is converted to a Hugging Face folder when it is first used; unchecked till then."
@@ -323,7 +323,7 @@ def _find_snapshot(folder: Path) -> Path | None:
     return found[0]
 
 
-def require_reachable(name: str) -> None:
+def check_hub_access(name: str) -> None:
     """The hub is asked once for a name of its own: one that leads nowhere is told before anything is made of it."""
     if name in NAMES or not is_hub_name(name) or read_config(name) is not None:
         return

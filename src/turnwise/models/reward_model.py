@@ -79,7 +79,7 @@ class ConversationReader:
         return self._marks.sub(lambda mark: f"{mark[0][:1]} {mark[0][1:]}", safe)
 
 
-class ModelJudge:
+class ModelScorer:
     """`reward.judge: {type: model}`"""
 
     def __init__(
@@ -101,7 +101,7 @@ class ModelJudge:
         return scores
 
 
-def load_judge(path: str | Path, *, batch_rows: int, max_tokens: int) -> ModelJudge:
+def load_reward_model(path: str | Path, *, batch_rows: int, max_tokens: int) -> ModelScorer:
     """A reward model with its own tokenizer, from a local folder or a hub name."""
     try:
         model, missing = load_classifier(path)
@@ -112,7 +112,7 @@ def load_judge(path: str | Path, *, batch_rows: int, max_tokens: int) -> ModelJu
             "or hub name of a sequence classifier with one label, or 'tiny' for the built-in one."
         ) from error
     _check_is_reward_model(model, missing, path)
-    return ModelJudge(model, tokenizer, batch_rows=batch_rows, max_tokens=max_tokens)
+    return ModelScorer(model, tokenizer, batch_rows=batch_rows, max_tokens=max_tokens)
 
 
 def _check_is_reward_model(model: PreTrainedModel, missing: Collection[str], path: str | Path) -> None:

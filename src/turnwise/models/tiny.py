@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from turnwise.config.schema import TinySettings
-from turnwise.infra.atomic_files import whole_folder
+from turnwise.infra.atomic_files import atomic_dir
 
 PAD, END = "<|pad|>", "<|end|>"
 _SPECIAL = (PAD, "<|system|>", "<|user|>", "<|assistant|>", END)
@@ -61,19 +61,19 @@ def tiny_model_folder(cache: Path, *, settings: TinySettings, seed: int, sample_
 
 def find_or_make(cache: Path, kind: str, ingredients: list[object], create: Callable[[Path], None]) -> Path:
     """The folder of a made model; it is whole or not there."""
-    folder = made_folder(cache, kind, ingredients)
+    folder = cached_model_folder(cache, kind, ingredients)
     # In this order: another process may finish it at any moment, and what is whole must not be taken for broken.
     if folder.is_dir() and not (folder / "config.json").is_file():
         shutil.rmtree(folder, ignore_errors=True)
     if not folder.is_dir():
         transformers_logging.disable_progress_bar()
         # Another process may be faster, and its model be in use already; both make the same.
-        with whole_folder(folder, keeps_first=True, failures=(SafetensorError,)) as unfinished:
+        with atomic_dir(folder, keeps_first=True, failures=(SafetensorError,)) as unfinished:
             create(unfinished)
     return folder
 
 
-def made_folder(cache: Path, kind: str, ingredients: list[object]) -> Path:
+def cached_model_folder(cache: Path, kind: str, ingredients: list[object]) -> Path:
     """Its name, after all that it is made of; it need not be there."""
     recipe = json.dumps(ingredients)
     return cache / f"{kind}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"

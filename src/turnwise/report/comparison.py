@@ -23,7 +23,7 @@ from turnwise.report.statistics import paired_interval, relabel_p_value, sign_fl
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceOfEval:
+class EvalLocation:
     """An evaluation as the page of its run knows it."""
 
     run: Path
@@ -32,7 +32,7 @@ class PlaceOfEval:
     eval: str
 
 
-def find_pages(first: SavedEval, second: SavedEval) -> tuple[PlaceOfEval, PlaceOfEval] | None:
+def find_pages(first: SavedEval, second: SavedEval) -> tuple[EvalLocation, EvalLocation] | None:
     """None where one of them is of no run: the page shows runs. Of several seeds the first is shown."""
     # The page names a run after where it really lies: neither `.` nor a symbolic link is a name.
     folders = [saved.folder.resolve() for saved in (first, second)]
@@ -42,10 +42,10 @@ def find_pages(first: SavedEval, second: SavedEval) -> tuple[PlaceOfEval, PlaceO
             return None
     # Of two runs with one name the page calls the second by its path.
     name = str(other) if one != other and one.name == other.name else other.name
-    return PlaceOfEval(one, one.name, folders[0].name), PlaceOfEval(other, name, folders[1].name)
+    return EvalLocation(one, one.name, folders[0].name), EvalLocation(other, name, folders[1].name)
 
 
-def link_to(pages: tuple[PlaceOfEval, PlaceOfEval] | None, task: str) -> str:
+def link_to(pages: tuple[EvalLocation, EvalLocation] | None, task: str) -> str:
     """Nothing where there is no page of both."""
     if pages is None:
         return ""
@@ -296,7 +296,7 @@ def _exact_return(result: TaskResult) -> Fraction:
 
 
 def _differing(
-    exact: Mapping[str, tuple[Fraction, Fraction]], pages: tuple[PlaceOfEval, PlaceOfEval] | None
+    exact: Mapping[str, tuple[Fraction, Fraction]], pages: tuple[EvalLocation, EvalLocation] | None
 ) -> tuple[TaskDifference, ...]:
     found = [(name, one, two) for name, (one, two) in exact.items() if one != two]
     found.sort(key=lambda row: -abs(row[2] - row[1]))

@@ -24,7 +24,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from turnwise.infra.untrusted import UNKNOWN, show_success
+from turnwise.infra.untrusted import UNKNOWN, format_success_rate
 from turnwise.report.run_dir import TIME_SECTIONS, Summary
 from turnwise.types import Metrics, Trajectory, Turn
 
@@ -148,7 +148,7 @@ class ProgressDisplay:
         facts: list[tuple[str, str]] = []
         if self._successes or "rollout/return" in self._metrics:
             mean = sum(self._successes) / len(self._successes) if self._successes else None
-            facts.append(("success", show_success(mean)))
+            facts.append(("success", format_success_rate(mean)))
         if "rollout/return" in self._metrics:
             facts.append(("return", f"{self._metrics['rollout/return']:.2f}"))
         if "rollout/tokens_per_s" in self._metrics:
@@ -346,7 +346,7 @@ def _result(summary: Summary, *, arrow: str) -> RenderableType:
         facts.add_row("success", f"{UNKNOWN}: not reported by the workflow")
     for tag, outcome in summary.envs.items() if len(summary.envs) > 1 else ():
         share = outcome["success"] if isinstance(outcome["success"], int | float) else None
-        facts.add_row(tag, f"success {show_success(share, '.1%')}, return {outcome['return']:.2f}")
+        facts.add_row(tag, f"success {format_success_rate(share, '.1%')}, return {outcome['return']:.2f}")
     facts.add_row("steps", str(summary.steps))
     if summary.stopped is not None:
         facts.add_row("stopped", f"{summary.stopped['kind']} at step {summary.stopped['step']}")

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import RunError
-from turnwise.infra.atomic_files import encode_object, read_object, write_whole
-from turnwise.infra.untrusted import share_of, tell_successes
-from turnwise.report.statistics import mean_interval, share_interval
+from turnwise.infra.atomic_files import atomic_write, encode_object, read_object
+from turnwise.infra.untrusted import success_flags, success_rate
+from turnwise.report.statistics import mean_interval, wilson_interval
 from turnwise.types import Task, Trajectory
 
 RESULT = "eval.json"
@@ -76,7 +76,7 @@ class TaskResult:
     @property
     def share(self) -> float | None:
         """Success rate of the episodes that report it; None if none does."""
-        return share_of(play.is_success for play in self.plays)
+        return success_rate(play.is_success for play in self.plays)
 
     @property
     def mean_return(self) -> float:
@@ -94,7 +94,7 @@ class TaskResult:
 def results_of(trajectories: Sequence[Trajectory]) -> tuple[TaskResult, ...]:
     """By task, in the order in which tasks were first played."""
     by_task: dict[Task, list[tuple[Trajectory, bool | None]]] = {}
-    for trajectory, is_success in zip(trajectories, tell_successes(trajectories), strict=True):
+    for trajectory, is_success in zip(trajectories, success_flags(trajectories), strict=True):
         by_task.setdefault(trajectory.task, []).append((trajectory, is_success))
     return tuple(
         TaskResult(
@@ -118,7 +118,7 @@ def success_interval(tasks: Sequence[TaskResult]) -> tuple[float, float] | None:
     if not shares:
         return None
     if all(len(task.plays) == 1 for task in tasks):
-        return share_interval(sum(shares) / len(shares), len(shares))
+        return wilson_interval(sum(shares) / len(shares), len(shares))
     return mean_interval(shares, is_share=True)
 
 
@@ -162,7 +162,7 @@ def new_eval_folder(parent: Path, name: str) -> Path:
 def write_eval(folder: Path, report: Mapping[str, object], tasks: Sequence[TaskResult]) -> Path:
     """Save a report, which has at least `target`, `recipe`, `seed` and `worlds`, with the results of the tasks."""
     path = folder / RESULT
-    write_whole(path, encode_object({**report, "tasks": [task.to_dict() for task in tasks]}))
+    atomic_write(path, encode_object({**report, "tasks": [task.to_dict() for task in tasks]}))
     return path
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from turnwise.errors import RunError
 from turnwise.infra.atomic_files import reason
-from turnwise.infra.untrusted import share_of, tell_successes
+from turnwise.infra.untrusted import success_flags, success_rate
 from turnwise.protocols import Sink
 from turnwise.report.run_dir import TIME_SECTIONS
 from turnwise.types import Group, Metrics, Trajectory, Turn
@@ -57,7 +57,7 @@ class JsonlSink:
 
 
 @runtime_checkable
-class DrawingSink(Protocol):
+class MediaSink(Protocol):
     """A sink that also shows how numbers are spread, and texts."""
 
     def draw(self, step: int, histograms: Mapping[str, object], texts: Mapping[str, str]) -> None: ...
@@ -74,7 +74,7 @@ class Sinks:
 
     def draw(self, step: int, histograms: Mapping[str, object], texts: Mapping[str, str]) -> None:
         """For sinks that can show how numbers are spread, and texts."""
-        self._call(step, lambda sink: sink.draw(step, histograms, texts) if isinstance(sink, DrawingSink) else None)
+        self._call(step, lambda sink: sink.draw(step, histograms, texts) if isinstance(sink, MediaSink) else None)
 
     def _call(self, step: int, call: Callable[[Sink], None]) -> None:
         for sink in tuple(self._sinks):
@@ -117,12 +117,12 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 def _success_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float]:
     """Over the episodes that say whether they reached their goal; beside it, the share of those that do not."""
-    said = tell_successes([t for siblings in groups for t in siblings])
+    said = success_flags([t for siblings in groups for t in siblings])
     one_by_one = iter(said)
     by_group = [[next(one_by_one) for _ in siblings] for siblings in groups]
     found = {
-        "rollout/success": share_of(said),
-        "rollout/pass_at_k": share_of(_holds_success(siblings) for siblings in by_group),
+        "rollout/success": success_rate(said),
+        "rollout/pass_at_k": success_rate(_holds_success(siblings) for siblings in by_group),
         "rollout/success_unknown": said.count(None) / len(said) or None,
     }
     return {name: value for name, value in found.items() if value is not None}
@@ -201,10 +201,10 @@ def _tag_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     by_tag = split_by_tag(trajectories)
     apart: dict[str, float] = {}
     for tag, plays in by_tag.items() if len(by_tag) > 1 else ():
-        if (share := share_of(tell_successes(plays))) is not None:
+        if (share := success_rate(success_flags(plays))) is not None:
             apart[f"rollout/success/{tag}"] = share
         apart[f"rollout/return/{tag}"] = _mean([t.episode_return for t in plays])
-    told = {f"env/{tag}/{name}": value for tag, plays in by_tag.items() for name, value in told_numbers(plays).items()}
+    told = {f"env/{tag}/{name}": value for tag, plays in by_tag.items() for name, value in env_metrics(plays).items()}
     return apart | told
 
 
@@ -216,7 +216,7 @@ def split_by_tag(trajectories: Sequence[Trajectory]) -> dict[str, list[Trajector
     return by_tag
 
 
-def told_numbers(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+def env_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """What an environment says in numbers of its own: the last in each episode, as a mean over those that have it."""
     last: dict[str, list[float]] = {}
     for trajectory in trajectories:

@@ -24,7 +24,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter, StrMet
 from numpy.typing import NDArray
 
 from turnwise.errors import Finding
-from turnwise.infra.atomic_files import write_whole
+from turnwise.infra.atomic_files import atomic_write
 from turnwise.report.run_dir import TIME_SECTIONS, Summary
 from turnwise.types import Metrics
 
@@ -58,7 +58,7 @@ STYLE: dict[Any, Any] = {
 def save_figure(figure: Figure, path: Path) -> None:
     image = io.BytesIO()
     FigureCanvasAgg(figure).print_png(image)
-    write_whole(path, image.getvalue())
+    atomic_write(path, image.getvalue())
 
 
 _NUM_TOLD = 4
@@ -326,22 +326,22 @@ _MOST_COLUMNS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class CurveSpec:
     """Which number of a step is drawn."""
 
     metric: str
     label: str
 
 
-HELD_OUT = Shown("eval/success", "success on held-out episodes")
-SAMPLED = Shown("rollout/success", "success of sampled play")
+HELD_OUT = CurveSpec("eval/success", "success on held-out episodes")
+SAMPLED = CurveSpec("rollout/success", "success of sampled play")
 
 
 def plot_comparison(
     curves: Mapping[str, Sequence[Sequence[Metrics]]],
     yardsticks: Mapping[str, float],
     path: Path,
-    shown: Shown = HELD_OUT,
+    shown: CurveSpec = HELD_OUT,
 ) -> None:
     """`curves[recipe][seed]` are the metrics of a run; `yardsticks` are drawn as level lines in every panel."""
     num_columns = min(len(curves), _MOST_COLUMNS)

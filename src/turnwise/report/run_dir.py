@@ -19,18 +19,18 @@ from typing import Any, Literal
 from turnwise.errors import Finding, RunError
 from turnwise.infra.atomic_files import (
     append_line,
+    atomic_write,
     encode_object,
     read_object,
     read_text,
     reason,
     remove_folder,
-    remove_leftovers,
-    write_first,
-    write_whole,
+    remove_stale_temp_files,
+    write_if_absent,
 )
 from turnwise.infra.parsing import parse_json
 from turnwise.report.manifest import Manifest
-from turnwise.report.token_log import forget_steps
+from turnwise.report.token_log import truncate_after
 
 _NOT_NUMBERS = ("recipe", "env", "findings", "stopped")
 TIME_SECTIONS: tuple[str, ...] = ("rollout", "env", "learn", "sync", "other")
@@ -202,15 +202,15 @@ class RunDirectory:
         for records in (run.metrics, run.findings):
             if records.exists():
                 kept = [line for line, row in _rows(records) if row["step"] <= step]
-                write_whole(records, "".join(f"{line}\n" for line in kept))
+                atomic_write(records, "".join(f"{line}\n" for line in kept))
         for file in run.trajectories.glob("step-*.jsonl") if has_played else ():
             if (found := _STEP_NAME.fullmatch(file.stem)) and int(found[1]) > step:
                 file.unlink()
-        forget_steps(run.learning_record, after=step)
+        truncate_after(run.learning_record, after=step)
         if step < 0 and run.tensorboard.exists():
             remove_folder(run.tensorboard)
         run.checkpoints.mkdir(exist_ok=True)
-        remove_leftovers(run.checkpoints)
+        remove_stale_temp_files(run.checkpoints)
         append_line(run.resumes, json.dumps({"step": step, "at": f"{datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z}"}))
         return run
 
@@ -308,14 +308,14 @@ class RunDirectory:
     def remove_checkpoint(self, step: int) -> None:
         remove_folder(self.step_checkpoint(step))
 
-    def put_checkpoint_aside(self, step: int) -> Path:
+    def quarantine_checkpoint(self, step: int) -> Path:
         """Under a name that is no checkpoint's, for whoever wants to look at it."""
         numbered = (self.checkpoints / f"{step_name(step)}.damaged{number or ''}" for number in count())
         aside = next(path for path in numbered if not path.exists())
         return self.step_checkpoint(step).rename(aside)
 
     def write_summary(self, summary: Summary) -> None:
-        write_whole(self.summary, summary.to_json())
+        atomic_write(self.summary, summary.to_json())
 
     def read_summary(self) -> Summary:
         if not self.summary.exists():
@@ -356,7 +356,7 @@ class RunDirectory:
     def write_manifest(self, manifest: Manifest) -> None:
         """Unless there is one: it tells how the run began."""
         if not self.manifest.exists():
-            write_whole(self.manifest, manifest.to_json())
+            atomic_write(self.manifest, manifest.to_json())
 
     def _make_rest(self, manifest: Manifest) -> None:
         """What a process that was killed in its first moments has not made."""
@@ -381,7 +381,7 @@ class RunDirectory:
         """The settings are the claim: of two runs that start in the same folder at the same moment, one writes them."""
         try:
             has_records = self.metrics.exists() and self.metrics.stat().st_size > 0
-            is_taken = self.config.exists() or has_records or not write_first(self.config, config_yaml)
+            is_taken = self.config.exists() or has_records or not write_if_absent(self.config, config_yaml)
         except OSError as error:
             raise self._unwritable(error) from error
         if is_taken:

@@ -20,7 +20,7 @@ _Z = 1.959964
 """Of the normal distribution: 95 % lie within this many standard deviations."""
 
 
-def share_interval(share: float, episodes: int) -> tuple[float, float]:
+def wilson_interval(share: float, episodes: int) -> tuple[float, float]:
     """Low and high end; everything is possible where nothing was played."""
     if episodes < 1:
         return 0.0, 1.0
@@ -37,7 +37,7 @@ def recorded_interval(row: Mapping[str, Any], tasks: int) -> tuple[float, float]
     success = row.get("eval/success")
     if success is None:
         return None
-    return share_interval(success, round(tasks * (1 - row.get("eval/success_unknown", 0.0))))
+    return wilson_interval(success, round(tasks * (1 - row.get("eval/success_unknown", 0.0))))
 
 
 def list_ends(ends: tuple[float, float] | None) -> list[float] | None:
@@ -45,7 +45,7 @@ def list_ends(ends: tuple[float, float] | None) -> list[float] | None:
     return None if ends is None else list(ends)
 
 
-def show_share(share: float | None, ends: Sequence[float] | None) -> str:
+def format_proportion(share: float | None, ends: Sequence[float] | None) -> str:
     """`0.58 (0.48 to 0.67)`, without what is in brackets where the interval is not known; or that nobody knows."""
     if share is None:
         return UNKNOWN
@@ -79,7 +79,7 @@ def mean_interval(per_task: Sequence[float], *, is_share: bool) -> tuple[float, 
     """
     values = np.asarray(per_task, dtype=np.float64)
     if is_share and (len(values) == 0 or (np.ptp(values) == 0 and values[0] in (0.0, 1.0))):
-        return share_interval(float(values[0]) if len(values) else 0.0, len(values))
+        return wilson_interval(float(values[0]) if len(values) else 0.0, len(values))
     return _ends_of(_draw_means(values))
 
 

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.errors import RunError
-from turnwise.infra.atomic_files import append_bytes, reason, write_whole
+from turnwise.infra.atomic_files import append_bytes, atomic_write, reason
 from turnwise.report.token_log_codec import (
     HEADER_BYTES,
     MAGIC,
     BlockHeader,
-    LearntBatch,
     Share,
+    UpdateRecord,
     choose_rows,
     decode_block,
     encode_block,
@@ -42,7 +42,7 @@ class _Place(NamedTuple):
     end: int
 
 
-class LearningRecorder:
+class TokenLogWriter:
     """Appends what is to be kept of each update. A disk that fails ends the record, never the run."""
 
     def __init__(self, path: Path, share: Share) -> None:
@@ -50,7 +50,7 @@ class LearningRecorder:
         self._share: Share = share
         self._is_mended = False
 
-    def write(self, step: int, learnt: LearntBatch) -> None:
+    def write(self, step: int, learnt: UpdateRecord) -> None:
         """One block."""
         rows = choose_rows(learnt.experiences, self._share)
         if not len(rows):
@@ -76,7 +76,7 @@ class LearningRecorder:
         append_bytes(_index_path(self._path), _encode_index([_Place(step, start, start + len(block))]))
 
 
-class LearningRecord:
+class TokenLog:
     """Reads the record of a run, also while the run writes it."""
 
     def __init__(self, path: Path) -> None:
@@ -126,7 +126,7 @@ class LearningRecord:
         return {place.step: place for place in _find_blocks(self._path)}
 
 
-def forget_steps(path: Path, *, after: int) -> None:
+def truncate_after(path: Path, *, after: int) -> None:
     """Cut off the blocks of later steps, for a run that makes them again."""
     if not path.exists():
         return
@@ -146,7 +146,7 @@ def _mend(path: Path) -> None:
 
 def _cut(path: Path, size: int, places: list[_Place]) -> None:
     """The index first: one that is behind costs a look, one that is ahead is of no use."""
-    write_whole(_index_path(path), _encode_index(places))
+    atomic_write(_index_path(path), _encode_index(places))
     try:
         with path.open("r+b") as file:
             file.truncate(size)

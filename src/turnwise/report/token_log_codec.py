@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turnwise.infra.array_codec import pack_columns, unpack_columns
-from turnwise.infra.seeds import fingerprint
+from turnwise.infra.seeds import hash64
 from turnwise.report.token_log_reader import RowTable, StepTokens, TurnTable
 from turnwise.types import (
     Annotations,
@@ -72,7 +72,7 @@ class BlockHeader:
         return HEADER_BYTES + self.num_body_bytes
 
 
-def encode_block(step: int, learnt: LearntBatch, *, num_trained_rows: int, num_trained_tokens: int) -> bytes:
+def encode_block(step: int, learnt: UpdateRecord, *, num_trained_rows: int, num_trained_tokens: int) -> bytes:
     """`num_trained_rows` and `num_trained_tokens` count what the update learnt from, written down or not."""
     columns = {
         **_trajectory_columns(learnt),
@@ -93,7 +93,7 @@ def encode_block(step: int, learnt: LearntBatch, *, num_trained_rows: int, num_t
     return header + struct.pack("<I", zlib.crc32(header)) + body
 
 
-def _trajectory_columns(learnt: LearntBatch) -> dict[str, NDArray[Any]]:
+def _trajectory_columns(learnt: UpdateRecord) -> dict[str, NDArray[Any]]:
     firsts = np.unique(learnt.batch.trajectory_of_row, return_index=True)[1].tolist()
     ids = [learnt.experiences[row].id.trajectory for row in firsts]
     task_ids = {task_id: number for number, task_id in enumerate(dict.fromkeys(i.task_id for i in ids))}
@@ -105,7 +105,7 @@ def _trajectory_columns(learnt: LearntBatch) -> dict[str, NDArray[Any]]:
     }
 
 
-def _row_columns(learnt: LearntBatch) -> dict[str, NDArray[Any]]:
+def _row_columns(learnt: UpdateRecord) -> dict[str, NDArray[Any]]:
     rows = learnt.experiences
     flags = [_IS_LAST * e.is_last + _IS_TRUNCATED * e.is_truncated for e in rows]
     columns: dict[str, NDArray[Any]] = {
@@ -136,7 +136,7 @@ def _token_columns(batch: Batch) -> dict[str, NDArray[Any]]:
     }
 
 
-def _sampled_columns(learnt: LearntBatch) -> dict[str, NDArray[Any]]:
+def _sampled_columns(learnt: UpdateRecord) -> dict[str, NDArray[Any]]:
     """Nothing is known, and nothing is written, of tokens that were given."""
     batch, trace = learnt.batch, learnt.trace
     kept: dict[str, NDArray[Any]] = {
@@ -271,7 +271,7 @@ _PER_ROW = frozenset({"row_starts", "trajectory_of_row"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LearntBatch:
+class UpdateRecord:
     """One update: the rows of its Batch, in the same order, with all that credit and the learner said about them."""
 
     policy_version: int
@@ -291,8 +291,8 @@ class LearntBatch:
         traced, tokens = self.trace and len(self.trace.entropies), len(self.batch.token_ids)
         if len(self.experiences) != self.batch.num_rows or traced not in (None, tokens):
             raise ValueError(
-                f"LearntBatch: a batch of {self.batch.num_rows} rows and {tokens} tokens, with {len(self.experiences)} "
-                f"experiences and a trace of {traced} tokens"
+                f"UpdateRecord: a batch of {self.batch.num_rows} rows and {tokens} tokens, with "
+                f"{len(self.experiences)} experiences and a trace of {traced} tokens"
             )
 
     @classmethod
@@ -304,7 +304,7 @@ class LearntBatch:
         *,
         annotated: Sequence[Experience],
         annotations: Annotations,
-    ) -> LearntBatch:
+    ) -> UpdateRecord:
         """`annotated` are the experiences that `annotations` are about; a credit rule may have put them in order."""
         penalties = None
         if annotations.token_penalties is not None:
@@ -347,13 +347,13 @@ def _fill(names: Sequence[str], lengths: Sequence[int], max_tokens: int) -> tupl
     sizes: dict[str, int] = {}
     for name, length in zip(names, lengths, strict=True):
         sizes[name] = sizes.get(name, 0) + length
-    order = sorted(sizes, key=fingerprint)
+    order = sorted(sizes, key=hash64)
     # Up to the first that does not fit: going on with smaller ones would prefer short episodes.
     ends = np.cumsum([sizes[name] for name in order])
     return set(order[: int(np.searchsorted(ends, max_tokens, side="right"))]), order[0]
 
 
-def take_rows(learnt: LearntBatch, rows: NDArray[np.int64]) -> LearntBatch:
+def take_rows(learnt: UpdateRecord, rows: NDArray[np.int64]) -> UpdateRecord:
     """The same update with some of its rows alone."""
     batch = learnt.batch
     if len(rows) == batch.num_rows:

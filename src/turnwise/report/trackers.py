@@ -33,7 +33,7 @@ from turnwise.config.component import TRACKERS
 from turnwise.config.settings import require_package
 from turnwise.errors import RunError
 from turnwise.infra.atomic_files import reason
-from turnwise.infra.seeds import fingerprint
+from turnwise.infra.seeds import hash64
 from turnwise.protocols import Sink
 from turnwise.types import Metrics
 
@@ -55,7 +55,7 @@ class TrackerSite:
     @property
     def id(self) -> str:
         """The same for a run that is resumed."""
-        return f"{fingerprint(str(self.run_path.resolve())):016x}"
+        return f"{hash64(str(self.run_path.resolve())):016x}"
 
 
 class Tracker(Protocol):

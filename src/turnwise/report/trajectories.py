@@ -21,7 +21,7 @@ import numpy as np
 from turnwise.errors import RunError
 from turnwise.hooks import Hook, RolloutResult
 from turnwise.infra.array_codec import decode_text, encode_text
-from turnwise.infra.atomic_files import append_line, read_text, write_whole
+from turnwise.infra.atomic_files import append_line, atomic_write, read_text
 from turnwise.infra.parsing import parse_json
 from turnwise.infra.untrusted import show
 from turnwise.provenance import Origin
@@ -46,11 +46,11 @@ class TrajectoryWriter:
         lines = _lines(path) if path.exists() else []
         room = max(0, self._max_per_step - len(lines))
         lines += [_with_checksum(encode_trajectory(trajectory)) for trajectory in trajectories[:room]]
-        write_whole(path, "".join(f"{line}\n" for line in lines))
+        atomic_write(path, "".join(f"{line}\n" for line in lines))
         return path
 
 
-def read_sound_trajectories(path: Path) -> list[Trajectory]:
+def read_verified_trajectories(path: Path) -> list[Trajectory]:
     """The same as `read_trajectories`, where every line is as it was written; otherwise an error names the first that
     is not. Lines from before there were checksums are believed.
     """
@@ -209,7 +209,7 @@ class TrajectoryJournal:
         written = self._path.read_bytes()
         whole = written[: written.rfind(b"\n") + 1]
         if whole != written:
-            write_whole(self._path, whole)
+            atomic_write(self._path, whole)
         return whole.splitlines()
 
     def append(self, trajectory: Trajectory) -> None:

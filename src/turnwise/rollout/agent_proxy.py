@@ -24,13 +24,13 @@ from turnwise.context.recorder import make_trajectory
 from turnwise.errors import ConfigError, ContextOverflow, EngineError, EnvError, WorkflowError
 from turnwise.infra.digests import seal_turns
 from turnwise.infra.threads import DaemonThreads, gather_or_end
-from turnwise.infra.untrusted import find_line, read_reward, show, tell_error, told_by
+from turnwise.infra.untrusted import find_line, format_error, parse_reward, show, told_by
 from turnwise.protocols import ChatTemplate, Engine
 from turnwise.rollout.env_manager import EnvStateManager, dynamics_seed
-from turnwise.rollout.episode import RunnerLimits
+from turnwise.rollout.episode import RolloutLimits
 from turnwise.rollout.model_handle import ModelHandle
-from turnwise.rollout.scoring import Judging, Shaping, shape_rewards
-from turnwise.rollout.workflow import Rival, Rivals, Workflow, WorkflowTask
+from turnwise.rollout.scoring import RewardScoring, Shaping, shape_rewards
+from turnwise.rollout.workflow import FrozenOpponent, OpponentSampler, Workflow, WorkflowTask
 from turnwise.types import Group, Sampling, StopReason, Task, Trajectory, TrajectoryId
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ _EPISODE: ContextVar[str] = ContextVar("turnwise_episode", default="")
 """The episode that the current task plays; whatever a program starts inherits it."""
 
 
-def begin_episode(name: str) -> None:
+def bind_episode(name: str) -> None:
     """From here on tasks that are started in this one are the episode's."""
     _EPISODE.set(name)
     loop = asyncio.get_running_loop()
@@ -70,17 +70,17 @@ _scopes = count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlayRules:
+class RolloutOptions:
     """How episodes are played, whatever the tasks are."""
 
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
     """With the episode and the call it chooses the random numbers of each request."""
     workflow_args: Mapping[str, Any] = field(default_factory=dict)
-    limits: RunnerLimits = field(default_factory=RunnerLimits)
+    limits: RolloutLimits = field(default_factory=RolloutLimits)
     seats: int = 1
     """How many siblings meet in one world; they begin, fail and are played again together."""
-    rivals: Rivals | None = None
+    rivals: OpponentSampler | None = None
     """Whom they meet there beside each other; None: nobody."""
 
 
@@ -95,8 +95,8 @@ class AgentProxy:
         engine: Engine,
         template: ChatTemplate,
         *,
-        rules: PlayRules = PlayRules(),  # noqa: B008 - frozen
-        judging: Judging | None = None,
+        rules: RolloutOptions = RolloutOptions(),  # noqa: B008 - frozen
+        judging: RewardScoring | None = None,
         shaping: Shaping | None = None,
     ) -> None:
         """`states` holds the environments; `contexts` say for each tag how the model is talked to."""
@@ -159,7 +159,7 @@ class AgentProxy:
             for number, task in enumerate(tasks)
         ]
 
-    async def _draw_rivals(self, tasks: Sequence[Task], rollout: int) -> dict[str, Rival | None]:
+    async def _draw_rivals(self, tasks: Sequence[Task], rollout: int) -> dict[str, FrozenOpponent | None]:
         """By task, before anything is played: a rival that cannot be loaded is no failure of an episode."""
         rivals = self.rules.rivals
         if rivals is None:
@@ -183,7 +183,7 @@ class AgentProxy:
         self,
         task: Task,
         names: Sequence[TrajectoryId],
-        rival: Rival | None,
+        rival: FrozenOpponent | None,
         gate: AbstractAsyncContextManager[object],
         on_done: Callable[[Trajectory], None] | None,
     ) -> list[Trajectory]:
@@ -199,7 +199,7 @@ class AgentProxy:
         self,
         task: Task,
         names: Sequence[TrajectoryId],
-        rival: Rival | None,
+        rival: FrozenOpponent | None,
         gate: AbstractAsyncContextManager[object],
         on_done: Callable[[Trajectory], None] | None,
     ) -> list[Trajectory]:
@@ -216,10 +216,10 @@ class AgentProxy:
         return played
 
     async def _attempt(
-        self, task: Task, names: Sequence[TrajectoryId], attempt: int, rival: Rival | None
+        self, task: Task, names: Sequence[TrajectoryId], attempt: int, rival: FrozenOpponent | None
     ) -> list[Trajectory]:
         """The boundary: whatever goes wrong in a workflow becomes data."""
-        begin_episode(str(names[0]))
+        bind_episode(str(names[0]))
         models = [self._open_model(task, name, attempt) for name in names]
         workflows: list[Workflow] = []
         deadline = asyncio.timeout(self.rules.limits.timeout_s)
@@ -261,7 +261,7 @@ class AgentProxy:
         )
 
     async def _open_workflow(
-        self, task: Task, name: TrajectoryId, attempt: int, model: ModelHandle, rival: Rival | None
+        self, task: Task, name: TrajectoryId, attempt: int, model: ModelHandle, rival: FrozenOpponent | None
     ) -> Workflow:
         given = WorkflowTask(
             id=name,
@@ -355,7 +355,7 @@ def _checked(played: object, workflow: Workflow) -> Trajectory:
     if not isinstance(played, Trajectory):
         raise WorkflowError(f"{name}.run returned {show(played)}; expected what self.finish(reward) returns.")
     for turn in played.turns:
-        read_reward(turn.reward, f"{name}: the reward of turn {turn.index} is")
+        parse_reward(turn.reward, f"{name}: the reward of turn {turn.index} is")
     return played
 
 
@@ -369,4 +369,4 @@ def _describe(error: BaseException) -> str:
     """What was raised, and the innermost line of the user's that led to it; the library's only where there is none."""
     place = find_line(error)
     told = "" if place is None else f" ({place.file}:{place.line}, in {place.function})"
-    return f"{tell_error(error)}{told}"
+    return f"{format_error(error)}{told}"

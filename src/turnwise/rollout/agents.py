@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
 
 from turnwise.config.component import import_target
-from turnwise.context.answer import describe_invalid, parse_answer, write_preamble
+from turnwise.context.answer import build_instructions, describe_invalid, parse_answer
 from turnwise.context.recorder import Response
 from turnwise.envs.safe_calls import close_env, describe_env, reset_env, step_env
 from turnwise.errors import ConfigError, WorkflowError
@@ -69,7 +69,7 @@ class EnvironmentAgent(BaseAgent):
         given = self.task
         self._state = reset_env(self.env, seed=given.seed, split=given.task.split, dynamics_seed=given.dynamics_seed)
         self.history = []
-        preamble = write_preamble(describe_env(self.env), given.context)
+        preamble = build_instructions(describe_env(self.env), given.context)
         return StepResult(text=preamble + self._state, reward=0.0, terminated=False, truncated=False)
 
     def get_llm_prompts(self, env_out: StepResult) -> Sequence[ChatMessage]:

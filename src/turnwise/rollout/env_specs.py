@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from turnwise.config.component import ENVS, WORKFLOWS, gives_no_rewards, import_reward_function
+from turnwise.config.component import ENVS, WORKFLOWS, import_reward_function, needs_scorer
 from turnwise.config.kinds import EnvSettings
 from turnwise.config.load import env_params
 from turnwise.config.schema import ContextSettings, NoIsolation, ProcessIsolation, RayIsolation, TurnwiseSettings
-from turnwise.config.schema_learn import FilePtx, FunctionJudgeSettings, ModelJudgeSettings, NoJudge
-from turnwise.config.trust import DistrustError
-from turnwise.context.answer import render_answer, write_preamble
+from turnwise.config.schema_learn import FilePtx, FunctionScorerSettings, ModelScorerSettings, NoScorer
+from turnwise.config.trust import UntrustedCodeError
+from turnwise.context.answer import build_instructions, render_answer
 from turnwise.envs.adapters.external import ExternalEnv
 from turnwise.envs.base import BaseEnv, make_env
 from turnwise.envs.isolation import IsolatedEnv, RayEnv, is_in_actor
@@ -22,7 +22,7 @@ from turnwise.envs.rows import RowFile, load_rows
 from turnwise.envs.safe_calls import closing_env, count_tasks, describe_env, reset_env
 from turnwise.errors import ConfigError
 from turnwise.rollout.episode import Limits
-from turnwise.rollout.scripted_policies import oracle_rule, play_rule
+from turnwise.rollout.scripted_policies import oracle_policy, run_policy
 from turnwise.rollout.workflow import Workflow
 from turnwise.types import Task
 
@@ -41,7 +41,7 @@ class World:
     """`rollout.episode_timeout_s`."""
 
     @property
-    def is_guarded(self) -> bool:
+    def runs_in_thread(self) -> bool:
         """Whether its calls are made in threads: one that hangs there can be left behind, one on the loop cannot.
 
         Our own worlds do not hang, and are quicker than the way into a thread.
@@ -51,7 +51,7 @@ class World:
     @property
     def is_judged(self) -> bool:
         """Whether its rewards come from a judge."""
-        return gives_no_rewards(self.env.type)
+        return needs_scorer(self.env.type)
 
     def count_tasks(self, split: str) -> int | None:
         """How many tasks it has in a split; None where there is no end of them."""
@@ -62,7 +62,7 @@ class World:
         params = env_params(self.env, split)
         if isinstance(self.isolation, NoIsolation):
             env = make_env(self.env.type, **params)
-            env.is_slow = env.is_slow or self.is_guarded
+            env.is_slow = env.is_slow or self.runs_in_thread
             if self.timeout_s is not None and isinstance(env, ExternalEnv):
                 # By then its episode is given up.
                 env.limit_calls(self.timeout_s)
@@ -81,7 +81,7 @@ class World:
         )
 
 
-def main_world(settings: TurnwiseSettings) -> World:
+def main_env(settings: TurnwiseSettings) -> World:
     """The environment that evaluation is about."""
     rollout, context = settings.rollout, settings.context
     return World(
@@ -95,7 +95,7 @@ def main_world(settings: TurnwiseSettings) -> World:
     )
 
 
-def worlds_of(settings: TurnwiseSettings) -> tuple[World, ...]:
+def all_envs(settings: TurnwiseSettings) -> tuple[World, ...]:
     """Everything that training plays, the main environment first."""
     mixed = (
         World(
@@ -109,13 +109,13 @@ def worlds_of(settings: TurnwiseSettings) -> tuple[World, ...]:
         )
         for tag, other in settings.mix.by_tag().items()
     )
-    return main_world(settings), *mixed
+    return main_env(settings), *mixed
 
 
-def count_held_out(settings: TurnwiseSettings, split: str = "eval") -> dict[str, int]:
+def count_eval_tasks(settings: TurnwiseSettings, split: str = "eval") -> dict[str, int]:
     """How many tasks of each environment an evaluation plays."""
     episodes, counts = settings.eval.episodes, dict[str, int]()
-    for world in worlds_of(settings):
+    for world in all_envs(settings):
         count = world.count_tasks(split) if episodes == "all" else episodes
         if count is None:
             raise ConfigError(
@@ -151,7 +151,7 @@ def find_workflow(settings: TurnwiseSettings) -> type[Workflow]:
 
 def require_oracle(settings: TurnwiseSettings, *, asked_by: str) -> None:
     """The main environment must have one where demonstrations are asked for."""
-    if not has_oracle(main_world(settings)):
+    if not has_oracle(main_env(settings)):
         raise ConfigError(f"{asked_by} is 'oracle' and '{settings.env.type}' has no oracle. Set {asked_by} to 'none'.")
 
 
@@ -184,7 +184,7 @@ _MAX_CHARACTERS = 20_000
 """Of one observation: beyond it there is nothing new to learn about its words."""
 
 
-def draw_sample_texts(world: World) -> list[str]:
+def sample_tokenizer_corpus(world: World) -> list[str]:
     """Observations and rendered answers of training tasks; the same for the same world."""
     with closing_env(world.make("train")) as env:
         return _draw(world, env)
@@ -199,11 +199,11 @@ def _draw(world: World, env: BaseEnv) -> list[str]:
         observation = reset_env(env, seed=seed, split=task.split)
         if env.action_names is None and env.has_oracle:
             # Where any text is an answer, the words of a game are only met by playing it.
-            for move in play_rule(env, oracle_rule, task, max_actions=world.limits.max_turns):
+            for move in run_policy(env, oracle_policy, task, max_actions=world.limits.max_turns):
                 texts += _texts_of_turn(move.observation, (move.action,), world)
         else:
             texts += _texts_of_turn(observation, env.action_names or (), world)
-    texts += [write_preamble(describe_env(env), world.context)] * _PREAMBLE_WEIGHT
+    texts += [build_instructions(describe_env(env), world.context)] * _PREAMBLE_WEIGHT
     return texts
 
 
@@ -214,12 +214,12 @@ def _texts_of_turn(observation: str, answers: Sequence[str], world: World) -> li
     return [*seen, *(render_answer([answer], world.context.answer) for answer in answers), *answers]
 
 
-def settle_length(settings: TurnwiseSettings) -> TurnwiseSettings:
+def resolve_total_steps(settings: TurnwiseSettings) -> TurnwiseSettings:
     """The settings as they run. `tasks.epochs` wins over `learn.steps`: a recipe always has some."""
     tasks, learn, groups = settings.tasks, settings.learn, settings.rollout.groups
     if tasks.epochs is None:
         return settings
-    num_tasks = tasks.num_tasks or main_world(settings).count_tasks("train")
+    num_tasks = tasks.num_tasks or main_env(settings).count_tasks("train")
     if num_tasks is None:
         raise ConfigError(
             f"tasks.epochs: {tasks.epochs} given; env.type '{settings.env.type}' has no end of training tasks here, so "
@@ -240,7 +240,7 @@ def _rewards_itself(workflow: str) -> bool:
         return False
     try:
         return callable(getattr(WORKFLOWS.get_target(workflow), "reward", None))
-    except (ConfigError, DistrustError):
+    except (ConfigError, UntrustedCodeError):
         return False
 
 
@@ -255,8 +255,8 @@ def rewards_have_a_source(settings: TurnwiseSettings) -> Iterator[str]:
     """Rewards come from the environment, from a judge or from both, never from nowhere."""
     judge = settings.reward.judge
     worlds = _worlds(settings)
-    judged = {path: (env.type, context) for path, env, context in worlds if gives_no_rewards(env.type)}
-    if isinstance(judge, NoJudge):
+    judged = {path: (env.type, context) for path, env, context in worlds if needs_scorer(env.type)}
+    if isinstance(judge, NoScorer):
         if _rewards_itself(settings.rollout.workflow):
             return
         for path, (name, _) in list(judged.items())[:1]:
@@ -276,8 +276,8 @@ def rewards_have_a_source(settings: TurnwiseSettings) -> Iterator[str]:
     yield from _judge_problems(judge)
 
 
-def _judge_problems(judge: FunctionJudgeSettings | ModelJudgeSettings) -> Iterator[str]:
-    if isinstance(judge, FunctionJudgeSettings):
+def _judge_problems(judge: FunctionScorerSettings | ModelScorerSettings) -> Iterator[str]:
+    if isinstance(judge, FunctionScorerSettings):
         try:
             import_reward_function(judge.target)
         except ConfigError as error:

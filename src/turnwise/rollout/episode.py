@@ -21,7 +21,7 @@ from turnwise.context.answer import ParsedAnswer
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.safe_calls import call_env, close_env, describe_env, reset_env, step_env
 from turnwise.errors import EnvError, RewardError, TaskError
-from turnwise.infra.threads import call_within
+from turnwise.infra.threads import call_with_timeout
 from turnwise.infra.wait_tracking import waiting
 from turnwise.rollout_io import EnvDescription, HistoryEntry
 from turnwise.types import StepResult, StopReason, Task
@@ -64,7 +64,7 @@ class EnvPool:
     def close(self) -> None:
         for env in self._spare:
             try:
-                call_within(_CLOSE_S if env.is_slow else None, partial(close_env, env))
+                call_with_timeout(_CLOSE_S if env.is_slow else None, partial(close_env, env))
             except TimeoutError:
                 log.warning("%s.close() takes longer than %g s and is left behind", type(env).__name__, _CLOSE_S)
         self._spare = []
@@ -99,7 +99,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerLimits:
+class RolloutLimits:
     """What bounds the episodes of a rollout from outside."""
 
     max_concurrent: int | None = None
@@ -143,7 +143,7 @@ class EnvEpisode:
         state = self._call(self._reset) or ""
         self.history.append(HistoryEntry(state=state, actions_left=self._actions_left()))
 
-    async def start_soon(self) -> None:
+    async def start_async(self) -> None:
         """The same, without holding up others where the environment is slow."""
         await self._aside(self.start)
 
@@ -175,7 +175,7 @@ class EnvEpisode:
         self.history.append(HistoryEntry(state=state, actions_left=self._actions_left()))
         return played
 
-    async def play_soon(self, answer: ParsedAnswer, reply: str = "") -> HistoryEntry:
+    async def play_async(self, answer: ParsedAnswer, reply: str = "") -> HistoryEntry:
         """The same, without holding up others where the environment is slow."""
         return await self._aside(lambda: self.play(answer, reply))
 

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from turnwise.errors import ConfigError, EnvError
 from turnwise.infra.parsing import parse_json
 from turnwise.infra.threads import gather_or_end
-from turnwise.infra.untrusted import tell_error
+from turnwise.infra.untrusted import format_error
 from turnwise.rollout.mcp_transports import open_address, open_program, require_mcp
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.rollout.tool_calling import ToolWorkflow
@@ -77,7 +77,7 @@ class McpServer:
         except TimeoutError:
             raise
         except Exception as error:  # noqa: BLE001 - the boundary: a server may answer whatever it likes
-            return f"error: {tell_error(error)}"
+            return f"error: {format_error(error)}"
         text = _read_result(result)
         return f"error: {text}" if result.is_error else text
 
@@ -174,7 +174,7 @@ def _innermost(error: BaseException) -> str:
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
         return f"it answers what no server may answer ({'.'.join(map(str, first['loc']))}: {first['msg']})"
-    return tell_error(error)
+    return format_error(error)
 
 
 _WHERE = "rollout.workflow_args"

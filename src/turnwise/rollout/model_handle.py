@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from turnwise.context.messages import read_message
-from turnwise.context.recorder import Prompt, Reading, Recorder, Response, completion_of
+from turnwise.context.recorder import Prompt, Reading, Recorder, Response, completion_from_text
 from turnwise.errors import WorkflowError
 from turnwise.infra.seeds import derive_seed
 from turnwise.infra.threads import is_in_event_loop
@@ -32,7 +32,7 @@ ChatMessage: TypeAlias = Message | Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manner:
+class ChatOptions:
     """What clients of an API may ask for beside a conversation; a workflow seldom does."""
 
     top_p: float | None = None
@@ -101,7 +101,7 @@ class ModelHandle:
         max_tokens: int | None = None,
         prefix: str = "",
         tools: Sequence[ToolSchema] = (),
-        manner: Manner = Manner(),  # noqa: B008 - frozen
+        manner: ChatOptions = ChatOptions(),  # noqa: B008 - frozen
     ) -> list[Response]:
         """`n` replies to a conversation; `prefix` begins each reply and is never trained."""
         if n < 1:
@@ -128,7 +128,7 @@ class ModelHandle:
                 outcomes = await asyncio.gather(*map(self._engine.generate, requests), return_exceptions=True)
         self._refuse_if_cancelled()
         replies = [
-            self._recorder.record(prompt, mark_unasked(request, outcome), step=step, reading=manner.reading)
+            self._recorder.record(prompt, flag_mismatch(request, outcome), step=step, reading=manner.reading)
             for request, outcome in zip(requests, outcomes, strict=True)
             if isinstance(outcome, Completion)
         ]
@@ -137,25 +137,25 @@ class ModelHandle:
                 raise outcome
         return replies
 
-    def recite(self, messages: Sequence[ChatMessage], reply: str, *, prefix: str = "") -> Response:
+    def record_reply(self, messages: Sequence[ChatMessage], reply: str, *, prefix: str = "") -> Response:
         """Write down a reply that somebody else gave, as if the model had sampled it with certainty."""
         limit = self.sampling.max_new_tokens
         prompt = self._recorder.prompt(_read_messages(messages), max_new_tokens=limit, prefix=prefix)
-        return self._recorder.record(prompt, completion_of(reply, self._template), step=self.step)
+        return self._recorder.record(prompt, completion_from_text(reply, self._template), step=self.step)
 
     def decode(self, token_ids: IntArray) -> str:
         """The text of sampled tokens, without the end of turn."""
         return self._template.decode_reply(token_ids)
 
-    def begin_call(self, name: str = "") -> str:
+    def tool_call_prefix(self, name: str = "") -> str:
         """How a reply begins that calls a tool: up to its name, or up to the arguments of the tool that is named."""
-        return self._template.begin_call(name)
+        return self._template.tool_call_prefix(name)
 
     @property
     def call_mark(self) -> str:
         """What stands before every call in a reply: a text without it calls nothing."""
         # A model may write one call or a list of them behind the same mark.
-        return self._template.begin_call().partition("{")[0].strip().rstrip("[") or "{"
+        return self._template.tool_call_prefix().partition("{")[0].strip().rstrip("[") or "{"
 
     def calls_of(self, step: int) -> list[Response]:
         return [call for call in self.calls if call.step == step]
@@ -168,7 +168,7 @@ class ModelHandle:
         """The episode is over: what engines keep for it may go."""
         self._engine.release(self._cache_key)
 
-    def _request(self, prompt: Prompt, sampling: Sampling, manner: Manner, number: int) -> GenerateRequest:
+    def _request(self, prompt: Prompt, sampling: Sampling, manner: ChatOptions, number: int) -> GenerateRequest:
         self._refuse_if_cancelled()
         self._num_requests += 1
         dice = (self._name, self._num_requests) if manner.seed is None else ("asked for", manner.seed, number)
@@ -182,7 +182,7 @@ class ModelHandle:
             alternatives=manner.alternatives,
         )
 
-    def _ear(self, manner: Manner, number: int) -> Callable[[int], bool] | None:
+    def _ear(self, manner: ChatOptions, number: int) -> Callable[[int], bool] | None:
         """Tells what was sampled as it comes, and whether it was enough."""
         listen, stop = manner.listen, manner.reading.stop
         if listen is None and not stop:
@@ -201,7 +201,7 @@ class ModelHandle:
             raise WorkflowError(f"the episode is over: {self._cancelled}")
 
 
-def mark_unasked(request: GenerateRequest, completion: Completion) -> Completion:
+def flag_mismatch(request: GenerateRequest, completion: Completion) -> Completion:
     """A reply to another request, or at another temperature, is marked so: whoever learns from it must know."""
     origin = completion.origin
     if origin is None or (origin.request == request.seed and origin.temperature == request.sampling.temperature):

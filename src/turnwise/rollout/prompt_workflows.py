@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import Any, cast
 
 from turnwise.config.component import import_target
-from turnwise.context.answer import count_shown, show_history
+from turnwise.context.answer import build_messages, num_visible_turns
 from turnwise.context.recorder import Response
 from turnwise.errors import ConfigError, RewardError
-from turnwise.rollout.scoring import FunctionJudge
+from turnwise.rollout.scoring import FunctionScorer
 from turnwise.rollout.tool_calling import ToolCallingWorkflow
 from turnwise.rollout.workflow import EnvironmentWorkflow, StepWiseEnvironmentWorkflow, read_count
 from turnwise.types import Message, ToolCall, ToolSchema, Trajectory
@@ -104,11 +104,11 @@ class PlanAndActWorkflow(EnvironmentWorkflow):
     def _converse(self, *, asks: int | None = None) -> list[Message]:
         """The turns that the window shows, with plans where they were made; at turn `asks`, the question for one."""
         episode, context = self.episode, self.task.context
-        turn = len(episode.history) - count_shown(len(episode.history), context)
+        turn = len(episode.history) - num_visible_turns(len(episode.history), context)
         hidden = [plan for number, plan in self._plans.items() if number < turn]
         notes = f"Your plan: {hidden[-1]}\n" if hidden else ""
         messages: list[Message] = []
-        for message in show_history(episode.about, episode.history, context, notes=notes):
+        for message in build_messages(episode.about, episode.history, context, notes=notes):
             if message.role == "user" and (turn in self._plans or turn == asks):
                 message = Message("user", message.text + _ASK)
             messages.append(message)
@@ -162,7 +162,7 @@ class BestOfNWorkflow(StepWiseEnvironmentWorkflow):
         return number - 1 if 1 <= number <= len(candidates) else 0
 
     async def _ask_function(
-        self, judge: FunctionJudge, messages: Sequence[Message], candidates: Sequence[Response]
+        self, judge: FunctionScorer, messages: Sequence[Message], candidates: Sequence[Response]
     ) -> int:
         said = [[messages[-1], Message("assistant", reply.response_text)] for reply in candidates]
         given = await asyncio.get_running_loop().run_in_executor(self.task.threads, judge.score, said)
@@ -172,7 +172,7 @@ class BestOfNWorkflow(StepWiseEnvironmentWorkflow):
         return scores.index(max(scores))
 
 
-def _find_judge(workflow_args: Mapping[str, Any]) -> FunctionJudge | None:
+def _find_judge(workflow_args: Mapping[str, Any]) -> FunctionScorer | None:
     """None: the policy judges."""
     where, given = "rollout.workflow_args.judge", workflow_args.get("judge", _POLICY)
     if given == _POLICY:
@@ -182,7 +182,7 @@ def _find_judge(workflow_args: Mapping[str, Any]) -> FunctionJudge | None:
     function = import_target(given, where)
     if not callable(function):
         raise ConfigError(f"{where}: '{given}' is {function!r}, which cannot be called; expected a function.")
-    return FunctionJudge(cast(Any, function))
+    return FunctionScorer(cast(Any, function))
 
 
 _OPENING, _CLOSING = "<memory>", "</memory>"
@@ -222,7 +222,7 @@ class SummarizedMemoryWorkflow(EnvironmentWorkflow):
     def show(self, notes: str = "") -> list[Message]:
         memory = f"What you remember: {self._memory}\n" if self._memory else ""
         shown = self.episode.history[self._first_shown :]
-        return show_history(self.episode.about, shown, self.task.context, notes=notes + _EXPLAIN_MEMORY + memory)
+        return build_messages(self.episode.about, shown, self.task.context, notes=notes + _EXPLAIN_MEMORY + memory)
 
     def _compact(self, memory: str) -> None:
         """Go on from the state of now with nothing but this."""
@@ -271,7 +271,7 @@ class ReflectAndRetryWorkflow(EnvironmentWorkflow):
 
     async def _reflect(self) -> str:
         episode = self.episode
-        conversation = show_history(episode.about, episode.history, self.task.context)
+        conversation = build_messages(episode.about, episode.history, self.task.context)
         conversation[-1] = Message("user", f"{conversation[-1].text}\n{_ASK_FOR_REFLECTION}")
         (reply,) = await self.model.chat_async(conversation)
         self.model.step += 1

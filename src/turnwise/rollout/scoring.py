@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from turnwise.config.schema_learn import BesideEnv, FilterScore, NoFilter, ThresholdFilter, TopKFilter, TopPFilter
 from turnwise.errors import RewardError
 from turnwise.infra.threads import DaemonThreads
-from turnwise.infra.untrusted import read_reward, show, tell_error
+from turnwise.infra.untrusted import format_error, parse_reward, show
 from turnwise.protocols import Judge
 from turnwise.types import Group, Info, Message, Metrics, StopReason, Trajectory, Turn
 
@@ -98,8 +98,8 @@ def _ask(shaping: Shaping, played: PlayedTurn) -> float:
     try:
         given: object = shaping(played)
     except Exception as error:
-        raise RewardError(f"{name} failed at turn {played.number}: {tell_error(error)}") from error
-    return read_reward(given, f"{name}, at turn {played.number}, returned")
+        raise RewardError(f"{name} failed at turn {played.number}: {format_error(error)}") from error
+    return parse_reward(given, f"{name}, at turn {played.number}, returned")
 
 
 _MAX_CALLS = 32
@@ -107,7 +107,7 @@ _MAX_CALLS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judging:
+class RewardScoring:
     """Who judges which environments, how much a score counts, and from where on it is a success."""
 
     judge: Judge
@@ -125,7 +125,7 @@ class Judging:
     @property
     def scores_singly(self) -> bool:
         """Whether an episode can be scored as soon as it has ended; a reward model wants all in one batch."""
-        return isinstance(self.judge, FunctionJudge)
+        return isinstance(self.judge, FunctionScorer)
 
     def apply(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The trajectories in the same order, the judged ones with their scores."""
@@ -135,7 +135,7 @@ class Judging:
 
     async def apply_async(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """`apply` for coroutines: the event loop is free while a user's function scores."""
-        if not isinstance(self.judge, FunctionJudge):
+        if not isinstance(self.judge, FunctionScorer):
             return self.apply(trajectories)
         judged = [t for t in trajectories if self._is_judged(t)]
         scores = await self.judge.score_async([conversation_of(t) for t in judged])
@@ -166,7 +166,7 @@ class Judging:
     def _with_score(self, trajectory: Trajectory, score: float | RewardError) -> Trajectory:
         if not isinstance(score, RewardError):
             try:
-                score = read_reward(score, "the judge's score is")
+                score = parse_reward(score, "the judge's score is")
             except RewardError as error:
                 score = error
         if isinstance(score, RewardError):
@@ -196,7 +196,7 @@ def conversation_of(trajectory: Trajectory) -> list[Message]:
     ]
 
 
-class FunctionJudge:
+class FunctionScorer:
     """`reward.judge: {type: function}`: a user's function, plain or a coroutine, scores the first prompt and the last
     reply.
 
@@ -224,10 +224,10 @@ class FunctionJudge:
             if isinstance(score, Awaitable):
                 score = asyncio.run_coroutine_threadsafe(_await(score), _event_loop()).result()
         except Exception as error:  # noqa: BLE001 - the boundary: a user's function may raise whatever it likes
-            return RewardError(f"{name}({show(prompt)}, {show(response)}) failed: {tell_error(error)}")
+            return RewardError(f"{name}({show(prompt)}, {show(response)}) failed: {format_error(error)}")
         try:
             # A text such as "0.5" has no __float__, so it is refused although float() would read it.
-            return read_reward(score, f"{name} returned")
+            return parse_reward(score, f"{name} returned")
         except RewardError as error:
             return error
 
@@ -284,7 +284,7 @@ def _with_score(play: Trajectory, score: object) -> Trajectory:
             f"reward_fn returned {reprlib.repr(score)} for {play.id}; expected a number, or one for each of its "
             f"{num_turns} turns."
         )
-    rewards = [read_reward(one, f"reward_fn, for {play.id}, returned") for one in given]
+    rewards = [parse_reward(one, f"reward_fn, for {play.id}, returned") for one in given]
     return replace(
         play,
         turns=tuple(

@@ -9,12 +9,12 @@ from functools import partial
 from typing import NoReturn, TypeAlias
 
 from turnwise.context.answer import render_answer
-from turnwise.context.recorder import Recorder, Response, completion_of, make_trajectory
+from turnwise.context.recorder import Recorder, Response, completion_from_text, make_trajectory
 from turnwise.envs.base import BaseEnv
-from turnwise.envs.safe_calls import ask_rule, reset_env, step_env
+from turnwise.envs.safe_calls import call_policy, reset_env, step_env
 from turnwise.errors import ContextOverflow, EngineError, EnvError, RewardError
 from turnwise.infra.seeds import derive_seed
-from turnwise.infra.threads import call_within
+from turnwise.infra.threads import call_with_timeout
 from turnwise.protocols import ChatTemplate
 from turnwise.rollout.workflow import EnvironmentWorkflow
 from turnwise.types import (
@@ -43,7 +43,7 @@ class Move:
     result: StepResult
 
 
-def play_rule(
+def run_policy(
     env: BaseEnv, rule: Rule, task: Task, *, max_actions: int, dynamics_seed: int | None = None
 ) -> Iterator[Move]:
     """One episode, move by move, until the world or the budget ends it."""
@@ -57,14 +57,14 @@ def play_rule(
         observation = result.text
 
 
-def rules_of(env: BaseEnv) -> dict[str, Rule]:
+def list_policies(env: BaseEnv) -> dict[str, Rule]:
     """Every rule that can play this environment, weakest first; its episode has begun."""
     rules: dict[str, Rule] = {}
     if env.admissible_actions():
         rules["random"] = random_rule(0)
     rules |= {name: _rule_of(baseline) for name, baseline in env.baselines.items()}
     if env.has_oracle:
-        rules["oracle"] = oracle_rule
+        rules["oracle"] = oracle_policy
     return rules
 
 
@@ -72,7 +72,7 @@ def _rule_of(baseline: Callable[[BaseEnv], str]) -> Rule:
     return lambda env, _: baseline(env)
 
 
-def oracle_rule(env: BaseEnv, _observation: str) -> str:
+def oracle_policy(env: BaseEnv, _observation: str) -> str:
     return env.oracle()
 
 
@@ -92,7 +92,7 @@ def random_rule(seed: int) -> Rule:
     return choose
 
 
-def record_rules(
+def record_episodes(
     env: BaseEnv, rule: Rule, tasks: Sequence[Task], max_actions: int, *, samples: int = 1, timeout_s: float | None
 ) -> list[Trajectory]:
     """Every task `samples` times, each episode within `timeout_s`; None: no limit."""
@@ -101,8 +101,8 @@ def record_rules(
     for task, sibling in ((task, sibling) for task in tasks for sibling in range(samples)):
         if not is_hung:
             try:
-                record = partial(record_rule, env, rule, task, max_actions, sibling=sibling)
-                played.append(call_within(timeout_s, record))
+                record = partial(record_episode, env, rule, task, max_actions, sibling=sibling)
+                played.append(call_with_timeout(timeout_s, record))
                 continue
             except TimeoutError:
                 # The environment still hangs in that call, and there is no other: all that are left fail too.
@@ -112,7 +112,7 @@ def record_rules(
     return played
 
 
-def record_rule(env: BaseEnv, rule: Rule, task: Task, max_actions: int, *, sibling: int = 0) -> Trajectory:
+def record_episode(env: BaseEnv, rule: Rule, task: Task, max_actions: int, *, sibling: int = 0) -> Trajectory:
     """One episode as it would stand in a rollout, without tokens; one that fails has what it earned until then.
 
     Siblings take other chances where the world takes any.
@@ -122,7 +122,7 @@ def record_rule(env: BaseEnv, rule: Rule, task: Task, max_actions: int, *, sibli
     reason, failure, final, is_success = StopReason.MAX_ACTIONS, "", "", False
     try:
         guarded = partial(_ask, rule)
-        for move in play_rule(env, guarded, task, max_actions=max_actions, dynamics_seed=dynamics_seed):
+        for move in run_policy(env, guarded, task, max_actions=max_actions, dynamics_seed=dynamics_seed):
             turns.append(_to_turn(len(turns), move))
             final, result = move.result.text, move.result
             is_success = result.done and bool(result.is_success)
@@ -135,7 +135,7 @@ def record_rule(env: BaseEnv, rule: Rule, task: Task, max_actions: int, *, sibli
 
 def _ask(rule: Rule, env: BaseEnv, observation: str) -> str:
     """A rule of an author's own may fail as its world may."""
-    return ask_rule(env, rule, observation)
+    return call_policy(env, rule, observation)
 
 
 def _ended(
@@ -185,10 +185,10 @@ class DemonstrationWorkflow(EnvironmentWorkflow):
     async def answer(self, messages: list[Message]) -> Response:
         fmt = self.task.context.answer
         text = render_answer([self.episode.oracle()], fmt).removeprefix(fmt.forced_prefix)
-        return self.model.recite(messages, text, prefix=fmt.forced_prefix)
+        return self.model.record_reply(messages, text, prefix=fmt.forced_prefix)
 
 
-class NoEngine:
+class NullEngine:
     """Stands where an engine would, for plays that ask no model."""
 
     policy_version = 0
@@ -209,13 +209,13 @@ class NoEngine:
         return
 
 
-def recite(pairs: Sequence[tuple[str, str]], template: ChatTemplate, *, max_tokens: int) -> list[Trajectory]:
+def record_reply(pairs: Sequence[tuple[str, str]], template: ChatTemplate, *, max_tokens: int) -> list[Trajectory]:
     """Prompts with responses as single-turn trajectories, as if the policy had said the responses."""
     return [_recited(number, prompt, response, template, max_tokens) for number, (prompt, response) in enumerate(pairs)]
 
 
 def _recited(number: int, prompt: str, response: str, template: ChatTemplate, max_tokens: int) -> Trajectory:
-    recorder, completion = Recorder(template, max_tokens=max_tokens), completion_of(response, template)
+    recorder, completion = Recorder(template, max_tokens=max_tokens), completion_from_text(response, template)
     try:
         asked = recorder.prompt([Message("user", prompt)], max_new_tokens=len(completion.token_ids))
     except ContextOverflow as overflow:

@@ -19,9 +19,9 @@ from turnwise.context.answer import ParsedAnswer, parse_answer
 from turnwise.envs.safe_calls import describe_env
 from turnwise.envs.two_player import GAME_METHODS
 from turnwise.errors import ConfigError, ContextOverflow, EnvError, RewardError
-from turnwise.infra.untrusted import read_reward, show
+from turnwise.infra.untrusted import parse_reward, show
 from turnwise.rollout.episode import EnvEpisode
-from turnwise.rollout.workflow import EnvironmentWorkflow, Rival, Workflow, read_count
+from turnwise.rollout.workflow import EnvironmentWorkflow, FrozenOpponent, Workflow, read_count
 from turnwise.rollout_io import HistoryEntry
 from turnwise.types import StopReason, Trajectory
 
@@ -131,7 +131,7 @@ def _read_payoffs(given: Any, game: EnvEpisode) -> tuple[float, float]:
     if not isinstance(given, tuple | list) or len(given) != len(_SEATS):
         raise EnvError(f"{label}.payoffs returned {show(given)}; expected a number for each of the two players.")
     try:
-        one, other = (read_reward(payoff, f"{label}.payoffs returned") for payoff in given)
+        one, other = (parse_reward(payoff, f"{label}.payoffs returned") for payoff in given)
     except RewardError as error:
         raise EnvError(str(error)) from error
     return one, other
@@ -229,7 +229,7 @@ class LeagueWorkflow(SelfPlayWorkflow):
 
     arg_names: ClassVar[frozenset[str]] = frozenset(field.name for field in fields(LeagueArgs))
     meets_rivals = True
-    _met: Rival | None = None
+    _met: FrozenOpponent | None = None
 
     @classmethod
     def check_args(cls, workflow_args: Mapping[str, Any]) -> None:
@@ -257,7 +257,7 @@ class LeagueWorkflow(SelfPlayWorkflow):
                 raise outcome
         return cast("list[Trajectory]", played)
 
-    async def meet(self, rival: Rival, seat: int) -> Trajectory:
+    async def meet(self, rival: FrozenOpponent, seat: int) -> Trajectory:
         """A game against a frozen policy, which is a player as any other, and of which nothing is kept."""
         task, self._met = self.task, rival
         context = rival.context or task.context

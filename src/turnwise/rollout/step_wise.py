@@ -13,13 +13,13 @@ from typing import Any
 
 from turnwise.context.recorder import Response
 from turnwise.errors import ContextOverflow, RewardError, WorkflowError
-from turnwise.infra.untrusted import read_reward
+from turnwise.infra.untrusted import parse_reward
 from turnwise.rollout.workflow import Workflow, read_count
 from turnwise.rollout_io import TurnFacts
 from turnwise.types import StopReason, Trajectory
 
 
-class SteppedWorkflow(Workflow):
+class StepWorkflow(Workflow):
     """Steps until the user's `step` says that it was the last, or the budget is used up."""
 
     stop_reason: StopReason = StopReason.TERMINATED
@@ -74,7 +74,7 @@ class SteppedWorkflow(Workflow):
     async def _ask(self, reward: Callable[..., Any], *args: object) -> float:
         given = await self._call(reward, *args)
         try:
-            return read_reward(given, f"{type(self).__name__}.reward returned")
+            return parse_reward(given, f"{type(self).__name__}.reward returned")
         except RewardError as error:
             raise WorkflowError(str(error)) from error
 
@@ -86,7 +86,7 @@ class SteppedWorkflow(Workflow):
         return self.finish(reward, stop_reason=stop_reason)
 
 
-class StepWiseRewardWorkflow(SteppedWorkflow):
+class StepWiseRewardWorkflow(StepWorkflow):
     """A reward for every step: write `step(step_num) -> bool` and `reward(exps, step_num) -> float`."""
 
     @abstractmethod
@@ -100,7 +100,7 @@ class StepWiseRewardWorkflow(SteppedWorkflow):
         self.note(reward=await self._ask(self.reward, self._known(self.model.calls_of(number)), number))
 
 
-class RewardPropagationWorkflow(SteppedWorkflow):
+class RewardPropagationWorkflow(StepWorkflow):
     """One reward for the whole run, for all its steps: write `step(step_num) -> bool` and `reward(exps) -> float`."""
 
     @abstractmethod

@@ -19,7 +19,7 @@ from turnwise.config.component import import_target
 from turnwise.context.recorder import Response
 from turnwise.errors import ConfigError
 from turnwise.infra.threads import gather_or_end
-from turnwise.infra.untrusted import tell_error
+from turnwise.infra.untrusted import format_error
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.rollout.workflow import StepWiseEnvironmentWorkflow, WorkflowTask, read_count
 from turnwise.types import Message, ToolCall, ToolSchema
@@ -57,7 +57,7 @@ class Tool:
         try:
             return str(self.function(**{name: getattr(given, name) for name in type(given).model_fields}))
         except Exception as error:  # noqa: BLE001 - the boundary: the model is told what its call led to
-            return f"error: {tell_error(error)}"
+            return f"error: {format_error(error)}"
 
 
 def _arguments_of(function: Callable[..., object], name: str) -> type[BaseModel]:

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 from turnwise.config.schema import ContextSettings, TurnwiseSettings
-from turnwise.context.answer import parse_answer, show_history
+from turnwise.context.answer import build_messages, parse_answer
 from turnwise.context.recorder import Response, make_trajectory
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.safe_calls import closing_env
 from turnwise.errors import ConfigError, ContextOverflow, WorkflowError, did_you_mean
-from turnwise.infra.untrusted import read_success
+from turnwise.infra.untrusted import parse_success
 from turnwise.protocols import ChatTemplate, Engine
 from turnwise.rollout.episode import EnvEpisode, Limits
 from turnwise.rollout.model_handle import ModelHandle
@@ -30,7 +30,7 @@ from turnwise.types import Message, Sampling, StopReason, Task, Trajectory, Traj
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rival:
+class FrozenOpponent:
     """A policy that stays as it is."""
 
     name: str
@@ -53,10 +53,10 @@ class Rival:
         )
 
 
-class Rivals(Protocol):
+class OpponentSampler(Protocol):
     """Whom the policy meets, task by task: the same for equal seeds, tasks and rollouts."""
 
-    async def draw(self, tasks: Sequence[Task], rollout: int) -> Sequence[Rival | None]:
+    async def draw(self, tasks: Sequence[Task], rollout: int) -> Sequence[FrozenOpponent | None]:
         """For each task whoever all its siblings meet; None: each other. It may wait, within a deadline."""
         ...
 
@@ -84,7 +84,7 @@ class WorkflowTask:
     """The task in such an environment, to be played turn by turn; `max_turns` shortens its budget."""
     threads: Executor
     """Where plain code runs."""
-    rival: Rival | None = None
+    rival: FrozenOpponent | None = None
     """The frozen policy that all siblings of the task meet; None: nobody, or each other."""
 
     @property
@@ -189,7 +189,7 @@ class Workflow(ABC):
             facts[step] = replace(known, reward=known.reward + earned)
         if is_success is None:
             is_success = self.is_success(sum(known.reward for known in facts.values()))
-        said = read_success(is_success, f"{type(self).__name__}: is_success is")
+        said = parse_success(is_success, f"{type(self).__name__}: is_success is")
         return make_trajectory(
             self.task.id,
             self.task.task,
@@ -239,7 +239,7 @@ class EnvironmentWorkflow(Workflow):
 
     async def play_episode(self, notes: str = "") -> None:
         """From the start until the world, a budget or the context ends it; `notes` stand before the first text."""
-        await self.episode.start_soon()
+        await self.episode.start_async()
         try:
             while self.episode.stop_reason is None:
                 await self.play_turn(notes)
@@ -250,12 +250,12 @@ class EnvironmentWorkflow(Workflow):
         """One reply, and its actions in the world."""
         reply = await self.answer(self.show(notes))
         parsed = parse_answer(reply.response_text, self.task.context.answer)
-        self.facts[self.model.step] = await self.episode.play_soon(parsed, reply.response_text)
+        self.facts[self.model.step] = await self.episode.play_async(parsed, reply.response_text)
         self.model.step += 1
 
     def show(self, notes: str = "") -> list[Message]:
         """The conversation that the next reply goes on from."""
-        return show_history(self.episode.about, self.episode.history, self.task.context, notes=notes)
+        return build_messages(self.episode.about, self.episode.history, self.task.context, notes=notes)
 
     async def answer(self, messages: list[Message]) -> Response:
         """The reply that is acted on."""

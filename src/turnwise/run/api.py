@@ -22,18 +22,18 @@ from turnwise.infra.parsing import parse_yaml
 from turnwise.infra.threads import run_async
 from turnwise.loop.evaluate import Evaluation, evaluate_once
 from turnwise.loop.policies import find_policy, newest_checkpoint, open_policy
-from turnwise.models.resolve import require_reachable
+from turnwise.models.resolve import check_hub_access
 from turnwise.report.console import phase, print_notice
 from turnwise.report.manifest import collect_manifest
 from turnwise.report.run_dir import RunDirectory, Summary, new_run_path
-from turnwise.report.token_log import LearningRecord
+from turnwise.report.token_log import TokenLog
 from turnwise.report.token_log_reader import StepTokens
-from turnwise.rollout.env_specs import settle_length
+from turnwise.rollout.env_specs import resolve_total_steps
 from turnwise.run.checkpoints import find_valid_checkpoint
 from turnwise.run.cluster_run import ClusterTraining
 from turnwise.run.explorer_process import Exploring, evaluate_alone
 from turnwise.run.training_run import TrainingRun
-from turnwise.sync.role_locks import ROLES, hold_roles
+from turnwise.sync.role_locks import ROLES, acquire_roles
 
 T = TypeVar("T")
 
@@ -62,11 +62,11 @@ class Run:
 
     def tokens(self, step: int) -> StepTokens:
         """What was learnt from each token in a step: ids, log-probs, advantages, ratios, …; also while it runs."""
-        return LearningRecord(RunDirectory.open(self.path).learning_record).read(step)
+        return TokenLog(RunDirectory.open(self.path).learning_record).read(step)
 
     def recorded_steps(self) -> list[int]:
         """The steps whose tokens are on record."""
-        return LearningRecord(RunDirectory.open(self.path).learning_record).steps()
+        return TokenLog(RunDirectory.open(self.path).learning_record).steps()
 
 
 def open_run(path: str | Path) -> Run:
@@ -99,7 +99,7 @@ def train_loaded(
     _tell_secrets(settings, console)
     if settings.run.mode == "both":
         directory = new_directory(settings, run_dir, pretrained=pretrained)
-        with hold_roles(directory.path, *ROLES):
+        with acquire_roles(directory.path, *ROLES):
             run_async(_whole(settings, directory, console, callbacks=callbacks).run())
         return Run(directory.path)
     if settings.run.mode == "train" and run_dir is None and settings.buffer.offline is None:
@@ -112,8 +112,8 @@ def train_loaded(
 def check_start(settings: TurnwiseSettings) -> TurnwiseSettings:
     """Raise a ConfigError with every reason against a new run, before its directory is made; return what will run."""
     validate_run(settings)
-    require_reachable(settings.model.path)
-    return settle_length(settings)
+    check_hub_access(settings.model.path)
+    return resolve_total_steps(settings)
 
 
 def _tell_secrets(settings: TurnwiseSettings, console: Console) -> None:
@@ -146,10 +146,10 @@ def _run_part(
         return
     _refuse_other_settings(settings, directory)
     if settings.run.mode == "explore":
-        with hold_roles(directory.path, "explorer"):
+        with acquire_roles(directory.path, "explorer"):
             run_async(Exploring(settings, directory, console).run())
         return
-    with hold_roles(directory.path, "trainer"):
+    with acquire_roles(directory.path, "trainer"):
         checkpoint = _find_start(directory, console, has_played=False)
         run_async(TrainingRun(settings, directory, console, checkpoint, callbacks=callbacks).run())
 
@@ -213,7 +213,7 @@ def resume(run: str | Path, *, console: Console | None = None) -> Run:
     if settings.run.mode != "both":
         _run_part(settings, directory, console)
         return Run(directory.path)
-    with hold_roles(directory.path, *ROLES):
+    with acquire_roles(directory.path, *ROLES):
         run_async(_whole(settings, directory, console, _find_start(directory, console)).run())
     return Run(directory.path)
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from turnwise.checks.health import HealthMonitor
 from turnwise.errors import AuditError, Finding, RunError
 from turnwise.hooks import Hook, LogValue, TrainStep
-from turnwise.infra.atomic_files import encode_object, find_damage, read_object, whole_folder, write_checksums
+from turnwise.infra.atomic_files import atomic_dir, encode_object, read_object, verify_checksums, write_checksums
 from turnwise.learn.checkpoint import digest_state
 from turnwise.loop.components import TrainerComponents
 from turnwise.protocols import Buffer, Learner
@@ -161,7 +161,7 @@ class Checkpoints(Hook):
 
 
 @runtime_checkable
-class PortableBuffer(Protocol):
+class CheckpointableBuffer(Protocol):
     """A buffer that a checkpoint carries, because what waits in it is nowhere else."""
 
     def save_state(self, file: Path) -> None: ...
@@ -175,11 +175,11 @@ def save_checkpoint(
     progress: Progress,
     buffer: Buffer | None = None,
 ) -> None:
-    with whole_folder(folder, failures=(SafetensorError, RuntimeError)) as unfinished:
+    with atomic_dir(folder, failures=(SafetensorError, RuntimeError)) as unfinished:
         learner.save_state(unfinished)
         _save_tokenizer(tokenizer, unfinished / "policy")
         (unfinished / _PROGRESS).write_text(encode_object(asdict(progress)), encoding="utf-8")
-        if isinstance(buffer, PortableBuffer):
+        if isinstance(buffer, CheckpointableBuffer):
             buffer.save_state(unfinished / _BUFFER)
         (unfinished / _DIGESTS).write_text(encode_object(digest_state(learner)), encoding="utf-8")
         write_checksums(unfinished)
@@ -201,10 +201,10 @@ def find_valid_checkpoint(directory: RunDirectory, notify: Callable[[str], None]
     damaged: dict[int, str] = {}
     for step in reversed(directory.checkpoint_steps()):
         folder = directory.step_checkpoint(step)
-        damage = find_damage(folder)
+        damage = verify_checksums(folder)
         if damage is None:
             for later, found in damaged.items():
-                aside = directory.put_checkpoint_aside(later)
+                aside = directory.quarantine_checkpoint(later)
                 notify(
                     f"checkpoint of step {later} is damaged ({found}); it is {aside} now, and step {step} takes over"
                 )
@@ -222,7 +222,7 @@ def find_valid_checkpoint(directory: RunDirectory, notify: Callable[[str], None]
 def load_checkpoint(folder: Path, learner: Learner, buffer: Buffer | None = None) -> Progress:
     """Put the learner, and what waited to be learnt from, back to where it was; returns how far the run was."""
     learner.load_state(folder)
-    if isinstance(buffer, PortableBuffer) and (folder / _BUFFER).exists():
+    if isinstance(buffer, CheckpointableBuffer) and (folder / _BUFFER).exists():
         buffer.load_state(folder / _BUFFER)
     _check_restored(folder, learner)
     return read_progress(folder)

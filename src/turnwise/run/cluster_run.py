@@ -15,9 +15,9 @@ from typing import Protocol
 
 from rich.console import Console
 
-from turnwise.cluster.explorer_pool import Crew, Hiring, Host, Player, open_on_cluster, read_wanted
+from turnwise.cluster.explorer_pool import ExplorerPool, ExplorerPoolConfig, Host, Player, open_on_cluster, read_target
 from turnwise.config.schema import RayCluster, TurnwiseSettings
-from turnwise.errors import LostError
+from turnwise.errors import WorkerLostError
 from turnwise.hooks import Callback
 from turnwise.loop.step import Stages
 from turnwise.protocols import Learner
@@ -65,7 +65,7 @@ class ClusterTraining:
         self._console = console
         self._checkpoint = checkpoint
         self._open_cluster = open_cluster or _open_ray
-        self._crew: Crew | None = None
+        self._crew: ExplorerPool | None = None
 
     async def run(self) -> None:
         cluster = self._open_cluster(self._settings, self._directory.path)
@@ -83,7 +83,7 @@ class ClusterTraining:
                 await self._try(cluster, checkpoint)
                 EpisodeJournal(self._directory).remove_covered()
                 return
-            except LostError as lost:
+            except WorkerLostError as lost:
                 newest = find_valid_checkpoint(self._directory, partial(print_notice, self._console))
                 num_returns = 1 if newest != checkpoint else num_returns + 1
                 if num_returns > _MAX_RETURNS:
@@ -136,20 +136,20 @@ class ClusterTraining:
         )
         return RunComponents.of(training, stages)
 
-    def _new_crew(self, cluster: Cluster, model: str) -> Crew:
+    def _new_crew(self, cluster: Cluster, model: str) -> ExplorerPool:
         chosen = self._settings.cluster
         assert isinstance(chosen, RayCluster)
-        hiring = Hiring(
+        hiring = ExplorerPoolConfig(
             hire=partial(cluster.hire, model_path=model),
-            wanted=partial(read_wanted, self._directory.path, chosen.explorers),
+            wanted=partial(read_target, self._directory.path, chosen.explorers),
             describe_room=cluster.describe_room,
             timeout_s=chosen.start_timeout_s,
             tell=partial(print_notice, self._console),
         )
-        return Crew(hiring)
+        return ExplorerPool(hiring)
 
 
 def _open_ray(settings: TurnwiseSettings, run_path: Path) -> Cluster:
-    from turnwise.cluster.ray_cluster import OnRay  # noqa: PLC0415 - an extra
+    from turnwise.cluster.ray_cluster import RayBackend  # noqa: PLC0415 - an extra
 
-    return OnRay(settings, run_path)
+    return RayBackend(settings, run_path)

@@ -17,13 +17,13 @@ from turnwise.checks.episodes import check_policy_probe, count_episodes, replies
 from turnwise.checks.stages import envs_by_path
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError
-from turnwise.infra.atomic_files import write_whole
+from turnwise.infra.atomic_files import atomic_write
 from turnwise.infra.threads import run_async
 from turnwise.infra.untrusted import UNKNOWN
-from turnwise.loop.build import build_judging, held_out_tasks
+from turnwise.loop.build import build_scorer, held_out_tasks
 from turnwise.loop.components import RolloutComponents
-from turnwise.loop.evaluate import Evaluation, evaluate_once, play_rule_in
-from turnwise.loop.policies import find_policy, open_policy, run_of
+from turnwise.loop.evaluate import Evaluation, evaluate_once, evaluate_scripted_policy
+from turnwise.loop.policies import find_policy, find_run, open_policy
 from turnwise.models.resolve import describe_set_up
 from turnwise.report.console import phase
 from turnwise.report.document import Document, Table, to_markdown
@@ -39,7 +39,7 @@ from turnwise.report.evaluation import (
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.statistics import ks_up_to, list_ends, mean_interval, pass_at_k
 from turnwise.report.trajectories import TrajectoryWriter
-from turnwise.rollout.env_specs import World, worlds_of
+from turnwise.rollout.env_specs import World, all_envs
 from turnwise.types import Group, IntArray, Trajectory
 
 
@@ -58,7 +58,7 @@ class SampleReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class EvalStats:
     """The outcome over some tasks: all of them, those of one environment, or those of one difficulty."""
 
     tasks: int
@@ -75,7 +75,7 @@ class Figures:
     pass_at_intervals: Mapping[int, tuple[float, float]]
 
     @classmethod
-    def of(cls, tasks: Sequence[TaskResult]) -> Figures:
+    def of(cls, tasks: Sequence[TaskResult]) -> EvalStats:
         """Intervals are over tasks; of tasks that were played once, success has Wilson's."""
         known = [task for task in tasks if task.num_known]
         returns = [task.mean_return for task in tasks]
@@ -145,9 +145,9 @@ class EvalReport:
     """Plays of each task."""
     temperature: float | None
     """0 is greedy; None where a rule played."""
-    figures: Figures
-    by_tag: Mapping[str, Figures]
-    by_difficulty: Mapping[str, Figures]
+    figures: EvalStats
+    by_tag: Mapping[str, EvalStats]
+    by_difficulty: Mapping[str, EvalStats]
     """Empty if the environments report none. With several environments, `sokoban: 2 boxes`."""
     tasks: tuple[TaskResult, ...]
     worlds: Mapping[str, Mapping[str, object]]
@@ -201,25 +201,25 @@ class EvalReport:
         }
 
 
-def worlds_told(settings: TurnwiseSettings) -> dict[str, dict[str, object]]:
+def env_settings(settings: TurnwiseSettings) -> dict[str, dict[str, object]]:
     """Return the settings of each environment, which decide which task a seed means, for `turnwise compare`."""
-    return {world.tag: world.env.model_dump(mode="json") for world in worlds_of(settings)}
+    return {world.tag: world.env.model_dump(mode="json") for world in all_envs(settings)}
 
 
-def figures_by_tag(tasks: Sequence[TaskResult]) -> dict[str, Figures]:
+def figures_by_tag(tasks: Sequence[TaskResult]) -> dict[str, EvalStats]:
     by_tag: dict[str, list[TaskResult]] = {}
     for task in tasks:
         by_tag.setdefault(task.task.tag, []).append(task)
-    return {tag: Figures.of(own) for tag, own in by_tag.items()}
+    return {tag: EvalStats.of(own) for tag, own in by_tag.items()}
 
 
-def figures_by_difficulty(tasks: Sequence[TaskResult]) -> dict[str, Figures]:
+def figures_by_difficulty(tasks: Sequence[TaskResult]) -> dict[str, EvalStats]:
     several = len({task.task.tag for task in tasks}) > 1
     by_name: dict[str, list[TaskResult]] = {}
     for task in tasks:
         if task.difficulty is not None:
             by_name.setdefault(f"{task.task.tag}: {task.difficulty}" if several else task.difficulty, []).append(task)
-    return {name: Figures.of(by_name[name]) for name in sorted(by_name)}
+    return {name: EvalStats.of(by_name[name]) for name in sorted(by_name)}
 
 
 _SHOWN_CHARACTERS = 600
@@ -277,13 +277,13 @@ def _overview_row(report: EvalReport) -> tuple[str | int | float, ...]:
     )
 
 
-def _breakdowns(report: EvalReport) -> list[tuple[str, Mapping[str, Figures]]]:
+def _breakdowns(report: EvalReport) -> list[tuple[str, Mapping[str, EvalStats]]]:
     """By environment if there are several, and by difficulty if one is reported."""
     found = [("environment", report.by_tag)] if len(report.by_tag) > 1 else []
     return [*found, *([("difficulty", report.by_difficulty)] if report.by_difficulty else [])]
 
 
-def _breakdown(name: str, parts: Mapping[str, Figures]) -> Table:
+def _breakdown(name: str, parts: Mapping[str, EvalStats]) -> Table:
     rows = [(part, own.episodes, _success(own), own.mean_return) for part, own in parts.items()]
     return Table((name, "episodes", "success (95 %)", "return"), rows)
 
@@ -302,13 +302,13 @@ def _describe_cost(cost: Cost) -> str:
     return text if cost.sampled_per_success is None else f"{text}, {cost.sampled_per_success:.1f} sampled per success"
 
 
-def _success(figures: Figures) -> str:
+def _success(figures: EvalStats) -> str:
     if figures.success is None or figures.success_interval is None:
         return UNKNOWN
     return _interval(figures.success, figures.success_interval)
 
 
-def _success_note(figures: Figures) -> str:
+def _success_note(figures: EvalStats) -> str:
     """How far the success rate can be relied on."""
     if figures.success is None:
         return ": the workflow does not report it (is_success); see the return"
@@ -352,13 +352,13 @@ class Evaluated:
         TrajectoryWriter(where, max_per_step=len(self.trajectories)).write(0, self.trajectories)
         saved = replace(report, folder=where)
         write_eval(where, saved.to_dict(), saved.tasks)
-        write_whole(where / PAGE, to_markdown(make_page([saved])))
+        atomic_write(where / PAGE, to_markdown(make_page([saved])))
         return saved
 
 
 def _new_folder(report: EvalReport, root: Path) -> Path:
     """A run's evaluations lie in the run, whatever checkpoint of it played; the others in one folder."""
-    run = run_of(report.target)
+    run = find_run(report.target)
     if run is not None:
         return new_eval_folder(RunDirectory(run).evals, report.recipe)
     name = re.sub(r"[^\w.-]+", "_", report.target).strip("_")
@@ -368,7 +368,7 @@ def _new_folder(report: EvalReport, root: Path) -> Path:
 def evaluate_rule(rule: str, settings: TurnwiseSettings, split: str) -> Evaluated:
     """Evaluate `oracle`, `random` or another scripted policy in the main environment."""
     _refuse_no_episodes(settings)
-    result = play_rule_in(settings, rule, held_out_tasks(settings, split), build_judging(settings))
+    result = evaluate_scripted_policy(settings, rule, held_out_tasks(settings, split), build_scorer(settings))
     report = _report(rule, settings, split, result)
     return Evaluated(report=report, trajectories=result.trajectories, root=settings.run.root)
 
@@ -405,7 +405,7 @@ def report_policy(target: str, split: str, result: Evaluation, parts: RolloutCom
     report = _report(target, settings, split, result)
     return replace(
         report,
-        seed=settings.run.seed if run_of(target) else None,
+        seed=settings.run.seed if find_run(target) else None,
         temperature=settings.eval.temperature,
         cost=Cost.of(report.tasks),
         invalid=sum(not turn.is_valid for turn in turns) / len(turns) if turns else None,
@@ -425,11 +425,11 @@ def _report(target: str, settings: TurnwiseSettings, split: str, result: Evaluat
         split=split,
         samples=settings.eval.samples,
         temperature=None,
-        figures=Figures.of(tasks),
+        figures=EvalStats.of(tasks),
         by_tag=figures_by_tag(tasks),
         by_difficulty=figures_by_difficulty(tasks),
         tasks=tasks,
-        worlds=worlds_told(settings),
+        worlds=env_settings(settings),
         stop_reasons=dict(Counter(str(t.stop_reason) for t in result.trajectories).most_common()),
     )
 

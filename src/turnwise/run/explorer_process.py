@@ -10,8 +10,8 @@ from rich.console import Console
 from turnwise.checks.episodes import FirstStepChecks
 from turnwise.config.schema import OracleWarmStart, TurnwiseSettings
 from turnwise.hooks import RolloutResult
-from turnwise.infra.atomic_files import encode_object, write_whole
-from turnwise.infra.wait_tracking import show_waits
+from turnwise.infra.atomic_files import atomic_write, encode_object
+from turnwise.infra.wait_tracking import write_waits_file
 from turnwise.loop.build import open_buffer, open_explorer, open_rollout, open_trainer
 from turnwise.loop.components import ExplorerComponents, RolloutComponents, close_component
 from turnwise.loop.evaluate import Evaluation, evaluate_once
@@ -19,11 +19,11 @@ from turnwise.loop.policies import resolve_model
 from turnwise.loop.split_processes import Shared, explore_alone
 from turnwise.loop.warm_start import warm_start
 from turnwise.models.resolve import describe_set_up
-from turnwise.protocols import Buffer, PolicyMark
+from turnwise.protocols import Buffer, PolicyVersion
 from turnwise.report.console import ProgressDisplay, phase, print_notice
 from turnwise.report.metrics import JsonlSink, Sinks, Stopwatch, group_metrics
 from turnwise.report.run_dir import RunDirectory
-from turnwise.report.statistics import list_ends, show_share
+from turnwise.report.statistics import format_proportion, list_ends
 from turnwise.report.trajectories import TrajectoryWriter
 from turnwise.run.run_recorder import engine_metrics
 from turnwise.run.run_setup import announce
@@ -47,7 +47,7 @@ class Exploring:
             explorer = open_explorer(open_rollout(self._settings, model, run_path=path), run_path=path)
             buffer = open_buffer(self._settings, path)
         try:
-            with show_waits(self._directory.waits):
+            with write_waits_file(self._directory.waits):
                 await self._explore(explorer, buffer, shared, await self._start(explorer.rollout, shared, model))
             num_waiting = len(buffer)
         finally:
@@ -60,7 +60,7 @@ class Exploring:
             f"--run-dir {short_path(self._directory.path)}",
         )
 
-    async def _start(self, rollout: RolloutComponents, shared: Shared, model: str) -> PolicyMark:
+    async def _start(self, rollout: RolloutComponents, shared: Shared, model: str) -> PolicyVersion:
         """The newest published policy; where there is none, the one that a trainer would start with."""
         if shared.mailbox.newest() is not None:
             start, weights = shared.mailbox.fetch()
@@ -73,9 +73,11 @@ class Exploring:
                 await warm_start(trainer, rollout.template, self._settings.warm_start, advance)
             await rollout.publisher.publish(trainer.learner.weights(), 0)
             close_component(trainer.learner)
-        return PolicyMark(0, 0)
+        return PolicyVersion(0, 0)
 
-    async def _explore(self, explorer: ExplorerComponents, buffer: Buffer, shared: Shared, start: PolicyMark) -> None:
+    async def _explore(
+        self, explorer: ExplorerComponents, buffer: Buffer, shared: Shared, start: PolicyVersion
+    ) -> None:
         steps, report, engine = self._settings.learn.steps, self._settings.report, explorer.rollout.engine
         watch = Stopwatch()
         writer = TrajectoryWriter(self._directory.trajectories, max_per_step=max(report.trajectories_per_step, 1))
@@ -120,7 +122,7 @@ async def evaluate_alone(
         "return": result.mean_return,
         "envs": told_by_env(result),
     }
-    write_whole(directory.path / "evaluation.json", encode_object(told))
-    shown = show_share(result.success, result.success_interval)
+    atomic_write(directory.path / "evaluation.json", encode_object(told))
+    shown = format_proportion(result.success, result.success_interval)
     print_notice(console, f"success {shown}, return {result.mean_return:.2f} ({told['policy']})")
     return result

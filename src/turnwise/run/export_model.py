@@ -21,13 +21,13 @@ from turnwise.config.component import ENVS
 from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, RunError
-from turnwise.infra.atomic_files import whole_folder
+from turnwise.infra.atomic_files import atomic_dir
 from turnwise.loop.build import load_words
 from turnwise.loop.policies import newest_checkpoint
 from turnwise.models.resolve import NAMES, is_hub_name
 from turnwise.report.run_dir import RunDirectory, Summary
-from turnwise.report.statistics import recorded_interval, show_share
-from turnwise.rollout.env_specs import worlds_of
+from turnwise.report.statistics import format_proportion, recorded_interval
+from turnwise.rollout.env_specs import all_envs
 
 _BASES = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 """Names of ours that are models of the hub."""
@@ -101,11 +101,13 @@ def _results(
     if success is None and mean_return is None:
         told = [("success", "not evaluated at this step")]
     else:
-        told = [("success", show_share(success, ends))]
+        told = [("success", format_proportion(success, ends))]
     if success is None and mean_return is not None:
         told.append(("return", f"{mean_return:.3f}"))
     if summary.success_before is not None:
-        told.append(("success before training", show_share(summary.success_before, summary.success_before_interval)))
+        told.append(
+            ("success before training", format_proportion(summary.success_before, summary.success_before_interval))
+        )
     elif summary.return_before is not None:
         told.append(("return before training", f"{summary.return_before:.3f}"))
     told += [(f"success of {name}", f"{share:.2f}") for name, share in summary.baselines.items()]
@@ -114,7 +116,7 @@ def _results(
 
 def _data(settings: TurnwiseSettings) -> str:
     """What the episodes were made from, as each environment says it."""
-    told = {world.tag: getattr(ENVS.get_target(world.env.type), "data", "") for world in worlds_of(settings)}
+    told = {world.tag: getattr(ENVS.get_target(world.env.type), "data", "") for world in all_envs(settings)}
     return "; ".join(f"{tag}: {data}" if len(told) > 1 else data for tag, data in told.items()) or "not known"
 
 
@@ -163,7 +165,7 @@ def export_model(
         _check_name(push)
     # The checkpoint's tokenizer has the run's chat template already.
     settings = load_settings(str(directory.config), ["context.template=null"])
-    with whole_folder(target) as unfinished:
+    with atomic_dir(target) as unfinished:
         shutil.copytree(checkpoint / "policy", unfinished, dirs_exist_ok=True)
         _write_generation(settings, unfinished)
         number = int(checkpoint.name.removeprefix("step-"))

@@ -19,7 +19,7 @@ from turnwise.loop.policies import Found, explained, find_policy, open_policy
 from turnwise.models.resolve import describe_set_up
 from turnwise.report.console import phase, print_notice, print_trajectory
 from turnwise.report.run_dir import settings_file_of
-from turnwise.rollout.scripted_policies import Rule, oracle_rule, play_rule, random_rule
+from turnwise.rollout.scripted_policies import Rule, oracle_policy, random_rule, run_policy
 from turnwise.types import Task
 
 _MAX_STEPS = 200
@@ -86,12 +86,12 @@ def _play_policy(console: Console, found: Found, split: str) -> None:
 
 
 def _play_directly(console: Console, env: BaseEnv, agent: str, seed: int, split: str) -> None:
-    rules: dict[str, Rule] = {"oracle": oracle_rule, "random": random_rule(seed), "human": partial(_ask, console)}
+    rules: dict[str, Rule] = {"oracle": oracle_policy, "random": random_rule(seed), "human": partial(_ask, console)}
     shown = _Shown(console, rules[agent], is_told=agent != "human")
     task = Task(tag=env.label(), seed=seed, split=split)
     total, last = 0.0, None
     try:
-        for move in play_rule(env, shown, task, max_actions=_MAX_STEPS, dynamics_seed=derive_seed(seed)):
+        for move in run_policy(env, shown, task, max_actions=_MAX_STEPS, dynamics_seed=derive_seed(seed)):
             total, last = total + move.result.reward, move.result
             if not last.is_valid:
                 console.print(f"'{move.action}' is not an action here.", markup=False, style="yellow")

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from turnwise.errors import EngineError, ModelError, RunError, TurnwiseError
-from turnwise.infra.atomic_files import find_damage
+from turnwise.infra.atomic_files import verify_checksums
 from turnwise.types import GenerateRequest, Sampling
-from turnwise.view.policy_query import PolicyAnswer, PolicyQuestion
+from turnwise.view.policy_query import PolicyPrediction, PolicyQuery
 
 _DEADLINE_S = 120.0
 """For an answer, loading included."""
@@ -32,7 +32,7 @@ _MEMORY_SHARE = 0.5
 """Of what is free: more is left to whoever trains here."""
 
 
-class PolicyVoice:
+class PolicyProcess:
     """Asks models on disk for a page; for any number of threads."""
 
     def __init__(self, *, deadline_s: float = _DEADLINE_S) -> None:
@@ -44,7 +44,7 @@ class PolicyVoice:
         self._pipe: Connection | None = None
         self._process: BaseProcess | None = None
 
-    def ask(self, question: PolicyQuestion) -> PolicyAnswer:
+    def ask(self, question: PolicyQuery) -> PolicyPrediction:
         if not self._lock.acquire(timeout=self._deadline_s):
             raise EngineError(f"other questions have kept the model busy for {self._deadline_s:g} seconds. Ask again.")
         try:
@@ -56,7 +56,7 @@ class PolicyVoice:
             ) from error
         finally:
             self._lock.release()
-        if isinstance(answer, PolicyAnswer):
+        if isinstance(answer, PolicyPrediction):
             return answer
         raise EngineError(str(answer))
 
@@ -77,7 +77,7 @@ class PolicyVoice:
         if pipe is not None:
             pipe.close()
 
-    def _exchange(self, question: PolicyQuestion) -> object:
+    def _exchange(self, question: PolicyQuery) -> object:
         pipe = self._open_pipe()
         pipe.send(question)
         if not pipe.poll(self._deadline_s):
@@ -130,11 +130,11 @@ class _Holder:
         self._key: tuple[Path, str, int] | None = None
         self._engine: Any = None
 
-    def answer(self, question: PolicyQuestion) -> PolicyAnswer:
+    def answer(self, question: PolicyQuery) -> PolicyPrediction:
         self._load(question)
         return asyncio.run(self._ask(question))
 
-    async def _ask(self, question: PolicyQuestion) -> PolicyAnswer:
+    async def _ask(self, question: PolicyQuery) -> PolicyPrediction:
         prompt = np.asarray(question.prefix_ids, dtype=np.int32)
         here = Sampling(temperature=question.temperature, max_new_tokens=1)
         greedy = Sampling(temperature=0.0, max_new_tokens=self._room(question))
@@ -144,19 +144,19 @@ class _Holder:
             ),
             self._engine.generate(GenerateRequest(prompt_ids=prompt, sampling=greedy, seed=0)),
         )
-        return PolicyAnswer(
+        return PolicyPrediction(
             token_ids=tuple(told.alternatives.token_ids[0].tolist()),
             logprobs=tuple(told.alternatives.logprobs[0].tolist()),
             continuation_ids=tuple(on.token_ids.tolist()),
         )
 
-    def _room(self, question: PolicyQuestion) -> int:
+    def _room(self, question: PolicyQuery) -> int:
         """New tokens that still fit behind the prefix; one where none does: the engine then says so."""
         limit = self._engine.max_context_tokens
         left = question.max_new_tokens if limit is None else limit - len(question.prefix_ids)
         return max(1, min(question.max_new_tokens, left))
 
-    def _load(self, question: PolicyQuestion) -> None:
+    def _load(self, question: PolicyQuery) -> None:
         folder = question.folder / "policy"
         # A run that was resumed may have written the same step anew.
         key = (folder, question.dtype, (question.folder / "progress.json").stat().st_mtime_ns if folder.is_dir() else 0)
@@ -166,7 +166,7 @@ class _Holder:
         if not folder.is_dir():
             raise RunError(f"{folder} is gone: the run has removed this checkpoint. Choose another one.")
         _refuse_large(folder)
-        if damage := find_damage(question.folder, under="policy/"):
+        if damage := verify_checksums(question.folder, under="policy/"):
             raise RunError(f"{question.folder} is damaged ({damage}). Choose another checkpoint.")
         self._engine = _open_engine(folder, question.dtype)
         self._key = key
@@ -186,11 +186,11 @@ def _refuse_large(folder: Path) -> None:
 def _open_engine(folder: Path, dtype: str) -> Any:
     import torch  # noqa: PLC0415 - the page itself needs none of it
 
-    from turnwise.context.template import LearnedTemplate  # noqa: PLC0415
+    from turnwise.context.template import HFChatTemplate  # noqa: PLC0415
     from turnwise.context.tokenizer import load_tokenizer  # noqa: PLC0415
     from turnwise.engine.local import LocalEngine  # noqa: PLC0415
     from turnwise.models.load import load_model, torch_dtype  # noqa: PLC0415
 
     # Never on a GPU: whoever trains here may have planned with all of its memory.
     model = load_model(folder, torch_dtype(dtype), torch.device("cpu"))
-    return LocalEngine(model, stop_ids=LearnedTemplate(load_tokenizer(str(folder))).stop_ids)
+    return LocalEngine(model, stop_ids=HFChatTemplate(load_tokenizer(str(folder))).stop_ids)

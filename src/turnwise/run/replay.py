@@ -29,8 +29,8 @@ from turnwise.loop.serial import train_serial, update_policy
 from turnwise.loop.warm_start import mix_in_demonstrations
 from turnwise.report.metrics import Stopwatch
 from turnwise.report.run_dir import RunDirectory
-from turnwise.report.token_log import LearningRecord
-from turnwise.report.token_log_codec import LearntBatch, choose_rows, take_rows
+from turnwise.report.token_log import TokenLog
+from turnwise.report.token_log_codec import UpdateRecord, choose_rows, take_rows
 from turnwise.report.token_log_reader import StepTokens
 from turnwise.run.checkpoints import load_checkpoint
 from turnwise.run.run_recorder import logged_batch
@@ -42,7 +42,7 @@ _SHOWN = ("learn/policy_loss", "learn/grad_norm", "learn/approx_kl", "learn/clip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
+class ReplayResult:
     """What came out."""
 
     step: int
@@ -71,7 +71,7 @@ class _Reached(Exception):  # noqa: N818 - no error: the step that was asked for
     pass
 
 
-def replay(run: str | Path, step: int, overrides: Sequence[str] = ()) -> Replayed:
+def replay(run: str | Path, step: int, overrides: Sequence[str] = ()) -> ReplayResult:
     """Play and learn step `step` of a run once more."""
     directory = RunDirectory.open(Path(run))
     settings = load_settings(str(directory.config))
@@ -108,7 +108,7 @@ class _Replay:
         """The learner as it was before the step."""
         self._done: TrainStep | None = None
 
-    async def run(self, step: int, overrides: Sequence[str]) -> Replayed:
+    async def run(self, step: int, overrides: Sequence[str]) -> ReplayResult:
         saved = [n for n in self._directory.checkpoint_steps() if n < step]
         checkpoint = self._directory.step_checkpoint(max(saved)) if saved else None
         start = max(saved, default=0)
@@ -126,7 +126,7 @@ class _Replay:
             other = await self._otherwise(components, model, overrides) if overrides else {}
         finally:
             await components.close()
-        return Replayed(step=step, from_step=start, parts=same, other=other)
+        return ReplayResult(step=step, from_step=start, parts=same, other=other)
 
     async def _begin(self, components: TrainComponents, checkpoint: Path | None) -> None:
         trainer, explorer = components.trainer, components.explorer
@@ -206,7 +206,7 @@ def _is_same(recorded: Any, found: Any) -> bool:
 
 
 def _compare_tokens(done: TrainStep, directory: RunDirectory, settings: TurnwiseSettings) -> dict[str, bool | None]:
-    record = LearningRecord(directory.learning_record)
+    record = TokenLog(directory.learning_record)
     learnt = logged_batch(done.update)
     if not directory.learning_record.exists() or done.step not in record.steps() or learnt is None:
         return dict.fromkeys(("tokens", "rewards", "advantages"))
@@ -219,11 +219,11 @@ def _compare_tokens(done: TrainStep, directory: RunDirectory, settings: Turnwise
     }
 
 
-def _same_arrays(written: StepTokens, found: LearntBatch, *names: str) -> bool:
+def _same_arrays(written: StepTokens, found: UpdateRecord, *names: str) -> bool:
     return all(np.array_equal(getattr(written.batch, name), getattr(found.batch, name)) for name in names)
 
 
-def _same_rewards(written: StepTokens, found: LearntBatch) -> bool:
+def _same_rewards(written: StepTokens, found: UpdateRecord) -> bool:
     return all(
         np.array_equal(getattr(written.turns, name), np.concatenate([getattr(e, name) for e in found.experiences]))
         for name in ("raw_rewards", "turn_rewards")

@@ -28,7 +28,7 @@ from turnwise.errors import AuditError, Finding, LearnError, SyncError, Turnwise
 from turnwise.experience.build import build_experiences
 from turnwise.experience.store import inspect_store
 from turnwise.hooks import TrainStep
-from turnwise.infra.atomic_files import find_damage
+from turnwise.infra.atomic_files import verify_checksums
 from turnwise.infra.threads import run_async
 from turnwise.loop.build import (
     connect,
@@ -45,10 +45,10 @@ from turnwise.loop.serial import train_serial
 from turnwise.report.evaluation import find_evals, read_eval, results_of
 from turnwise.report.metrics import Stopwatch
 from turnwise.report.run_dir import RunDirectory
-from turnwise.report.token_log import LearningRecord
-from turnwise.report.trajectories import find_damaged_episodes, read_sound_trajectories
+from turnwise.report.token_log import TokenLog
+from turnwise.report.trajectories import find_damaged_episodes, read_verified_trajectories
 from turnwise.run.checkpoints import Progress, load_checkpoint, read_progress, save_checkpoint
-from turnwise.sync.weight_store import MemoryChannel, find_damaged_weights
+from turnwise.sync.weight_store import EnginePublisher, find_damaged_weights
 from turnwise.types import Experience, Group
 
 _KINDS = (
@@ -119,7 +119,7 @@ def _check_group(group: Sequence[Experience], settings: TurnwiseSettings) -> lis
 
 
 def _check_record(directory: RunDirectory, settings: TurnwiseSettings) -> Iterator[tuple[str, list[Finding]]]:
-    record = LearningRecord(directory.learning_record)
+    record = TokenLog(directory.learning_record)
     # A killed process leaves a part of a block; one that has ended does not.
     gaps = record.find_gaps(with_end=directory.summary.exists())
     if gaps:
@@ -129,7 +129,7 @@ def _check_record(directory: RunDirectory, settings: TurnwiseSettings) -> Iterat
         yield "recorded steps", _check_step(record, step, settings)
 
 
-def _check_step(record: LearningRecord, step: int, settings: TurnwiseSettings) -> list[Finding]:
+def _check_step(record: TokenLog, step: int, settings: TurnwiseSettings) -> list[Finding]:
     try:
         tokens = record.read(step)
     except TurnwiseError as error:
@@ -141,7 +141,7 @@ def _check_step(record: LearningRecord, step: int, settings: TurnwiseSettings) -
 
 def _check_trajectories(file: Path) -> Iterator[tuple[str, list[Finding]]]:
     try:
-        played = read_sound_trajectories(file)
+        played = read_verified_trajectories(file)
     except TurnwiseError as error:
         yield "trajectories", [_damaged(str(file), str(error))]
         return
@@ -159,7 +159,7 @@ def _check_eval(folder: Path) -> list[Finding]:
     if saved.trajectories is None:
         return []
     try:
-        played = results_of(read_sound_trajectories(saved.trajectories))
+        played = results_of(read_verified_trajectories(saved.trajectories))
     except TurnwiseError:
         # Reported for the file that they are in.
         return []
@@ -168,7 +168,7 @@ def _check_eval(folder: Path) -> list[Finding]:
 
 
 def _check_checkpoint(folder: Path) -> list[Finding]:
-    if (told := find_damage(folder)) is not None:
+    if (told := verify_checksums(folder)) is not None:
         return [_damaged(str(folder), told)]
     try:
         read_progress(folder)
@@ -271,7 +271,7 @@ def _open(fault: Fault, folder: Path) -> TrainComponents:
     model = str(resolve_model(settings))
     rollout = open_rollout(settings, model, run_path=folder)
     engine = fault.engine(rollout.engine) if fault.engine else rollout.engine
-    rollout = replace(rollout, engine=engine, publisher=MemoryChannel([engine]))
+    rollout = replace(rollout, engine=engine, publisher=EnginePublisher([engine]))
     explorer = open_explorer(rollout, run_path=folder)
     if fault.collector:
         collectors = replace(explorer.collectors, sampled=fault.collector(explorer.collectors.sampled))

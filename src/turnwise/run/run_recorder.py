@@ -11,14 +11,14 @@ from rich.console import Console
 
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.hooks import Hook, LogValue, TrainStep, UpdateResult, sort_log_values
-from turnwise.infra.untrusted import tell_successes
+from turnwise.infra.untrusted import success_flags
 from turnwise.loop.evaluate import Evaluation
 from turnwise.protocols import Engine, Sink
 from turnwise.report.console import ProgressDisplay
 from turnwise.report.metrics import JsonlSink, Sinks, Stopwatch, reward_sources
 from turnwise.report.run_dir import RunDirectory
-from turnwise.report.token_log import LearningRecorder
-from turnwise.report.token_log_codec import LearntBatch
+from turnwise.report.token_log import TokenLogWriter
+from turnwise.report.token_log_codec import UpdateRecord
 from turnwise.report.trackers import TensorboardSink, TrackerSite, open_trackers
 from turnwise.report.trajectories import TrajectoryWriter
 from turnwise.run.run_setup import Evaluator
@@ -53,7 +53,7 @@ class RunRecorder(Hook):
         self._sinks = Sinks(sinks)
         shown = max(settings.report.trajectories_per_step, 1)
         self._trajectories = TrajectoryWriter(directory.trajectories, max_per_step=shown)
-        self._token_log = LearningRecorder(directory.learning_record, settings.report.tokens)
+        self._token_log = TokenLogWriter(directory.learning_record, settings.report.tokens)
         title = f"{settings.recipe} on {settings.env.type}"
         self.display = ProgressDisplay(settings.learn.steps, title, console=console, start_step=start_step)
 
@@ -124,12 +124,12 @@ class Evaluations(Hook):
         return evaluation_metrics(result)
 
 
-def logged_batch(update: UpdateResult) -> LearntBatch | None:
+def logged_batch(update: UpdateResult) -> UpdateRecord | None:
     """Return what was trained, token by token; None if there was nothing."""
     inputs, report = update.inputs, update.report
     if inputs is None or report is None:
         return None
-    return LearntBatch.of(inputs.samples, inputs.batch, report, annotated=inputs.rows, annotations=inputs.annotations)
+    return UpdateRecord.of(inputs.samples, inputs.batch, report, annotated=inputs.rows, annotations=inputs.annotations)
 
 
 def _tracker_site(settings: TurnwiseSettings, directory: RunDirectory) -> TrackerSite:
@@ -177,7 +177,7 @@ def evaluation_metrics(result: Evaluation) -> dict[str, float]:
     """The whole, each environment where there are several, who gave the rewards, and what environments say."""
     by_tag = result.by_tag()
     metrics = {"eval/return": result.mean_return, **_told("eval/success", result.success)}
-    if unknown := tell_successes(result.trajectories).count(None):
+    if unknown := success_flags(result.trajectories).count(None):
         metrics["eval/success_unknown"] = unknown / result.episodes
     metrics |= {f"eval/reward/{source}": amount for source, amount in reward_sources(result.trajectories).items()}
     for tag, outcome in by_tag.items():

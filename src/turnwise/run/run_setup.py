@@ -16,9 +16,9 @@ from turnwise.checks.model import check_model
 from turnwise.checks.plan import reward_model_path
 from turnwise.checks.settings import find_unused_settings
 from turnwise.checks.stages import report_findings
-from turnwise.config.schema import LessonSettings, TurnwiseSettings
+from turnwise.config.schema import ImitationSettings, TurnwiseSettings
 from turnwise.hooks import Hooks
-from turnwise.infra.atomic_files import write_whole
+from turnwise.infra.atomic_files import atomic_write
 from turnwise.learn.checkpoint import resumed_model
 from turnwise.loop.build import (
     load_words,
@@ -201,7 +201,7 @@ def _keep_tokenizer(model: Path, directory: RunDirectory) -> None:
     """So that tokens can be read as text from the run directory alone, from the first step on."""
     found = model / directory.tokenizer.name
     if found.is_file() and not directory.tokenizer.exists():
-        write_whole(directory.tokenizer, found.read_bytes())
+        atomic_write(directory.tokenizer, found.read_bytes())
 
 
 def _open(settings: TurnwiseSettings, directory: RunDirectory, model: str, stages: Stages) -> RunComponents:
@@ -222,7 +222,7 @@ def _open(settings: TurnwiseSettings, directory: RunDirectory, model: str, stage
 async def run_warm_start(trainer: TrainerComponents, template: ChatTemplate, console: Console) -> Progress:
     """Train on demonstrations if `warm_start` asks for it."""
     settings = trainer.settings
-    if not isinstance(settings.warm_start, LessonSettings):
+    if not isinstance(settings.warm_start, ImitationSettings):
         return Progress()
     with phase(console, f"warm start from the {settings.warm_start.type}") as advance:
         return Progress(warm_start=await warm_start(trainer, template, settings.warm_start, advance))

@@ -28,11 +28,11 @@ from turnwise.config.load import dump_settings, load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, ModelError
 from turnwise.experience.build import build_experiences
-from turnwise.infra.atomic_files import read_text, write_whole
+from turnwise.infra.atomic_files import atomic_write, read_text
 from turnwise.infra.threads import end_tasks
-from turnwise.infra.wait_tracking import show_waits
+from turnwise.infra.wait_tracking import write_waits_file
 from turnwise.loop.build import load_words, open_buffer, open_engine
-from turnwise.loop.policies import find_policy, names_a_model, resolve_model
+from turnwise.loop.policies import find_policy, is_model_reference, resolve_model
 from turnwise.loop.split_processes import Shared, as_groups
 from turnwise.models.load import read_model_file
 from turnwise.protocols import Buffer, ChatTemplate, Engine, Mailbox
@@ -40,7 +40,7 @@ from turnwise.report.console import phase
 from turnwise.report.manifest import collect_manifest
 from turnwise.report.run_dir import RunDirectory, new_run_path, settings_file_of
 from turnwise.report.trajectories import TrajectoryJournal
-from turnwise.rollout.env_specs import settle_length
+from turnwise.rollout.env_specs import resolve_total_steps
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.run.api import Run
 from turnwise.run.checkpoints import read_progress
@@ -79,7 +79,7 @@ def load_served(target: str, *, recipe: str | None = None, overrides: Sequence[s
     is_run = (path / "config.yaml").is_file()
     if is_run and (recipe or overrides):
         raise ConfigError(f"run {path} is served with its own settings; give no recipe and no overrides.")
-    if recipe and not names_a_model(target):
+    if recipe and not is_model_reference(target):
         raise ConfigError(f"--recipe goes with a model folder or name; '{target}' is none.")
     if is_run:
         # The tokenizer of a checkpoint has the run's chat template already.
@@ -88,7 +88,7 @@ def load_served(target: str, *, recipe: str | None = None, overrides: Sequence[s
         if is_shared(BUFFERS, settings.buffer.type):
             settings = _with_learner_elsewhere(settings)
             return _build(settings, RunDirectory.open(path), policy, read_progress(Path(policy).parent).policy_version)
-    elif names_a_model(target):
+    elif is_model_reference(target):
         is_of_a_run = settings_file_of(path) is not None
         found = find_policy(target, overrides, recipe=recipe or (None if is_of_a_run else _plain(path)))
         settings, policy = found.settings, found.resolve()
@@ -98,7 +98,7 @@ def load_served(target: str, *, recipe: str | None = None, overrides: Sequence[s
         policy = resolve_model(settings)
     settings = _start_from(settings, policy)
     validate_run(settings)
-    settings = settle_length(settings)
+    settings = resolve_total_steps(settings)
     directory = RunDirectory.create(
         new_run_path(Path(settings.run.root), settings.recipe),
         config_yaml=dump_settings(settings),
@@ -150,7 +150,7 @@ def _let_others_train(directory: RunDirectory) -> None:
     settings = load_settings(str(directory.config))
     if not is_shared(TRANSPORTS, settings.sync.method):
         comments = [line for line in text.splitlines(keepends=True) if line.startswith("#")]
-        write_whole(directory.config, "".join(comments) + dump_settings(_with_learner_elsewhere(settings)))
+        atomic_write(directory.config, "".join(comments) + dump_settings(_with_learner_elsewhere(settings)))
         directory.config.chmod(0o600)
 
 
@@ -187,7 +187,7 @@ async def open_endpoint(
     following = asyncio.create_task(_follow(served.engine, shared.mailbox, on_policy))
     try:
         await endpoint.start(port, host)
-        with show_waits(served.directory.waits):
+        with write_waits_file(served.directory.waits):
             yield endpoint
     finally:
         await end_tasks([following])

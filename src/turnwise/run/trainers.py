@@ -39,7 +39,7 @@ from turnwise.rollout.scoring import RewardFn, score_groups
 from turnwise.run.api import Run, check_start, new_directory
 from turnwise.run.run_setup import RunComponents, open_run_components
 from turnwise.run.training_run import TrainingRun
-from turnwise.sync.role_locks import ROLES, hold_roles
+from turnwise.sync.role_locks import ROLES, acquire_roles
 from turnwise.types import Group, Task, Trajectory, TrajectoryId
 
 
@@ -106,7 +106,7 @@ class PPOTrainer(Stages):
         training = TrainingRun(
             self.settings, opened.directory, self._console, components=opened.components, stages=self
         )
-        with hold_roles(opened.directory.path, *ROLES):
+        with acquire_roles(opened.directory.path, *ROLES):
             run_async(training.run())
         return Run(opened.directory.path)
 

@@ -25,7 +25,7 @@ from turnwise.config.recipes import list_recipes
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import Finding, SyncError
 from turnwise.hooks import Callback, Hooks, TrainStep, open_callbacks
-from turnwise.infra.wait_tracking import show_waits
+from turnwise.infra.wait_tracking import write_waits_file
 from turnwise.loop.build import find_loop
 from turnwise.loop.components import TrainerComponents
 from turnwise.loop.evaluate import Evaluation, baseline_intervals, measure_baselines
@@ -40,7 +40,7 @@ from turnwise.report.run_dir import RunDirectory, Summary, step_name
 from turnwise.report.statistics import list_ends, recorded_interval
 from turnwise.report.trajectories import EpisodeJournal, TrajectoryWriter
 from turnwise.run.checkpoints import Checkpoints, Progress
-from turnwise.run.evaluation import Figures, worlds_told
+from turnwise.run.evaluation import EvalStats, env_settings
 from turnwise.run.run_recorder import Evaluations, RunRecorder, StepTimes, engine_metrics
 from turnwise.run.run_setup import Evaluator, RunComponents, RunStart, open_run_components, set_up
 from turnwise.types import Trajectory
@@ -94,8 +94,8 @@ def _write_last_eval(
         "seed": summary.seed,
         "env": summary.env,
         "step": summary.steps,
-        "worlds": worlds_told(settings),
-        **Figures.of(tasks).to_dict(),
+        "worlds": env_settings(settings),
+        **EvalStats.of(tasks).to_dict(),
     }
     TrajectoryWriter(folder, max_per_step=len(trajectories)).write(0, trajectories)
     write_eval(folder, told, tasks)
@@ -208,7 +208,7 @@ class TrainingRun:
         components = self._components or open_run_components(
             self._settings, self._directory, self._console, self._checkpoint, self._stages
         )
-        with show_waits(self._directory.waits):
+        with write_waits_file(self._directory.waits):
             start = await set_up(components, self._directory, self._console, self._checkpoint)
             try:
                 await self._train_and_evaluate(start)

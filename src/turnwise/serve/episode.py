@@ -13,8 +13,8 @@ from typing import Protocol
 
 from turnwise.context.recorder import Reading, Response
 from turnwise.errors import ContextOverflow, EngineError, RewardError, ServeError, TurnwiseError
-from turnwise.infra.untrusted import read_reward, read_success, show, tell_error
-from turnwise.rollout.model_handle import HALF_A_CHARACTER, Manner, ModelHandle, TextDecoder
+from turnwise.infra.untrusted import format_error, parse_reward, parse_success, show
+from turnwise.rollout.model_handle import HALF_A_CHARACTER, ChatOptions, ModelHandle, TextDecoder
 from turnwise.serve.chat_requests import ChatRequest
 from turnwise.types import IntArray, StopReason
 
@@ -84,7 +84,7 @@ class Episode:
             )
         if is_free:
             return call.prefill or self._prefix
-        return self.model.begin_call("" if call.tool_choice == "required" else call.tool_choice)
+        return self.model.tool_call_prefix("" if call.tool_choice == "required" else call.tool_choice)
 
     def begin_step(self, agent: str) -> int:
         """The number of a new step, which nobody else has; ServeError where the episode has had its calls."""
@@ -121,7 +121,7 @@ class Episode:
                 max_tokens=max_tokens,
                 prefix=self.begin_reply(call),
                 tools=call.tools,
-                manner=Manner(
+                manner=ChatOptions(
                     top_p=call.top_p if is_free else None,
                     seed=call.seed if is_free else None,
                     reading=Reading(
@@ -158,16 +158,16 @@ class Episode:
     def read_outcome(self, given: object) -> EpisodeOutcome:
         """A reward, or `{"reward": …, "is_success": …}` with `rewards` where each call has its own."""
         if not isinstance(given, Mapping):
-            return EpisodeOutcome(self.read_reward(given))
+            return EpisodeOutcome(self.parse_reward(given))
         if set(given) - {"is_success"} not in ({"reward"}, {"rewards"}):
             raise RewardError(
                 f"{dict(given)!r} given; expected a number, or a mapping with 'reward' (or 'rewards', one for each "
                 "call or by agent) and 'is_success' (true or false)."
             )
-        said = read_success(given.get("is_success"), "is_success:")
-        return EpisodeOutcome(self.read_reward(given["reward"] if "reward" in given else given["rewards"]), said)
+        said = parse_success(given.get("is_success"), "is_success:")
+        return EpisodeOutcome(self.parse_reward(given["reward"] if "reward" in given else given["rewards"]), said)
 
-    def read_reward(self, given: object) -> float | dict[int, float]:
+    def parse_reward(self, given: object) -> float | dict[int, float]:
         """One number for the whole episode, a list with one for each call, or one by agent, for its last call."""
         if isinstance(given, Mapping):
             return {self._last_step(agent): read_number(reward) for agent, reward in given.items()}
@@ -244,7 +244,7 @@ class Episode:
 
 
 def read_number(given: object) -> float:
-    return read_reward(given, "reward")
+    return parse_reward(given, "reward")
 
 
 class StreamWriter(Protocol):
@@ -363,7 +363,7 @@ class Stream:
                 yield self._writer.fail(error)
                 return
             except Exception as error:  # noqa: BLE001 - the boundary: the status has been sent, the client still hears
-                yield self._writer.fail(ServeError(tell_error(error), status=HTTPStatus.INTERNAL_SERVER_ERROR))
+                yield self._writer.fail(ServeError(format_error(error), status=HTTPStatus.INTERNAL_SERVER_ERROR))
                 return
             for number, response in enumerate(responses):
                 if text := texts[number].rest(self._call.prefill + self._call.continuation(response.message.text)):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from turnwise.config.settings import require_package
 from turnwise.errors import ServeError
-from turnwise.infra.untrusted import tell_error
+from turnwise.infra.untrusted import format_error
 
 if TYPE_CHECKING:
     _Base = Any
@@ -270,7 +270,7 @@ class HttpServer:
                 raise
             reply = error_reply(ServeError("the server is ending.", status=HTTPStatus.SERVICE_UNAVAILABLE))
         except Exception as error:  # noqa: BLE001 - the boundary: a client must hear of it, and others go on
-            told = ServeError(tell_error(error), status=HTTPStatus.INTERNAL_SERVER_ERROR)
+            told = ServeError(format_error(error), status=HTTPStatus.INTERNAL_SERVER_ERROR)
             reply = error_reply(told)
         # Where the next request would begin is not known before all of this one is read.
         is_kept = body.is_read and reply.status != HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE

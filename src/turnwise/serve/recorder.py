@@ -101,7 +101,7 @@ class EpisodeRecorder:
     # --- what an endpoint asks for -------------------------------------------------------------------------------
 
     def find(self, name: str | None) -> Episode:
-        self._end_silent()
+        self._expire_idle()
         if name in (None, DEFAULT):
             self._renew_default()
         found = self._get(name or DEFAULT)
@@ -109,7 +109,7 @@ class EpisodeRecorder:
         return found.episode
 
     def begin(self, wishes: dict[str, Any]) -> dict[str, Any]:
-        self._end_silent()
+        self._expire_idle()
         unknown = wishes.keys() - {"group", "group_size"}
         if unknown:
             raise ServeError(f"{sorted(unknown)} given; expected 'group' and 'group_size', or nothing.")
@@ -256,7 +256,7 @@ class EpisodeRecorder:
             # Its replies must not have the ids of those before it.
             self._begin(DEFAULT, group, called=f"{DEFAULT}-{group.task.seed}")
 
-    def _end_silent(self) -> None:
+    def _expire_idle(self) -> None:
         """Episodes, and groups of which a sibling never begins."""
         oldest_s = self._clock() - self._max_idle_s
         for name, found in list(self._episodes.items()):

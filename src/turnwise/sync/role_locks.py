@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from turnwise.errors import RunError, SyncError
-from turnwise.infra.atomic_files import write_whole
+from turnwise.infra.atomic_files import atomic_write
 from turnwise.infra.parsing import parse_json
 from turnwise.sync.weight_store import read_record
 
@@ -34,7 +34,7 @@ _CLAIM_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoleRecord:
+class RoleProgress:
     """How far a role is: rollouts stored, or updates made."""
 
     step: int = 0
@@ -44,7 +44,7 @@ class RoleRecord:
     """Where the explorer's task source stands before its next rollout."""
 
 
-class RolePlace:
+class RoleLock:
     """The place of one role in a run directory."""
 
     def __init__(self, folder: Path, role: Role) -> None:
@@ -81,20 +81,20 @@ class RolePlace:
             probe.close()
         return probe is None
 
-    def read(self) -> RoleRecord:
+    def read(self) -> RoleProgress:
         found = read_record(self._record)
         if found is None:
-            return RoleRecord()
+            return RoleProgress()
         step, has_ended, tasks = (found.get(name) for name in ("step", "has_ended", "tasks"))
         if not (isinstance(step, int) and isinstance(has_ended, bool) and isinstance(tasks, dict)):
             raise SyncError(
                 f"{self._record} is damaged: expected step, has_ended and tasks, got {sorted(found)}. Remove it, and "
                 f"the {self._role} starts from what is stored."
             )
-        return RoleRecord(step=step, has_ended=has_ended, tasks=tasks)
+        return RoleProgress(step=step, has_ended=has_ended, tasks=tasks)
 
-    def write(self, record: RoleRecord) -> None:
-        write_whole(self._record, json.dumps(asdict(record)), error=SyncError)
+    def write(self, record: RoleProgress) -> None:
+        atomic_write(self._record, json.dumps(asdict(record)), error=SyncError)
 
     def _tell_holder(self) -> str:
         try:
@@ -118,18 +118,18 @@ class RolePlace:
 
 
 @contextmanager
-def hold_roles(run_path: Path, *roles: Role) -> Iterator[None]:
+def acquire_roles(run_path: Path, *roles: Role) -> Iterator[None]:
     """Have these roles in a run until the block ends; refused while another process has one of them."""
     with ExitStack() as held:
         for role in roles:
-            place = place_of(run_path, role)
+            place = role_lock(run_path, role)
             place.claim()
             held.callback(place.leave)
         yield
 
 
-def place_of(run_path: Path, role: Role) -> RolePlace:
-    return RolePlace(run_path / "roles", role)
+def role_lock(run_path: Path, role: Role) -> RoleLock:
+    return RoleLock(run_path / "roles", role)
 
 
 def _describe_process() -> dict[str, str | int]:

@@ -26,13 +26,13 @@ _BEYOND_ROUNDING = 20.0
 head one update late differs by 4e-4. The first gap, before the first update, is taken for rounding alone."""
 
 
-def largest_gap(given: float | Literal["auto"], dtype: str) -> float:
+def default_tolerance(given: float | Literal["auto"], dtype: str) -> float:
     """What `sync.max_probe_gap` means for weights of this number type."""
     return _LARGEST[dtype] if given == "auto" else given
 
 
 @runtime_checkable
-class ScoringEngine(Protocol):
+class LogprobEngine(Protocol):
     """An engine that holds weights of its own somewhere else, and can be asked what they make of a text."""
 
     async def score(self, token_ids: IntArray) -> Sequence[FloatArray]:
@@ -41,7 +41,7 @@ class ScoringEngine(Protocol):
 
 
 @runtime_checkable
-class ScoringLearner(Protocol):
+class LogprobLearner(Protocol):
     """A learner that can be asked what its policy makes of a text."""
 
     def score(self, token_ids: IntArray) -> FloatArray:
@@ -56,17 +56,17 @@ class Probe:
         self,
         token_ids: IntArray,
         learner: Learner,
-        engine: ScoringEngine,
+        engine: LogprobEngine,
         *,
         max_gap: float | Literal["auto"],
         dtype: str = "float32",
     ) -> None:
         """`max_gap` is `sync.max_probe_gap`, for weights of this number type."""
-        assert isinstance(learner, ScoringLearner), "only a learner that scores can be compared with"
+        assert isinstance(learner, LogprobLearner), "only a learner that scores can be compared with"
         self._ids = token_ids
         self._learner, self._scorer = learner, learner
         self._engine = engine
-        self._max_gap = largest_gap(max_gap, dtype)
+        self._max_gap = default_tolerance(max_gap, dtype)
         self._expected: dict[int, FloatArray] = {}
         self._newest_gap: float | None = None
         self._allowed = self._max_gap
@@ -117,7 +117,7 @@ class Probe:
         )
 
 
-class ProbedChannel:
+class VerifiedPublisher:
     """A channel whose engine is asked after every publication."""
 
     def __init__(self, channel: Channel, probe: Probe) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from turnwise.config.schema import SyncSettings, SyncStyle
 from turnwise.errors import SyncError
 from turnwise.infra.wait_tracking import waiting
-from turnwise.protocols import Channel, Mailbox, PolicyMark, Weights
+from turnwise.protocols import Channel, Mailbox, PolicyVersion, Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class SyncRules:
     max_staleness: int | None
     """Most updates that the weights of a rollout may be behind when it begins; None: the explorer never waits."""
 
-    def needed_for(self, rollout: int) -> int:
+    def required_version(self, rollout: int) -> int:
         """The oldest step whose weights the rollout may begin with."""
         if self.max_staleness is None:
             return 0
@@ -42,7 +42,7 @@ class SyncRules:
         """Whether newer weights are loaded before this rollout; between them, nothing changes in the fixed style."""
         return self.style != "fixed" or (rollout - 1 - self.offset) % self.interval == 0
 
-    def should_ask(self, num_rollouts: int) -> bool:
+    def should_request(self, num_rollouts: int) -> bool:
         """Whether the explorer asks for newer weights, so many rollouts after it got its own."""
         return self.style == "dynamic_by_explorer" and num_rollouts >= self.interval
 
@@ -61,7 +61,7 @@ class SyncRules:
         return requested is not None and published < requested <= done
 
 
-def rules_of(settings: SyncSettings, *, is_alone: bool = False) -> SyncRules:
+def list_policies(settings: SyncSettings, *, is_alone: bool = False) -> SyncRules:
     """The rules of a run; an explorer that is alone does not wait, unless a bound is given."""
     staleness = settings.max_staleness
     if staleness is None and not is_alone:
@@ -80,7 +80,7 @@ _POLL_S = 0.1
 """How often a wait looks again without being woken: other processes cannot ring."""
 
 
-class Bell:
+class Notifier:
     """Wakes all waits of this process, so that they check their condition again."""
 
     def __init__(self) -> None:
@@ -124,11 +124,18 @@ class Bell:
                 await self._rung.wait()
 
 
-class ExplorerEnd:
+class ExplorerSync:
     """Admits rollouts: loads what there is and waits for what there must be."""
 
     def __init__(
-        self, rules: SyncRules, mailbox: Mailbox, channel: Channel, bell: Bell, *, start: PolicyMark, timeout_s: float
+        self,
+        rules: SyncRules,
+        mailbox: Mailbox,
+        channel: Channel,
+        bell: Notifier,
+        *,
+        start: PolicyVersion,
+        timeout_s: float,
     ) -> None:
         self.mark = start
         """The weights that the engine serves."""
@@ -142,9 +149,9 @@ class ExplorerEnd:
         self._num_rollouts = 0
         """Admitted since the weights were loaded."""
 
-    async def admit(self, rollout: int) -> PolicyMark:
+    async def admit(self, rollout: int) -> PolicyVersion:
         """Return when the rollout may begin, with the weights it begins with."""
-        needed = self._rules.needed_for(rollout)
+        needed = self._rules.required_version(rollout)
         while True:
             if self._rules.may_load(rollout):
                 await self._load_newer()
@@ -158,7 +165,7 @@ class ExplorerEnd:
                 timeout_s=self._timeout_s,
             )
         self._num_rollouts += 1
-        if self._rules.should_ask(self._num_rollouts):
+        if self._rules.should_request(self._num_rollouts):
             self._mailbox.request(self.mark.step + 1)
         return self.mark
 
@@ -174,11 +181,11 @@ class ExplorerEnd:
         self.mark, self._num_rollouts = mark, 0
 
 
-class TrainerEnd:
+class TrainerSync:
     """Publishes after updates as the style says, and answers requests while there is nothing to learn from."""
 
     def __init__(
-        self, rules: SyncRules, mailbox: Mailbox, weights: Callable[[], Weights], *, start: PolicyMark
+        self, rules: SyncRules, mailbox: Mailbox, weights: Callable[[], Weights], *, start: PolicyVersion
     ) -> None:
         self._rules = rules
         self._mailbox = mailbox
@@ -186,7 +193,7 @@ class TrainerEnd:
         self._done = start
         self._published = start.step
 
-    def finish_update(self, mark: PolicyMark) -> None:
+    def finish_update(self, mark: PolicyVersion) -> None:
         """Update number `mark.step` is done."""
         self._done = mark
         if self._rules.should_publish(mark.step, self._published, self._mailbox.requested()):

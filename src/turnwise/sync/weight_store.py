@@ -16,12 +16,12 @@ from torch import nn
 from turnwise.config.schema import SyncSettings
 from turnwise.deps import TransportSite
 from turnwise.errors import ConfigError, SyncError
-from turnwise.infra.atomic_files import write_whole
+from turnwise.infra.atomic_files import atomic_write
 from turnwise.infra.parsing import parse_json
-from turnwise.protocols import Engine, PolicyMark, Weights
+from turnwise.protocols import Engine, PolicyVersion, Weights
 
 
-class MemoryChannel:
+class EnginePublisher:
     """Publishes to engines of this process; the version is live when `publish` returns."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
@@ -33,7 +33,7 @@ class MemoryChannel:
         return policy_version
 
 
-class SharedChannel:
+class InPlacePublisher:
     """Notifies an engine that samples from the learner's own model that its weights have changed; nothing is copied."""
 
     def __init__(self, engine: Engine, model: nn.Module) -> None:
@@ -46,32 +46,32 @@ class SharedChannel:
         return policy_version
 
 
-class MemoryMailbox:
+class MemoryWeightStore:
     """`sync.method: memory`: the newest published weights, and the newest request for newer ones."""
 
     is_shared: ClassVar[bool] = False
 
     @classmethod
-    def open(cls, settings: SyncSettings, site: TransportSite) -> MemoryMailbox:
+    def open(cls, settings: SyncSettings, site: TransportSite) -> MemoryWeightStore:
         return cls(site.ring)
 
     def __init__(self, ring: Callable[[], None]) -> None:
         """`ring` wakes all waits."""
         self._ring = ring
-        self._mark: PolicyMark | None = None
+        self._mark: PolicyVersion | None = None
         self._weights: Weights = {}
         self._requested: int | None = None
 
-    def post(self, mark: PolicyMark, weights: Weights) -> None:
+    def post(self, mark: PolicyVersion, weights: Weights) -> None:
         # A copy: the learner goes on changing its own before the explorer has fetched these.
         self._weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
         self._mark = mark
         self._ring()
 
-    def newest(self) -> PolicyMark | None:
+    def newest(self) -> PolicyVersion | None:
         return self._mark
 
-    def fetch(self) -> tuple[PolicyMark, Weights]:
+    def fetch(self) -> tuple[PolicyVersion, Weights]:
         assert self._mark is not None, "nothing has been posted"
         return self._mark, self._weights
 
@@ -88,13 +88,13 @@ _NUM_TRIES = 5
 """Newer weights may replace those that are being read; more often in a row, something else is wrong."""
 
 
-class CheckpointMailbox:
+class FileWeightStore:
     """`sync.method: checkpoint`: a folder that both sides open."""
 
     is_shared: ClassVar[bool] = True
 
     @classmethod
-    def open(cls, settings: SyncSettings, site: TransportSite) -> CheckpointMailbox:
+    def open(cls, settings: SyncSettings, site: TransportSite) -> FileWeightStore:
         if site.run_path is None:
             raise ConfigError("sync.method: 'checkpoint' given without a run directory to keep weights in.")
         return cls(site.run_path / "weights", site.ring)
@@ -105,25 +105,25 @@ class CheckpointMailbox:
         self._ring = ring
         folder.mkdir(parents=True, exist_ok=True)
 
-    def post(self, mark: PolicyMark, weights: Weights) -> None:
+    def post(self, mark: PolicyVersion, weights: Weights) -> None:
         data, before = as_safetensors(weights), self._name_newest()
         file = self._folder / f"step-{mark.step:06d}.safetensors"
-        write_whole(file, data, error=SyncError)
+        atomic_write(file, data, error=SyncError)
         about = {
             "step": mark.step,
             "policy_version": mark.policy_version,
             "file": file.name,
             "sha256": hashlib.sha256(data).hexdigest(),
         }
-        write_whole(self._folder / "newest.json", json.dumps(about | {"checksum": _sum(about)}), error=SyncError)
+        atomic_write(self._folder / "newest.json", json.dumps(about | {"checksum": _sum(about)}), error=SyncError)
         self._forget_all_but(file.name, before)
         self._ring()
 
-    def newest(self) -> PolicyMark | None:
+    def newest(self) -> PolicyVersion | None:
         about = self._read_newest()
         return None if about is None else _mark(about)
 
-    def fetch(self) -> tuple[PolicyMark, Weights]:
+    def fetch(self) -> tuple[PolicyVersion, Weights]:
         problem = "nothing has been posted"
         for _ in range(_NUM_TRIES):
             about = self._read_newest()
@@ -152,7 +152,7 @@ class CheckpointMailbox:
 
     def request(self, step: int) -> None:
         if self.requested() != step:
-            write_whole(self._folder / "request.json", json.dumps({"step": step}), error=SyncError)
+            atomic_write(self._folder / "request.json", json.dumps({"step": step}), error=SyncError)
             self._ring()
 
     def requested(self) -> int | None:
@@ -181,7 +181,7 @@ class CheckpointMailbox:
 def find_damaged_weights(folder: Path) -> str | None:
     """Why the newest weights of a run cannot be loaded; None where they can."""
     try:
-        CheckpointMailbox(folder, lambda: None).fetch()
+        FileWeightStore(folder, lambda: None).fetch()
     except SyncError as error:
         return str(error)
     return None
@@ -217,5 +217,5 @@ def _is_whole(about: Mapping[str, Any]) -> bool:
     return is_name and "sha256" in about and all(isinstance(number, int) for number in numbers)
 
 
-def _mark(about: Mapping[str, Any]) -> PolicyMark:
-    return PolicyMark(about["step"], about["policy_version"])
+def _mark(about: Mapping[str, Any]) -> PolicyVersion:
+    return PolicyVersion(about["step"], about["policy_version"])

@@ -67,7 +67,7 @@ class EpisodeFilter:
             word = given.get(field.name, "").strip()
             if not word:
                 continue
-            kind = float if "float" in str(field.type) else whole_number if "int" in str(field.type) else str
+            kind = float if "float" in str(field.type) else parse_int if "int" in str(field.type) else str
             try:
                 values[field.name] = kind(word)
             except ValueError as error:
@@ -95,7 +95,7 @@ class EpisodeFilter:
         return " and ".join(sql for sql, _ in asked) or "1", [value for _, value in asked]
 
 
-def whole_number(word: str) -> int:
+def parse_int(word: str) -> int:
     """As far as the table can count; a ValueError for what is none."""
     number = int(word)
     if number.bit_length() > _MAX_BITS:
@@ -239,7 +239,7 @@ class Order:
         if sort not in _SORTS:
             raise RunError(f"sort: '{sort}' given; expected one of {', '.join(_SORTS)}.")
         try:
-            offset, limit = whole_number(given.get("offset") or "0"), whole_number(given.get("limit") or "50")
+            offset, limit = parse_int(given.get("offset") or "0"), parse_int(given.get("limit") or "50")
         except ValueError as error:
             raise RunError(f"offset and limit: expected numbers ({error}).") from error
         is_descending = given.get("order") != "ascending"

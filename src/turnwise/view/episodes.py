@@ -28,7 +28,7 @@ COLUMNS = RecordedToken._fields[2:]
 """Everything about a token but its step and its trajectory, which all of them share."""
 
 
-def describe_learnt(
+def trained_token_columns(
     tokens: StepTokens, arrays: Mapping[str, NDArray[Any]], trajectory: str, texts: TokenTexts
 ) -> dict[str, Any] | None:
     """The tokens of a trajectory in an update, `arrays` being all of them; None where they are not on record."""
@@ -46,7 +46,7 @@ def describe_learnt(
     }
 
 
-def describe_played(record: Mapping[str, Any], texts: TokenTexts) -> dict[str, Any] | None:
+def sampled_token_columns(record: Mapping[str, Any], texts: TokenTexts) -> dict[str, Any] | None:
     """The tokens of an episode that nothing was learnt from, or not on record: ids, mask and log-probs."""
     try:
         segments = decode_text(record["segments"])
@@ -96,11 +96,11 @@ def describe_episode(
     """`record` is the episode as it was written down; where it is None, `name` is looked for in the learning record."""
     learnt = None if is_eval else _open_step(run, step)
     trajectory = str(record["id"]) if record is not None else name
-    tokens = describe_learnt(learnt, run.arrays(step), trajectory, texts) if learnt is not None else None
+    tokens = trained_token_columns(learnt, run.arrays(step), trajectory, texts) if learnt is not None else None
     if record is None and tokens is None:
         raise RunError(f"step {step} has no episode '{name}', neither as text nor in its learning record.")
     if tokens is None and record is not None:
-        tokens = describe_played(record, texts)
+        tokens = sampled_token_columns(record, texts)
     told = _tell_record(record) if record is not None else _tell_tokens(trajectory, tokens or {})
     return {
         **told,

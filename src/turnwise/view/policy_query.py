@@ -1,7 +1,7 @@
 """A place in an episode comes in; what a checkpoint of its run would say there goes out, asked live.
 
 The question is made from the record: exactly the ids that stood before the token, and the checkpoint nearest to the
-weights that sampled it. Who answers is given from above (`Voice`): this room loads no model.
+weights that sampled it. Who answers is given from above (`PolicyBackend`): this room loads no model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NOBODY = "The page was opened without anybody who could load a model: start it 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyQuestion:
+class PolicyQuery:
     """What to ask of a policy on disk. Everything is plain: it goes to another process."""
 
     folder: Path
@@ -41,7 +41,7 @@ class PolicyQuestion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyAnswer:
+class PolicyPrediction:
     """The likeliest tokens behind the prefix, and the greedy way on from it."""
 
     token_ids: tuple[int, ...]
@@ -50,14 +50,14 @@ class PolicyAnswer:
     continuation_ids: tuple[int, ...]
 
 
-class Voice(Protocol):
+class PolicyBackend(Protocol):
     """Who can be asked: answers within a deadline, or raises a TurnwiseError that says why not."""
 
-    def ask(self, question: PolicyQuestion) -> PolicyAnswer: ...
+    def ask(self, question: PolicyQuery) -> PolicyPrediction: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptPolicy:
+class SavedPolicy:
     """A checkpoint that can be asked."""
 
     step: int
@@ -68,18 +68,18 @@ class KeptPolicy:
         return {"step": self.step, "policy_version": self.policy_version}
 
 
-def find_policies(run: RunFiles) -> list[KeptPolicy]:
+def find_policies(run: RunFiles) -> list[SavedPolicy]:
     """The checkpoints of a run that hold a model, ascending."""
     found = []
     for step in run.directory.checkpoint_steps():
         folder = run.directory.step_checkpoint(step)
         version = (read_json(folder / "progress.json") or {}).get("policy_version", step)
         if (folder / "policy" / "config.json").is_file() and isinstance(version, int):
-            found.append(KeptPolicy(step=step, policy_version=version, folder=folder))
+            found.append(SavedPolicy(step=step, policy_version=version, folder=folder))
     return found
 
 
-def choose_policy(policies: Sequence[KeptPolicy], version: int, *, step: int | None = None) -> KeptPolicy:
+def choose_policy(policies: Sequence[SavedPolicy], version: int, *, step: int | None = None) -> SavedPolicy:
     """The one of a step; otherwise the nearest at or before a version, and the first where all are later."""
     if not policies:
         raise RunError("this run has no checkpoint on disk to ask. Train with report.checkpoint_every set.")
@@ -93,8 +93,8 @@ def choose_policy(policies: Sequence[KeptPolicy], version: int, *, step: int | N
     return earlier[-1] if earlier else policies[0]
 
 
-def ask_policy(
-    voice: Voice | None, run: RunFiles, told: Mapping[str, Any], texts: TokenTexts, words: Mapping[str, str]
+def query_policy(
+    voice: PolicyBackend | None, run: RunFiles, told: Mapping[str, Any], texts: TokenTexts, words: Mapping[str, str]
 ) -> dict[str, Any]:
     """`told` is the episode as the page knows it; `words` say the place, and where wanted checkpoint and length.
 
@@ -109,7 +109,7 @@ def ask_policy(
     policy = choose_policy(find_policies(run), version, step=step)
     if voice is None:
         raise RunError(_NOBODY)
-    question = PolicyQuestion(
+    question = PolicyQuery(
         folder=policy.folder,
         dtype=str(setting(run.settings, "model.dtype", "float32")),
         prefix_ids=_prefix(tokens, place),

@@ -16,7 +16,7 @@ from typing import Any
 
 from turnwise.errors import RunError
 from turnwise.view.episode_index import EpisodeFilter, Order
-from turnwise.view.server import ANSWERS, CHARTS, SCRIPTS, STYLES, Shelf, ViewedRun, read_asset
+from turnwise.view.server import ANSWERS, CHARTS, SCRIPTS, STYLES, RunCollection, ViewedRun, read_asset
 
 _MAX_BYTES = 24_000_000
 """What can still be sent to a colleague: further episodes are left out."""
@@ -24,7 +24,7 @@ _MAX_ROWS = 1_000_000
 """Of the list of episodes that is chosen from: what fits into memory."""
 
 
-def write_report(shelf: Shelf, name: str, *, num_episodes: int) -> str:
+def write_report(shelf: RunCollection, name: str, *, num_episodes: int) -> str:
     """The whole file; episodes are whole groups, spread over the run."""
     run = shelf.get(name)
     run.episodes.update()
@@ -49,7 +49,7 @@ def write_report(shelf: Shelf, name: str, *, num_episodes: int) -> str:
     )
 
 
-def _collect(shelf: Shelf, run: ViewedRun, num_episodes: int) -> dict[str, Any]:
+def _collect(shelf: RunCollection, run: ViewedRun, num_episodes: int) -> dict[str, Any]:
     """Every answer that the page will ask for, by its question."""
     about = {"run": run.name}
     runs = [told for told in ANSWERS["runs"](shelf, {})["runs"] if told["name"] == run.name]
@@ -81,7 +81,7 @@ def _collect(shelf: Shelf, run: ViewedRun, num_episodes: int) -> dict[str, Any]:
     return answers
 
 
-def _answers_about(shelf: Shelf, run: ViewedRun, row: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _answers_about(shelf: RunCollection, run: ViewedRun, row: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     words = {"run": run.name, "step": str(row["step"]), "id": row["id"]}
     asked = {**words, "is_eval": "1"} if row["is_eval"] else words
     told = ANSWERS["episode"](shelf, asked)

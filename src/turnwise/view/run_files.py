@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from turnwise.errors import RunError
 from turnwise.infra.parsing import parse_finite_json, parse_yaml
 from turnwise.report.run_dir import RunDirectory, Summary
-from turnwise.report.token_log import LearningRecord
+from turnwise.report.token_log import TokenLog
 from turnwise.report.token_log_reader import StepTokens
 
 _QUIET_S = 120.0
@@ -135,7 +135,7 @@ def _written_s(path: Path) -> float:
         return 0.0
 
 
-class GrowingRows:
+class JsonlTail:
     """One file, which need not be there yet; for any number of threads."""
 
     def __init__(self, path: Path, clean: Callable[[dict[str, Any]], dict[str, Any] | None] = lambda row: row) -> None:
@@ -196,10 +196,10 @@ class RunFiles:
 
     def __init__(self, path: Path) -> None:
         self.directory = RunDirectory.open(path)
-        self._metrics = GrowingRows(self.directory.metrics, clean_metrics)
-        self._explorer = GrowingRows(self.directory.explorer_metrics, clean_metrics)
-        self._findings = GrowingRows(self.directory.findings)
-        self._resumes = GrowingRows(self.directory.resumes)
+        self._metrics = JsonlTail(self.directory.metrics, clean_metrics)
+        self._explorer = JsonlTail(self.directory.explorer_metrics, clean_metrics)
+        self._findings = JsonlTail(self.directory.findings)
+        self._resumes = JsonlTail(self.directory.resumes)
         self._steps: dict[int, StepTokens] = {}
         self._arrays: dict[int, dict[str, NDArray[Any]]] = {}
         self._record_size = 0
@@ -266,7 +266,7 @@ class RunFiles:
     def recorded_steps(self) -> list[int]:
         """The steps whose tokens are on record."""
         try:
-            return LearningRecord(self.directory.learning_record).steps()
+            return TokenLog(self.directory.learning_record).steps()
         except RunError:
             return []
 
@@ -275,7 +275,7 @@ class RunFiles:
         with self._lock:
             self._forget_what_was_cut()
             if step not in self._steps:
-                self._steps[step] = LearningRecord(self.directory.learning_record).read(step)
+                self._steps[step] = TokenLog(self.directory.learning_record).read(step)
             while len(self._steps) > _KEPT_STEPS:
                 oldest = next(iter(self._steps))
                 self._steps.pop(oldest)

@@ -23,9 +23,16 @@ from urllib.parse import parse_qsl
 
 from turnwise.config.settings import require_package
 from turnwise.errors import ConfigError, RunError, TurnwiseError, did_you_mean
-from turnwise.view.episode_index import EpisodeFilter, EpisodeIndex, Order, whole_number
+from turnwise.view.episode_index import EpisodeFilter, EpisodeIndex, Order, parse_int
 from turnwise.view.episodes import TokenTexts, describe_episode, describe_plays
-from turnwise.view.policy_query import StepCredit, Voice, ask_policy, compute_credit, describe_credit, find_policies
+from turnwise.view.policy_query import (
+    PolicyBackend,
+    StepCredit,
+    compute_credit,
+    describe_credit,
+    find_policies,
+    query_policy,
+)
 from turnwise.view.run_files import RunFiles, setting
 from turnwise.view.status import describe_status, with_last_evaluation
 
@@ -61,17 +68,17 @@ def read_asset(name: str) -> str:
 Words = Mapping[str, str]
 
 
-def runs(shelf: Shelf, words: Words) -> dict[str, Any]:
+def runs(shelf: RunCollection, words: Words) -> dict[str, Any]:
     """The table of runs."""
     return {"runs": [run.describe() for run in shelf.runs()]}
 
 
-def changes(shelf: Shelf, words: Words) -> dict[str, Any]:
+def changes(shelf: RunCollection, words: Words) -> dict[str, Any]:
     """A short text per run that differs whenever something has been written: what to look at again."""
     return {"runs": {run.name: _fingerprint(run) for run in shelf.runs()}}
 
 
-def metrics(shelf: Shelf, words: Words) -> dict[str, Any]:
+def metrics(shelf: RunCollection, words: Words) -> dict[str, Any]:
     """The columns that are asked for, as `names=a,b`, over the steps of a run; and its findings."""
     run = _run(shelf, words)
     names = [name for name in words.get("names", "").split(",") if name]
@@ -84,7 +91,7 @@ def metrics(shelf: Shelf, words: Words) -> dict[str, Any]:
     }
 
 
-def status(shelf: Shelf, words: Words) -> dict[str, Any]:
+def status(shelf: RunCollection, words: Words) -> dict[str, Any]:
     """How a run stands. Before its first checkpoint, failures are those of the episodes that were kept."""
     run = _run(shelf, words)
     found = describe_status(run.files)
@@ -94,7 +101,7 @@ def status(shelf: Shelf, words: Words) -> dict[str, Any]:
     return found
 
 
-def episodes(shelf: Shelf, words: Words) -> dict[str, Any]:
+def episodes(shelf: RunCollection, words: Words) -> dict[str, Any]:
     """A page of episodes."""
     run = _run(shelf, words)
     run.refresh_episodes()
@@ -102,12 +109,12 @@ def episodes(shelf: Shelf, words: Words) -> dict[str, Any]:
     return {**found, "facets": run.episodes.facets(), "num_files_left": run.episodes.num_files_left}
 
 
-def episode(shelf: Shelf, words: Words) -> dict[str, Any]:
+def episode(shelf: RunCollection, words: Words) -> dict[str, Any]:
     """One episode with its tokens."""
     return _episode(_run(shelf, words), words)
 
 
-def credit(shelf: Shelf, words: Words) -> dict[str, Any]:
+def credit(shelf: RunCollection, words: Words) -> dict[str, Any]:
     """The advantages of an episode under every credit rule."""
     run, step, name = _run(shelf, words), _step(words), words.get("id", "")
     found = describe_credit(run.credit(step), run.files.tokens(step), name)
@@ -116,21 +123,21 @@ def credit(shelf: Shelf, words: Words) -> dict[str, Any]:
     return found
 
 
-def evaluated(shelf: Shelf, words: Words) -> dict[str, Any]:
+def evaluated(shelf: RunCollection, words: Words) -> dict[str, Any]:
     """The plays of a task in a saved evaluation of a run."""
     run = _run(shelf, words)
     return describe_plays(run.files, words.get("eval", ""), words.get("task", ""), run.texts)
 
 
-def checkpoints(shelf: Shelf, words: Words) -> dict[str, Any]:
+def checkpoints(shelf: RunCollection, words: Words) -> dict[str, Any]:
     """Whom one can ask what they would say, beside the policy that said it."""
     return {"checkpoints": [policy.describe() for policy in find_policies(_run(shelf, words).files)]}
 
 
-def policy(shelf: Shelf, words: Words) -> dict[str, Any]:
+def policy(shelf: RunCollection, words: Words) -> dict[str, Any]:
     """What a checkpoint would say at a place of an episode: asked live, and answered in its own time."""
     run = _run(shelf, words)
-    return ask_policy(shelf.voice, run.files, _episode(run, words), run.texts, words)
+    return query_policy(shelf.voice, run.files, _episode(run, words), run.texts, words)
 
 
 def _fingerprint(run: ViewedRun) -> str:
@@ -140,7 +147,7 @@ def _fingerprint(run: ViewedRun) -> str:
     return f"{run.files.state}-{len(run.files.metrics)}-{sum(times)}"
 
 
-def _run(shelf: Shelf, words: Words) -> ViewedRun:
+def _run(shelf: RunCollection, words: Words) -> ViewedRun:
     return shelf.get(words.get("run", ""))
 
 
@@ -152,12 +159,12 @@ def _episode(run: ViewedRun, words: Words) -> dict[str, Any]:
 
 def _step(words: Words) -> int:
     try:
-        return whole_number(words.get("step", ""))
+        return parse_int(words.get("step", ""))
     except ValueError as error:
         raise RunError(f"step: '{words.get('step', '')}' given; expected a number.") from error
 
 
-ANSWERS: dict[str, Callable[[Shelf, Words], dict[str, Any]]] = {
+ANSWERS: dict[str, Callable[[RunCollection, Words], dict[str, Any]]] = {
     "runs": runs,
     "changes": changes,
     "metrics": metrics,
@@ -255,10 +262,10 @@ def _last(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return next((row[name] for row in reversed(rows) if row.get(name) is not None), None)
 
 
-class Shelf:
+class RunCollection:
     """The runs that are looked at. A folder of runs may get more while the page is open."""
 
-    def __init__(self, places: Sequence[Path], *, voice: Voice | None = None) -> None:
+    def __init__(self, places: Sequence[Path], *, voice: PolicyBackend | None = None) -> None:
         """`voice` answers what a checkpoint would say; without it nobody does."""
         self.voice = voice
         self._places = [place.resolve() for place in places]
@@ -320,7 +327,7 @@ _STRANGER = "This page is for the person who started it: open the address that `
 class ViewServer:
     """One page over a shelf of runs. Make it, tell its `address`, and `run` it until it is interrupted."""
 
-    def __init__(self, shelf: Shelf, *, port: int = 0) -> None:
+    def __init__(self, shelf: RunCollection, *, port: int = 0) -> None:
         self._token = secrets.token_urlsafe(24)
         uvicorn = _require("uvicorn")
         _require("starlette.applications")
@@ -344,10 +351,10 @@ class ViewServer:
         self._server.should_exit = True
 
 
-def make_app(shelf: Shelf, *, token: str, port: int) -> Any:
+def make_app(shelf: RunCollection, *, token: str, port: int) -> Any:
     """The page as an ASGI application."""
     applications, routing = (_require(f"starlette.{part}") for part in ("applications", "routing"))
-    door = _Door(token, port)
+    door = _TokenAuth(token, port)
 
     def page(request: Any) -> Any:
         return door.let_in(request) or door.refusal(request) or _reply(read_asset("index.html"), "text/html")
@@ -368,7 +375,7 @@ def make_app(shelf: Shelf, *, token: str, port: int) -> Any:
     )
 
 
-class _Door:
+class _TokenAuth:
     """Who may come in: whoever opened the printed address in a browser, or gives the token with each question."""
 
     def __init__(self, token: str, port: int) -> None:
@@ -395,7 +402,7 @@ class _Door:
         return hmac.compare_digest(given.encode(), self._token.encode())
 
 
-def _answer(shelf: Shelf, asked: str, words: Mapping[str, str]) -> Any:
+def _answer(shelf: RunCollection, asked: str, words: Mapping[str, str]) -> Any:
     try:
         if asked not in ANSWERS:
             raise RunError(f"there is no answer to '{asked}'. {did_you_mean(asked, ANSWERS)}")

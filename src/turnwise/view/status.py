@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from turnwise.infra.untrusted import show_success
+from turnwise.infra.untrusted import format_success_rate
 from turnwise.report.console import format_duration, print_trajectory, printable
 from turnwise.report.document import Document
 from turnwise.report.run_dir import TIME_SECTIONS
@@ -123,7 +123,7 @@ def to_document(status: Mapping[str, Any]) -> Document:
         "recipe": f"{status['recipe']} on {status['env']}, seed {status['seed']}",
         "state": Text(state, style=_STATE_STYLES[state]).append(_silence(status), style="not bold dim"),
         "step": f"{status['step']} of {status['steps']}{_taken(status)}",
-        **{name: show_success(value, ".4g") for name, value in status["latest"].items()},
+        **{name: format_success_rate(value, ".4g") for name, value in status["latest"].items()},
         "checkpoints": ", ".join(map(str, status["checkpoints"][-5:])) or "none yet",
         **{name: values for name, values in lists.items() if values},
     }

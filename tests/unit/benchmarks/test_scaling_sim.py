@@ -33,7 +33,7 @@ from benchmarks.scaling_sim import (
 )
 
 from turnwise.config.load import load_settings
-from turnwise.engine.local import PassCosts
+from turnwise.engine.local import ForwardStats
 from turnwise.errors import ConfigError, RunError
 from turnwise.report.run_dir import RunDirectory
 from turnwise.run.api import Run, train
@@ -193,7 +193,7 @@ def test_what_no_metric_tells_is_found_from_the_measured_step() -> None:
 
 @pytest.mark.parametrize(("pass_s", "row_s"), [(0.002, 0.0001), (0.003, 0.0), (0.0, 0.001)])
 def test_the_cost_of_passes_and_of_their_rows_is_told_apart(pass_s: float, row_s: float) -> None:
-    costs, told = PassCosts(), []
+    costs, told = ForwardStats(), []
     for num_rows in (9, 7, 8, 8, 1, 30, 2):
         costs.add(num_rows, pass_s + row_s * num_rows)
         told.append({f"time/engine_{name}": value for name, value in costs.told().items()})
@@ -203,7 +203,7 @@ def test_the_cost_of_passes_and_of_their_rows_is_told_apart(pass_s: float, row_s
 
 def test_passes_that_are_all_alike_or_odd_have_a_cost_all_the_same() -> None:
     def fitted(*passes: tuple[int, float]) -> tuple[float, float]:
-        costs, told = PassCosts(), []
+        costs, told = ForwardStats(), []
         for num_rows, seconds in ((1, 0.0), *passes):
             costs.add(num_rows, seconds)
             told.append({f"time/engine_{name}": value for name, value in costs.told().items()})
@@ -356,7 +356,7 @@ def test_the_rules_of_a_placement_are_those_of_the_settings() -> None:
     assert of(*apart) == (None, 2, False)
     assert of(*apart, "sync.max_staleness=2") == (2, 3, False)
     bounded = place(load_settings("frozenlake"), max_staleness=2)
-    assert (bounded.max_running, bounded.rules.needed_for(5)) == (3, 2)
+    assert (bounded.max_running, bounded.rules.required_version(5)) == (3, 2)
 
 
 @pytest.mark.parametrize("text", ["0", "1,x", "", "-1,2", "1,,2"])

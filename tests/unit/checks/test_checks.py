@@ -11,7 +11,7 @@ from turnwise.checks.setup import validate_run
 from turnwise.checks.stages import CHECKS, Check, Subject
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.errors import ConfigError
-from turnwise.rollout.env_specs import main_world
+from turnwise.rollout.env_specs import main_env
 from turnwise.rollout.step_wise import RewardPropagationWorkflow, StepWiseRewardWorkflow
 
 VALID = {"env": {"type": "frozen_lake"}, "learn": {"critic": {"type": "value_head"}}}
@@ -325,7 +325,7 @@ def test_a_file_beside_the_settings_of_drawn_tasks_is_played(tmp_path: Path) -> 
     rows.write_text("\n".join(f'{{"nums": [{number}, 4, 6], "target": {number}}}' for number in range(40)))
     settings = load_settings("countdown", [f"env.path={rows}"])
     check_settings(settings)
-    assert " 4 6 Target: " in main_world(settings).make("train").reset(0)
+    assert " 4 6 Target: " in main_env(settings).make("train").reset(0)
 
 
 @pytest.mark.parametrize("overrides", [[], ["model.path=/some/folder"], ["context.window=single_turn"]])

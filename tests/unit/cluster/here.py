@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from turnwise.cluster.buffer_worker import BufferHost
+from turnwise.cluster.buffer_worker import BufferWorker
 from turnwise.cluster.explorer_pool import RemoteLearner, Share, Told, pack_weights
-from turnwise.cluster.workers import ExplorerHost, LearnerHost
+from turnwise.cluster.workers import ExplorerWorker, LearnerHost
 from turnwise.config.schema import TurnwiseSettings
-from turnwise.errors import LostError
+from turnwise.errors import WorkerLostError
 from turnwise.protocols import Weights
 from turnwise.types import FloatArray, IntArray
 
@@ -44,7 +44,7 @@ class HereHost:
         if self._lost_at is not None and self._lost_at[0] == method and self._num_calls[method] >= self._lost_at[1]:
             self._is_lost = True
         if self._is_lost:
-            raise LostError("the learner is gone")
+            raise WorkerLostError("the learner is gone")
 
     def call(self, method: str, *args: object) -> Any:
         self._count(method)
@@ -60,7 +60,7 @@ class HereHost:
 class HerePlayer:
     """An explorer in this process; it is lost after it has told of `lost_after` episodes."""
 
-    def __init__(self, name: str, host: ExplorerHost, lost_after: int | None = None) -> None:
+    def __init__(self, name: str, host: ExplorerWorker, lost_after: int | None = None) -> None:
         self.name = name
         self.host = host
         self.lost_after = lost_after
@@ -73,7 +73,7 @@ class HerePlayer:
         async for told in self.host.play(share):
             if self.lost_after is not None and self.num_told >= self.lost_after:
                 await self.host.stop(share.number)
-                raise LostError(f"{self.name} is gone")
+                raise WorkerLostError(f"{self.name} is gone")
             self.num_told += len(told.episodes)
             yield told
 
@@ -107,12 +107,12 @@ class HereCluster:
         return RemoteLearner(self.learners[-1])
 
     def open_buffer(self) -> HereHost:
-        return HereHost(BufferHost(self.settings, self.run_path, is_replacement=False))
+        return HereHost(BufferWorker(self.settings, self.run_path, is_replacement=False))
 
     async def hire(self, name: str, model_path: str) -> HerePlayer:
         lost_after = self.lose_players_after.pop(0) if self.lose_players_after else None
         with _loading:
-            self.players.append(HerePlayer(name, ExplorerHost(self.settings, model_path), lost_after))
+            self.players.append(HerePlayer(name, ExplorerWorker(self.settings, model_path), lost_after))
         return self.players[-1]
 
     def describe_room(self) -> str:

@@ -10,9 +10,18 @@ import pytest
 
 from tests.clock import HANG_S
 from turnwise.cluster import explorer_pool as crews
-from turnwise.cluster.explorer_pool import Crew, CrewCollector, CrewEngine, Hiring, Share, Told, WeightsLostError, deal
-from turnwise.errors import ClusterError, ConfigError, LostError
-from turnwise.infra.wait_tracking import find_waits
+from turnwise.cluster.explorer_pool import (
+    DistributedCollector,
+    DistributedEngine,
+    ExplorerPool,
+    ExplorerPoolConfig,
+    Share,
+    Told,
+    WeightsLostError,
+    deal,
+)
+from turnwise.errors import ClusterError, ConfigError, WorkerLostError
+from turnwise.infra.wait_tracking import list_waits
 from turnwise.types import Group, StopReason, Task, Trajectory, TrajectoryId
 
 TASKS = [Task(tag="lake", seed=seed, split="train") for seed in range(5)]
@@ -78,14 +87,14 @@ class Agency:
         self.hired.append(self._make(name))
         return self.hired[-1]
 
-    def hiring(self, **given: Any) -> Hiring:
+    def hiring(self, **given: Any) -> ExplorerPoolConfig:
         usual = {"hire": self.hire, "wanted": lambda: self.wanted, "timeout_s": 5.0, "tell": self.told.append}
-        return Hiring(describe_room=lambda: "The cluster has 1 of 2 CPU free.", **{**usual, **given})
+        return ExplorerPoolConfig(describe_room=lambda: "The cluster has 1 of 2 CPU free.", **{**usual, **given})
 
 
-def run(work: Callable[[Crew], Awaitable[None]], hiring: Hiring) -> None:
+def run(work: Callable[[ExplorerPool], Awaitable[None]], hiring: ExplorerPoolConfig) -> None:
     async def begin() -> None:
-        crew = Crew(hiring)
+        crew = ExplorerPool(hiring)
         crew.start()
         try:
             await work(crew)
@@ -111,14 +120,14 @@ def test_shares_are_as_even_as_they_can_be() -> None:
 def test_who_joins_later_begins_with_the_newest_weights() -> None:
     agency = Agency()
 
-    async def work(crew: Crew) -> None:
+    async def work(crew: ExplorerPool) -> None:
         await crew.gather()
         await crew.publish({}, 7)
         agency.wanted = 3
         await until(lambda: len(agency.hired) == 3)
         await crew.gather()
         assert [player.loaded for player in agency.hired] == [[7], [7], [7]]
-        assert CrewEngine(crew).policy_version == 7
+        assert DistributedEngine(crew).policy_version == 7
 
     run(work, agency.hiring())
 
@@ -131,9 +140,11 @@ def test_who_is_no_longer_wanted_ends_its_share_and_leaves() -> None:
 
     agency._make = lambda name: FakePlayer(name, before)
 
-    async def work(crew: Crew) -> None:
+    async def work(crew: ExplorerPool) -> None:
         await crew.gather()
-        collecting = asyncio.create_task(CrewCollector(crew, "train", silence_s=HANG_S).collect(TASKS, rollout=1))
+        collecting = asyncio.create_task(
+            DistributedCollector(crew, "train", silence_s=HANG_S).collect(TASKS, rollout=1)
+        )
         await until(lambda: all(player.shares for player in agency.hired))
         agency.wanted = 1
         await until(lambda: any("leaves" in told for told in agency.told))
@@ -150,13 +161,15 @@ def test_what_a_lost_player_had_not_finished_goes_to_another() -> None:
     agency = Agency(wanted=2)
 
     async def lose(share: Share) -> None:
-        raise LostError("its machine is gone")
+        raise WorkerLostError("its machine is gone")
 
     agency._make = lambda name: FakePlayer(name, lose if name == "explorer-1" else None)
 
-    async def work(crew: Crew) -> None:
+    async def work(crew: ExplorerPool) -> None:
         await crew.gather()
-        groups = await CrewCollector(crew, "train", silence_s=HANG_S).collect(TASKS, rollout=3, on_done=heard.append)
+        groups = await DistributedCollector(crew, "train", silence_s=HANG_S).collect(
+            TASKS, rollout=3, on_done=heard.append
+        )
         assert [group.task for group in groups] == TASKS
         lost = next(player for player in agency.hired if player.name == "explorer-1")
         again = next(player.shares[-1] for player in agency.hired if player is not lost and player.shares[-1].known)
@@ -176,8 +189,8 @@ def test_a_player_that_is_silent_for_too_long_counts_as_lost() -> None:
 
     agency._make = lambda name: FakePlayer(name, hang if name == "explorer-1" else None)
 
-    async def work(crew: Crew) -> None:
-        groups = await CrewCollector(crew, "train", silence_s=0.05).collect(TASKS, rollout=1)
+    async def work(crew: ExplorerPool) -> None:
+        groups = await DistributedCollector(crew, "train", silence_s=0.05).collect(TASKS, rollout=1)
         assert len(groups) == len(TASKS)
         assert agency.hired[0].has_left
         assert any("no news" in told for told in agency.told)
@@ -188,9 +201,9 @@ def test_a_player_that_is_silent_for_too_long_counts_as_lost() -> None:
 def test_a_player_that_is_lost_while_it_loads_weights_is_replaced() -> None:
     agency = Agency()
 
-    async def work(crew: Crew) -> None:
+    async def work(crew: ExplorerPool) -> None:
         await crew.gather()
-        agency.hired[0].fails_to_load = LostError("gone")
+        agency.hired[0].fails_to_load = WorkerLostError("gone")
         await crew.publish({}, 1)
         assert [player.name for player in await crew.players()] == ["explorer-2"]
         assert agency.hired[1].loaded == [1]
@@ -201,7 +214,7 @@ def test_a_player_that_is_lost_while_it_loads_weights_is_replaced() -> None:
 def test_weights_that_are_gone_reach_whoever_waits() -> None:
     agency = Agency()
 
-    async def work(crew: Crew) -> None:
+    async def work(crew: ExplorerPool) -> None:
         await crew.gather()
         agency.hired[0].fails_to_load = WeightsLostError("gone with their machine")
         with pytest.raises(WeightsLostError):
@@ -225,7 +238,7 @@ def test_where_weights_are_forgotten_whoever_joins_waits_for_the_next() -> None:
 
     agency = Agency(make=Late)
 
-    async def work(crew: Crew) -> None:
+    async def work(crew: ExplorerPool) -> None:
         await crew.gather()
         with pytest.raises(WeightsLostError):
             await crew.publish({}, 1)
@@ -252,7 +265,7 @@ def test_who_had_weights_that_were_forgotten_while_it_loaded_joins_and_gets_the_
 
     agency = Agency(make=Slow)
 
-    async def work(crew: Crew) -> None:
+    async def work(crew: ExplorerPool) -> None:
         await crew.gather()
         await crew.publish({}, 1)
         agency.wanted = 2
@@ -272,10 +285,10 @@ def test_nobody_in_time_is_told_with_the_room_there_is() -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def work(crew: Crew) -> None:
+    async def work(crew: ExplorerPool) -> None:
         asking = asyncio.create_task(crew.players())
         await asyncio.sleep(0)
-        (wait,) = find_waits()
+        (wait,) = list_waits()
         assert (wait.who, wait.reason, wait.deadline_s) == ("the run", "an explorer that is at work", 0.05)
         with pytest.raises(ClusterError, match=r"cluster.start_timeout_s.*1 of 2 CPU"):
             await asking
@@ -285,13 +298,13 @@ def test_nobody_in_time_is_told_with_the_room_there_is() -> None:
 
 @pytest.mark.parametrize(
     ("error", "expected"),
-    [(ConfigError("engine.type: wrong"), "engine.type: wrong"), (LostError("killed"), "3 explorers in a row")],
+    [(ConfigError("engine.type: wrong"), "engine.type: wrong"), (WorkerLostError("killed"), "3 explorers in a row")],
 )
 def test_players_that_cannot_start_end_the_wait(error: Exception, expected: str) -> None:
     async def fail(name: str) -> FakePlayer:
         raise error
 
-    async def work(crew: Crew) -> None:
+    async def work(crew: ExplorerPool) -> None:
         with pytest.raises((ConfigError, ClusterError), match=expected):
             await crew.players()
 

@@ -11,21 +11,21 @@ import torch
 from tests.contracts.test_buffers import group
 from tests.small_run import SMALL_LAKE
 from tests.unit.cluster.here import HereHost
-from turnwise.cluster.buffer_worker import BufferHost
+from turnwise.cluster.buffer_worker import BufferWorker
 from turnwise.cluster.explorer_pool import (
     ReferenceMailbox,
     RemoteBuffer,
     RemoteWeights,
     pack_annotations,
     pack_weights,
-    read_wanted,
+    read_target,
     unpack_annotations,
     unpack_weights,
-    write_wanted,
+    write_target,
 )
 from turnwise.config.load import load_settings
 from turnwise.experience.codec import decode_experiences, encode_experiences
-from turnwise.protocols import PolicyMark
+from turnwise.protocols import PolicyVersion
 from turnwise.types import Annotations
 
 
@@ -44,8 +44,8 @@ def test_weights_are_fetched_once_and_only_where_they_are_read() -> None:
     reference = Counting()
     weights = RemoteWeights(reference)
     mailbox = ReferenceMailbox(lambda: None)
-    mailbox.post(PolicyMark(1, 1), weights)
-    assert mailbox.fetch() == (PolicyMark(1, 1), weights)
+    mailbox.post(PolicyVersion(1, 1), weights)
+    assert mailbox.fetch() == (PolicyVersion(1, 1), weights)
     assert reference.num_fetched == 0
     assert torch.equal(weights["a"], torch.arange(3.0))
     assert weights["b"].dtype == torch.bfloat16
@@ -80,28 +80,28 @@ def test_nothing_is_known_about_no_experiences() -> None:
 
 def test_a_replaced_buffer_hands_over_the_batch_that_the_lost_one_took(tmp_path: Path) -> None:
     settings = load_settings("frozenlake", [*SMALL_LAKE, "buffer.type=sqlite", "buffer.train_batch_size=2"])
-    lost = RemoteBuffer(HereHost(BufferHost(settings, tmp_path, is_replacement=False)))
+    lost = RemoteBuffer(HereHost(BufferWorker(settings, tmp_path, is_replacement=False)))
     lost.add([e for seed in range(4) for e in group(seed=seed)])
     taken = lost.take(1)
     # The answer did not arrive, so the same question is asked again.
-    replaced = RemoteBuffer(HereHost(BufferHost(settings, tmp_path, is_replacement=True)))
+    replaced = RemoteBuffer(HereHost(BufferWorker(settings, tmp_path, is_replacement=True)))
     assert [e.id for e in replaced.take(1)] == [e.id for e in taken]
     assert len(replaced.take(2)) == 2
     assert len(replaced) == 0
 
 
 def test_how_many_explorers_are_wanted_is_what_was_written_last(tmp_path: Path) -> None:
-    assert read_wanted(tmp_path, 2) == 2
-    write_wanted(tmp_path, 5)
-    assert read_wanted(tmp_path, 2) == 5
+    assert read_target(tmp_path, 2) == 2
+    write_target(tmp_path, 5)
+    assert read_target(tmp_path, 2) == 5
     (tmp_path / "explorers.json").write_text('{"explorers": 0')
-    assert read_wanted(tmp_path, 2) == 2
+    assert read_target(tmp_path, 2) == 2
 
 
 @pytest.mark.parametrize("step", [1, 2])
 def test_only_the_first_batch_of_a_replacement_may_be_one_that_was_taken(tmp_path: Path, step: int) -> None:
     settings = load_settings("frozenlake", [*SMALL_LAKE, "buffer.type=sqlite", "buffer.train_batch_size=2"])
-    buffer = RemoteBuffer(HereHost(BufferHost(settings, tmp_path, is_replacement=True)))
+    buffer = RemoteBuffer(HereHost(BufferWorker(settings, tmp_path, is_replacement=True)))
     buffer.add([e for seed in range(4) for e in group(seed=seed)])
     ids = {e.id for _ in range(2) for e in buffer.take(step)}
     assert len(ids) == 4

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tests.small_run import SMALL_LAKE, without_plots
 from tests.unit.cluster.here import HereCluster, opens
 from turnwise.config.load import load_settings
-from turnwise.errors import LostError, SyncError
+from turnwise.errors import SyncError, WorkerLostError
 from turnwise.report.run_dir import RunDirectory
 from turnwise.run.api import new_directory, train
 from turnwise.run.cluster_run import ClusterTraining
@@ -119,7 +119,7 @@ def test_a_learner_that_is_lost_during_its_first_lesson_begins_anew(
 
 
 def test_a_learner_that_is_always_lost_ends_the_run(tmp_path: Path) -> None:
-    with pytest.raises(LostError):
+    with pytest.raises(WorkerLostError):
         run_on(tmp_path, [], lose_learner_at=[("step", 2)] * 20)
 
 

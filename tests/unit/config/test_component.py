@@ -14,7 +14,7 @@ from turnwise.config.component import Component, Registry, component_kind
 from turnwise.config.kinds import ADVANTAGE_ESTIMATORS, Choice
 from turnwise.config.load import dump_settings, load_partial_settings, load_settings
 from turnwise.config.schema import CHOICES
-from turnwise.config.trust import only_looking
+from turnwise.config.trust import block_untrusted_imports
 from turnwise.credit.gae import Gae
 from turnwise.errors import ConfigError
 
@@ -134,7 +134,7 @@ def test_mistakes_about_a_name_are_named_with_their_path(choice: Choice) -> None
 
 @every_kind
 def test_a_class_that_may_not_be_imported_leaves_the_rest_of_its_section(choice: Choice) -> None:
-    with only_looking() as unseen:
+    with block_untrusted_imports() as unseen:
         settings = load_settings(LAKE, [f"{choice.path}.{choice.key}=no_such_module:Class", f"{choice.path}.own=3"])
     assert getattr(section_of(settings, choice), choice.key) == "no_such_module:Class"
     assert list(unseen) == ["no_such_module:Class"]

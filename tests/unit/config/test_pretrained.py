@@ -12,7 +12,7 @@ from turnwise.config.recipes import list_recipes
 from turnwise.context.answer import render_answer
 from turnwise.envs.safe_calls import reset_env
 from turnwise.errors import ConfigError
-from turnwise.rollout.env_specs import main_world
+from turnwise.rollout.env_specs import main_env
 
 ELSEWHERE = "model.path=/some/folder"
 RECIPE: dict[str, Any] = {
@@ -139,7 +139,7 @@ def test_every_shipped_recipe_fits_a_pretrained_model(name: str) -> None:
     assert context.tell_invalid == (settings.rollout.max_turns > 1)
     if settings.rollout.workflow == "agent":
         assert context.answer.forced_prefix == ""
-    env = main_world(settings).make("train")
+    env = main_env(settings).make("train")
     reset_env(env, seed=0, split="train")
     # With two characters to a token and room for some words more.
     assert context.max_response_tokens >= len(render_answer([env.oracle()], context.answer)) // 2 + 8

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from turnwise.context.recorder import Transcript
-from turnwise.context.template import LearnedTemplate
+from turnwise.context.template import HFChatTemplate
 from turnwise.types import Completion, FinishReason, IntArray, Message, Segment
 
 _WORDS = ["user", "assistant", "system", "model", "think", "answer", "Right", "Down", "Left", "Up", "You", "are"]
@@ -182,8 +182,8 @@ def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
 
 
 @cache
-def template_of(name: str) -> LearnedTemplate:
-    return LearnedTemplate(tokenizer_of(name))
+def template_of(name: str) -> HFChatTemplate:
+    return HFChatTemplate(tokenizer_of(name))
 
 
 def own_ids(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message]) -> list[int]:
@@ -192,7 +192,7 @@ def own_ids(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message]) -> 
     return tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)["input_ids"]  # type: ignore
 
 
-def completion_of(token_ids: Sequence[int], *, is_closed: bool = True) -> Completion:
+def completion_from_text(token_ids: Sequence[int], *, is_closed: bool = True) -> Completion:
     return Completion(
         token_ids=np.array(token_ids, dtype=np.int32),
         behavior_logprobs=-0.5 - np.arange(len(token_ids), dtype=np.float32),
@@ -215,7 +215,7 @@ class Played:
 
 
 def play(
-    template: LearnedTemplate,
+    template: HFChatTemplate,
     opening: Sequence[Message],
     turns: Sequence[tuple[str, Completion]],
     *,
@@ -230,7 +230,7 @@ def play(
             played.transcript.add_context(template.encode_prompt(messages))
         else:
             played.transcript.add_context(
-                template.encode_bridge([Message("user", observation)], reply_is_closed=is_closed)
+                template.encode_continuation([Message("user", observation)], reply_is_closed=is_closed)
             )
         if forced_prefix:
             played.transcript.add_context(template.encode_text(forced_prefix))

@@ -10,7 +10,7 @@ import pytest
 
 from turnwise.config.load import load_settings
 from turnwise.config.schema import ContextSettings
-from turnwise.context.template import LearnedTemplate
+from turnwise.context.template import HFChatTemplate
 from turnwise.context.tokenizer import load_tokenizer
 from turnwise.errors import ConfigError, ModelError
 from turnwise.types import Message
@@ -40,7 +40,7 @@ def context(**given: Any) -> ContextSettings:
     return ContextSettings.model_validate(given)
 
 
-def prompt(template: LearnedTemplate, folder: str) -> str:
+def prompt(template: HFChatTemplate, folder: str) -> str:
     tokenizer = load_tokenizer(folder)
     return str(tokenizer.decode(template.encode_prompt([Message("user", "go")]).tolist()))
 
@@ -49,10 +49,10 @@ def test_values_reach_prompts_and_bridges(tmp_path: Path) -> None:
     model = model_with(tmp_path / "m", MARKS_TURNS)
     for value, mark in ((False, " /quick"), (True, "")):
         tokenizer = load_tokenizer(model, context(template_kwargs={"enable_thinking": value}))
-        template = LearnedTemplate(tokenizer)
+        template = HFChatTemplate(tokenizer)
         assert not template.why_cut
         assert f"go{mark}<|im_end|>" in prompt(template, model)
-        bridge = template.encode_bridge([Message("user", "go")], reply_is_closed=True)
+        bridge = template.encode_continuation([Message("user", "go")], reply_is_closed=True)
         assert f"go{mark}<|im_end|>" in str(tokenizer.decode(bridge.tolist()))
 
 
@@ -71,7 +71,7 @@ def test_values_reach_a_real_template_as_the_tokenizer_would_pass_them(tmp_path:
                 said, chat_template=file.read_text(), tokenize=False, add_generation_prompt=True, enable_thinking=value
             )
         )
-        ids = LearnedTemplate(tokenizer).encode_prompt([Message("user", "go")])
+        ids = HFChatTemplate(tokenizer).encode_prompt([Message("user", "go")])
         assert tokenizer.decode(ids.tolist()) == texts[-1]
     assert texts[0] != texts[1]
 
@@ -82,7 +82,7 @@ def test_what_is_saved_speaks_as_chosen_and_still_takes_other_values(tmp_path: P
     chosen = context(template=str(tmp_path / "own.jinja"), template_kwargs={"enable_thinking": False})
     load_tokenizer(model, chosen).save_pretrained(tmp_path / "saved")
     saved = load_tokenizer(str(tmp_path / "saved"))
-    assert "</think>" in prompt(LearnedTemplate(saved), str(tmp_path / "saved"))
+    assert "</think>" in prompt(HFChatTemplate(saved), str(tmp_path / "saved"))
     said = [{"role": "user", "content": "go"}]
     other = saved.apply_chat_template(said, tokenize=False, add_generation_prompt=True, enable_thinking=True)
     assert "</think>" not in other

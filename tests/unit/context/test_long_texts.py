@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.context.chat_families import template_of
 from turnwise.context.recorder import Recorder
-from turnwise.context.tokenizer import Codec
+from turnwise.context.tokenizer import TokenizerAdapter
 from turnwise.errors import ContextOverflow
 from turnwise.types import Message
 
@@ -16,13 +16,13 @@ TEMPLATE = template_of("chatml")
 def test_a_text_of_megabytes_overflows_before_it_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
     """One request of 7 MB held a server up for 50 s."""
     encoded: list[int] = []
-    plain = Codec.encode
+    plain = TokenizerAdapter.encode
 
-    def watched(self: Codec, text: str) -> list[int]:
+    def watched(self: TokenizerAdapter, text: str) -> list[int]:
         encoded.append(len(text))
         return plain(self, text)
 
-    monkeypatch.setattr(Codec, "encode", watched)
+    monkeypatch.setattr(TokenizerAdapter, "encode", watched)
     with pytest.raises(ContextOverflow, match=r"7,000,000 characters do not fit into context.max_tokens = 64"):
         Recorder(TEMPLATE, max_tokens=64).prompt([Message("user", "a" * 7_000_000)], max_new_tokens=8)
     assert encoded == []

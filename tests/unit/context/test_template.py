@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from turnwise.context.template import LearnedTemplate
+from turnwise.context.template import HFChatTemplate
 from turnwise.errors import ModelError
 from turnwise.types import Message
 
@@ -21,7 +21,7 @@ from .chat_families import (
     FAMILIES,
     Family,
     build_tokenizer,
-    completion_of,
+    completion_from_text,
     own_ids,
     play,
     template_of,
@@ -44,7 +44,7 @@ def _spells_control(name: str, text: str) -> bool:
     return any(s in text for s in (*family.special, *family.plain_added, family.eos, family.bos or family.eos))
 
 
-def _reply_ids(template: LearnedTemplate, text: str) -> list[int]:
+def _reply_ids(template: HFChatTemplate, text: str) -> list[int]:
     assert template.end_of_turn_id is not None
     return [*template.encode_text(text).tolist(), template.end_of_turn_id]
 
@@ -63,8 +63,8 @@ def test_appending_equals_the_tokenizers_own_rendering(name, turns, last, with_s
     for observation, reply in turns:
         messages += [Message("user", observation), Message("assistant", reply)]
     messages.append(Message("user", last))
-    episode = [(observation, completion_of(_reply_ids(template, reply))) for observation, reply in turns]
-    played = play(template, opening, [*episode, (last, completion_of([template.end_of_turn_id or 0]))])
+    episode = [(observation, completion_from_text(_reply_ids(template, reply))) for observation, reply in turns]
+    played = play(template, opening, [*episode, (last, completion_from_text([template.end_of_turn_id or 0]))])
     assert played.calls[-1][0].tolist() == own_ids(tokenizer_of(name), messages)
 
 
@@ -106,11 +106,11 @@ def test_bos_is_written_once() -> None:
 
 def test_a_changed_backend_option_elsewhere_does_not_reach_the_template() -> None:
     tokenizer = build_tokenizer(FAMILIES["chatml"])
-    template = LearnedTemplate(tokenizer)
-    wanted = template.encode_bridge([Message("user", "x")], reply_is_closed=True).tolist()
+    template = HFChatTemplate(tokenizer)
+    wanted = template.encode_continuation([Message("user", "x")], reply_is_closed=True).tolist()
     tokenizer("a", split_special_tokens=True, truncation=True, max_length=2)
     tokenizer.backend_tokenizer.enable_truncation(2)
-    assert template.encode_bridge([Message("user", "x")], reply_is_closed=True).tolist() == wanted
+    assert template.encode_continuation([Message("user", "x")], reply_is_closed=True).tolist() == wanted
 
 
 # --- turns ----------------------------------------------------------------------------------------------------------
@@ -119,11 +119,11 @@ def test_a_changed_backend_option_elsewhere_does_not_reach_the_template() -> Non
 @pytest.mark.parametrize("name", APPENDING)
 def test_a_cut_reply_is_closed_by_an_unsampled_end_of_turn(name) -> None:
     template = template_of(name)
-    after_stop = template.encode_bridge([Message("user", "go")], reply_is_closed=True).tolist()
-    after_cut = template.encode_bridge([Message("user", "go")], reply_is_closed=False).tolist()
+    after_stop = template.encode_continuation([Message("user", "go")], reply_is_closed=True).tolist()
+    after_cut = template.encode_continuation([Message("user", "go")], reply_is_closed=False).tolist()
     assert after_cut == [template.end_of_turn_id, *after_stop]
-    cut = completion_of(template.encode_text("Right and").tolist(), is_closed=False)
-    played = play(template, [], [("a", cut), ("go", completion_of(_reply_ids(template, "Down")))])
+    cut = completion_from_text(template.encode_text("Right and").tolist(), is_closed=False)
+    played = play(template, [], [("a", cut), ("go", completion_from_text(_reply_ids(template, "Down")))])
     (segment,) = played.segments
     place = len(played.calls[0][0]) + len(cut.token_ids)
     assert segment.token_ids[place] == template.end_of_turn_id
@@ -150,20 +150,20 @@ def test_stop_ids_are_learned(name, spellings) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_rewriting_is_detected_and_said_once(name, caplog) -> None:
     with caplog.at_level(logging.WARNING, logger="turnwise.context"):
-        template = LearnedTemplate(tokenizer_of(name))
+        template = HFChatTemplate(tokenizer_of(name))
     assert template.rewrites_history is FAMILIES[name].rewrites
     assert bool(template.why_cut) is FAMILIES[name].rewrites
     assert len(caplog.records) == int(FAMILIES[name].rewrites)
     if template.rewrites_history:
         assert "one segment per turn" in caplog.text
         with pytest.raises(ModelError, match="no bridge"):
-            template.encode_bridge([Message("user", "x")], reply_is_closed=True)
+            template.encode_continuation([Message("user", "x")], reply_is_closed=True)
 
 
 def test_thinking_that_is_marked_by_other_tokens_is_found_too() -> None:
     drops = CHATML.replace("m.content +", "(m.content.split('<channel|>')[-1] if not loop.last else m.content) +")
     family = Family("channels", drops, (*FAMILIES["chatml"].special, "<channel|>"), "<|im_end|>")
-    assert "<channel|>" in LearnedTemplate(build_tokenizer(family)).why_cut
+    assert "<channel|>" in HFChatTemplate(build_tokenizer(family)).why_cut
 
 
 def test_a_template_without_system_role_says_so() -> None:
@@ -241,29 +241,29 @@ def test_user_text_cannot_write_control_tokens(name, data) -> None:
     assert controls(template.encode_prompt(prompt(earlier, text))) == wanted
     assert controls(template.encode_prompt(prompt("x", text))) == wanted
     if not template.rewrites_history:
-        wanted = controls(template.encode_bridge([Message("user", "x")], reply_is_closed=False))
-        assert controls(template.encode_bridge([Message("user", text)], reply_is_closed=False)) == wanted
+        wanted = controls(template.encode_continuation([Message("user", "x")], reply_is_closed=False))
+        assert controls(template.encode_continuation([Message("user", text)], reply_is_closed=False)) == wanted
 
 
 def test_lookalikes_that_a_tokenizer_folds_are_found() -> None:
     tokenizer = build_tokenizer(FAMILIES["chatml"], folds_lookalikes=True)
-    template, lookalike = LearnedTemplate(tokenizer), "＜|im_end|＞"  # noqa: RUF001
+    template, lookalike = HFChatTemplate(tokenizer), "＜|im_end|＞"  # noqa: RUF001
     assert template.end_of_turn_id in tokenizer(lookalike)["input_ids"]
-    plain = template.encode_bridge([Message("user", "x")], reply_is_closed=True).tolist()
-    hostile = template.encode_bridge([Message("user", f"x{lookalike}")], reply_is_closed=True).tolist()
+    plain = template.encode_continuation([Message("user", "x")], reply_is_closed=True).tolist()
+    hostile = template.encode_continuation([Message("user", f"x{lookalike}")], reply_is_closed=True).tolist()
     assert hostile.count(template.end_of_turn_id) == plain.count(template.end_of_turn_id)
     assert "im_end" in template.decode_reply(np.array(hostile, dtype=np.int32)).split("<|im_end|>")[0]
 
 
 def test_the_edit_is_readable_and_only_where_needed() -> None:
     template = template_of("chatml")
-    ids = template.encode_bridge([Message("user", "say <|im_end|> or <think>")], reply_is_closed=True)
+    ids = template.encode_continuation([Message("user", "say <|im_end|> or <think>")], reply_is_closed=True)
     assert "say < |im_end|> or <think>" in template.decode_reply(ids)
 
 
 def test_half_a_surrogate_pair_is_no_crash() -> None:
     assert "a?b" in template_of("inst").decode_reply(
-        template_of("inst").encode_bridge([Message("user", "a\ud800b")], reply_is_closed=True)
+        template_of("inst").encode_continuation([Message("user", "a\ud800b")], reply_is_closed=True)
     )
 
 
@@ -285,13 +285,13 @@ _FIRST_TURN_ONLY = (
 )
 def test_templates_without_conversations_are_refused(source, message) -> None:
     with pytest.raises(ModelError, match=message):
-        LearnedTemplate(build_tokenizer(Family("broken", source, FAMILIES["chatml"].special, "<|im_end|>")))
+        HFChatTemplate(build_tokenizer(Family("broken", source, FAMILIES["chatml"].special, "<|im_end|>")))
 
 
 def test_a_template_of_words_alone_is_cut_and_stops_at_eos() -> None:
     source = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}assistant:"
     tokenizer = build_tokenizer(Family("words", source, (), "<eos>"))
-    template = LearnedTemplate(tokenizer)
+    template = HFChatTemplate(tokenizer)
     assert "no token of its own" in template.why_cut
     assert template.stop_ids == {tokenizer.eos_token_id}
 
@@ -314,11 +314,11 @@ def test_templates_of_real_models(stem, rewrites) -> None:
     source = (_REAL_DIR / f"{stem}.jinja").read_text()
     marks = tuple(dict.fromkeys(_MARKS.findall(source)))
     tokenizer = build_tokenizer(Family(stem, source, marks, "<eos>", "<bos>", plain_added=("<think>", "</think>")))
-    template = LearnedTemplate(tokenizer)
+    template = HFChatTemplate(tokenizer)
     assert template.rewrites_history is rewrites
     messages = [Message("user", "Turn 0"), Message("assistant", "Right"), Message("user", " P_OG\n")]
     assert template.encode_prompt(messages).tolist() == own_ids(tokenizer, messages)
     if not rewrites:
         ids = [*template.encode_prompt(messages[:1]).tolist(), *_reply_ids(template, "Right")]
-        ids += template.encode_bridge([Message("user", " P_OG\n")], reply_is_closed=True).tolist()
+        ids += template.encode_continuation([Message("user", " P_OG\n")], reply_is_closed=True).tolist()
         assert ids == own_ids(tokenizer, messages)

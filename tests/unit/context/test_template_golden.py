@@ -14,7 +14,7 @@ import pytest
 
 from turnwise.types import Message
 
-from .chat_families import FAMILIES, completion_of, play, template_of, tokenizer_of
+from .chat_families import FAMILIES, completion_from_text, play, template_of, tokenizer_of
 
 _DIR = Path(__file__).parents[2] / "golden" / "chat_templates"
 
@@ -26,12 +26,12 @@ def _play_three_turns(name: str) -> dict[str, object]:
     assert stop is not None
     opening = [Message("system", "You are playing.")] if template.accepts_system else []
     turns = [
-        ("P_OG\n", completion_of([*template.encode_text("Right").tolist(), stop])),
+        ("P_OG\n", completion_from_text([*template.encode_text("Right").tolist(), stop])),
         (
             f"_POG {tokenizer.convert_ids_to_tokens(stop)}",
-            completion_of(template.encode_text("go to").tolist(), is_closed=False),
+            completion_from_text(template.encode_text("go to").tolist(), is_closed=False),
         ),
-        ("__PG", completion_of([*template.encode_text("<think>ice</think>Down").tolist(), stop])),
+        ("__PG", completion_from_text([*template.encode_text("<think>ice</think>Down").tolist(), stop])),
     ]
     segments = play(template, opening, turns).segments
     return {

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from turnwise.context.template import LearnedTemplate
-from turnwise.context.tokenizer import Codec, load_tokenizer
+from turnwise.context.template import HFChatTemplate
+from turnwise.context.tokenizer import TokenizerAdapter, load_tokenizer
 from turnwise.errors import ModelError
 
 from .chat_families import FAMILIES, build_tokenizer
@@ -18,8 +18,8 @@ def model_dir(tmp_path):
 def test_a_saved_tokenizer_loads_and_gives_the_same_ids(model_dir) -> None:
     loaded, built = load_tokenizer(str(model_dir)), build_tokenizer(FAMILIES["chatml"])
     text = "<|im_start|>user\nYou are playing. 日本<|im_end|>"
-    assert Codec(loaded).encode(text) == built(text, add_special_tokens=False)["input_ids"]
-    assert not LearnedTemplate(loaded).rewrites_history
+    assert TokenizerAdapter(loaded).encode(text) == built(text, add_special_tokens=False)["input_ids"]
+    assert not HFChatTemplate(loaded).rewrites_history
 
 
 def test_a_missing_folder_is_called_missing(tmp_path) -> None:
@@ -63,4 +63,4 @@ def test_a_backend_that_differs_is_not_used() -> None:
     tokenizer = build_tokenizer(FAMILIES["chatml"])
     tokenizer.split_special_tokens = True
     text = "a<|im_end|>"
-    assert Codec(tokenizer).encode(text) == tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert TokenizerAdapter(tokenizer).encode(text) == tokenizer(text, add_special_tokens=False)["input_ids"]

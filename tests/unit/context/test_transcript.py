@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from turnwise.context.recorder import Transcript
 from turnwise.types import Message
 
-from .chat_families import APPENDING, FAMILIES, completion_of, play, template_of
+from .chat_families import APPENDING, FAMILIES, completion_from_text, play, template_of
 
 _IDS = st.lists(st.integers(0, 400), max_size=6)
 _TURN = st.tuples(st.text(alphabet="PO_G \n", max_size=6), _IDS.filter(bool), st.booleans())
@@ -21,7 +21,7 @@ def test_segments_are_what_the_engine_saw_and_sampled(name, turns, forced) -> No
     template = template_of(name)
     stop = min(template.stop_ids)
     episode = [
-        (observation, completion_of([*ids, stop] if is_closed else ids, is_closed=is_closed))
+        (observation, completion_from_text([*ids, stop] if is_closed else ids, is_closed=is_closed))
         for observation, ids, is_closed in turns
     ]
     played = play(template, [Message("user", "x"), Message("assistant", "y")], episode, forced_prefix=forced)
@@ -55,11 +55,11 @@ def _ids(*values: int) -> np.ndarray:
 def test_two_turns_as_in_the_types() -> None:
     transcript = Transcript()
     transcript.add_context(_ids(1, 2))
-    transcript.add_sampled(completion_of([3, 9]), 0)
+    transcript.add_sampled(completion_from_text([3, 9]), 0)
     transcript.add_context(_ids(4))
     assert transcript.current_ids.tolist() == [1, 2, 3, 9, 4]
     assert transcript.num_tokens == 5
-    transcript.add_sampled(completion_of([5]), 1)
+    transcript.add_sampled(completion_from_text([5]), 1)
     (segment,) = transcript.segments()
     assert segment.token_ids.tolist() == [1, 2, 3, 9, 4, 5]
     assert segment.loss_mask.tolist() == [False, False, True, True, False, True]
@@ -75,7 +75,7 @@ def test_a_segment_without_sampled_tokens_is_dropped() -> None:
     assert transcript.num_tokens == 0
     assert transcript.segment_index == 0
     transcript.add_context(_ids(2))
-    transcript.add_sampled(completion_of([3]), 0)
+    transcript.add_sampled(completion_from_text([3]), 0)
     transcript.start_segment()
     assert transcript.segment_index == 1
     transcript.add_context(_ids(4))
@@ -92,10 +92,10 @@ def test_what_was_handed_out_does_not_change() -> None:
     transcript.add_context(_ids(1))
     seen = transcript.current_ids
     seen[0] = 7
-    transcript.add_sampled(completion_of([2]), 0)
+    transcript.add_sampled(completion_from_text([2]), 0)
     assert transcript.current_ids.tolist() == [1, 2]
 
 
 def test_a_negative_turn_is_refused() -> None:
     with pytest.raises(ValueError, match="count from 0"):
-        Transcript().add_sampled(completion_of([1]), -1)
+        Transcript().add_sampled(completion_from_text([1]), -1)

@@ -19,8 +19,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from turnwise.context.recorder import Transcript
-from turnwise.context.template import LearnedTemplate
-from turnwise.context.tool_calls import HermesCalls, Llama3JsonCalls, MistralCalls
+from turnwise.context.template import HFChatTemplate
+from turnwise.context.tool_calls import HermesToolCallParser, Llama3JsonCalls, MistralCalls
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.types import GenerateRequest, IntArray, Message, Sampling, Segment, ToolSchema
 
@@ -97,12 +97,12 @@ _HERMES = Family(
     plain_added=_TAGS,
 )  # fmt: skip
 TOOL_FAMILIES = {
-    "qwen2_5": _trl("qwen2_5", _QWEN, HermesCalls, 1),
-    "qwen3": _trl("qwen3", _QWEN, HermesCalls, 2),
+    "qwen2_5": _trl("qwen2_5", _QWEN, HermesToolCallParser, 1),
+    "qwen3": _trl("qwen3", _QWEN, HermesToolCallParser, 2),
     "llama3_1": _trl("llama3_1", _LLAMA, Llama3JsonCalls, 1),
     "mistral_v3": _axolotl("mistral_v2v3", "metaspace"),
     "mistral_tekken": _axolotl("mistral_v3_tekken", "byte_level"),
-    "hermes": ToolFamily(_HERMES, HermesCalls, 3),
+    "hermes": ToolFamily(_HERMES, HermesToolCallParser, 3),
 }
 
 
@@ -124,14 +124,14 @@ def _build(name: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def tool_template(name: str) -> LearnedTemplate:
+def tool_template(name: str) -> HFChatTemplate:
     tool_tokenizer(name)
     return _learn(name)
 
 
 @cache
-def _learn(name: str) -> LearnedTemplate:
-    return LearnedTemplate(_build(name))
+def _learn(name: str) -> HFChatTemplate:
+    return HFChatTemplate(_build(name))
 
 
 def uncanonical(tokenizer: PreTrainedTokenizerFast, token_ids: Sequence[int]) -> list[int]:
@@ -167,7 +167,7 @@ class PlayedWithTools:
 
 
 def play_with_tools(
-    template: LearnedTemplate,
+    template: HFChatTemplate,
     opening: Sequence[Message],
     replies: Sequence[Sequence[int]],
     following: Sequence[Callable[[Message], list[Message]]],
@@ -180,8 +180,8 @@ def play_with_tools(
     new: list[Message] = []
     is_closed = True
     for index in range(len(replies)):
-        if index > 0 and template.can_bridge(new, tools):
-            played.transcript.add_context(template.encode_bridge(new, reply_is_closed=is_closed, tools=tools))
+        if index > 0 and template.can_extend(new, tools):
+            played.transcript.add_context(template.encode_continuation(new, reply_is_closed=is_closed, tools=tools))
         else:
             played.transcript.start_segment()
             played.transcript.add_context(template.encode_prompt(played.messages, tools))
@@ -192,7 +192,7 @@ def play_with_tools(
         completion = asyncio.run(played.engine.generate(request))
         played.transcript.add_sampled(completion, index)
         is_closed = template.is_closed(completion)
-        reply = template.read_reply(template.decode_reply(completion.token_ids))
+        reply = template.parse_reply(template.decode_reply(completion.token_ids))
         new = following[index](reply) if index < len(following) else []
         played.messages += [reply, *new]
     return played

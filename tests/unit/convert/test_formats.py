@@ -11,7 +11,7 @@ import pytest
 
 from turnwise.config.formats import CONFIG_FORMATS
 from turnwise.config.load import load_settings, load_with_translation, translate_file
-from turnwise.config.trust import DistrustError, only_looking
+from turnwise.config.trust import UntrustedCodeError, block_untrusted_imports
 from turnwise.convert.load import TableFormat, load_formats
 from turnwise.errors import ConfigError
 
@@ -118,7 +118,7 @@ def test_what_it_cannot_follow_is_refused(folder: Path, change: str, words: str)
 
 
 def test_functions_of_the_user_run_only_with_trust(folder: Path) -> None:
-    with only_looking(), pytest.raises(DistrustError, match=r"skyrl\.py"):
+    with block_untrusted_imports(), pytest.raises(UntrustedCodeError, match=r"skyrl\.py"):
         translate_file("theirs.yaml")
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turnwise.config.schema_learn import NormaliseGrouping, NormaliseMethod
-from turnwise.credit.group import DrGrpo, Remax, normalise_rewards
+from turnwise.credit.group import DrGrpo, Remax, normalize_rewards
 from turnwise.types import Experience
 
 from .rows import Play, make_batch, make_rows
@@ -40,7 +40,7 @@ def rewards_of(rows: Sequence[Experience]) -> list[float]:
 def normalised(
     plays: Sequence[Play], grouping: NormaliseGrouping, method: NormaliseMethod, **layout: object
 ) -> list[float]:
-    return rewards_of(normalise_rewards(make_batch(plays, **layout)[0], grouping=grouping, method=method))
+    return rewards_of(normalize_rewards(make_batch(plays, **layout)[0], grouping=grouping, method=method))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_who_is_compared_with_whom(grouping: NormaliseGrouping, expected: list[f
 def test_alone_a_trajectory_keeps_its_rewards_bit_for_bit(method: NormaliseMethod) -> None:
     rewards = [0.1, -0.7, 5.3]
     plays = [Play(rewards, [[0.0]] * 3, greedy_return=0.4), *make_plays(1, 0, group="lake/train/2")]
-    alone, *_ = normalise_rewards(make_batch(plays)[0], grouping="state", method=method)
+    alone, *_ = normalize_rewards(make_batch(plays)[0], grouping="state", method=method)
     assert alone.turn_rewards.tolist() == [float(np.float32(r)) for r in rewards]
     assert alone.greedy_return == 0.4
 
@@ -105,7 +105,7 @@ def test_turns_are_scaled_and_the_last_one_makes_up_the_sum() -> None:
 def test_a_row_keeps_the_rewards_of_its_own_turns_where_turns_of_two_rows_alternate() -> None:
     rows, _ = make_rows(Play([1.0, 2.0, 3.0, 4.0], [[0.0]] * 4), parts=[(0, 2), (1, 3)])
     other, _ = make_rows(Play([14.0], [[0.0]], sibling=1))
-    first, second, _ = normalise_rewards(rows + other, grouping="state", method="mean")
+    first, second, _ = normalize_rewards(rows + other, grouping="state", method="mean")
     # Sums 10 and 14: what is missing to -2 goes to the last turn that was played, wherever its row stands.
     assert first.turn_rewards.tolist() == [1.0, 3.0]
     assert second.turn_rewards.tolist() == [2.0, -8.0]
@@ -118,7 +118,7 @@ def test_nothing_that_was_given_is_changed(grouping: NormaliseGrouping, method: 
     rows, _ = make_batch([Play([1.0, 2.0], [[0.0]] * 2, sibling=n) for n in range(2)] + make_plays(5, group="a/b/1"))
     assert all(row.raw_rewards is row.turn_rewards for row in rows)
     before = [row.turn_rewards.copy() for row in rows]
-    result = normalise_rewards(rows, grouping=grouping, method=method)
+    result = normalize_rewards(rows, grouping=grouping, method=method)
     for row, new, rewards in zip(rows, result, before, strict=True):
         np.testing.assert_array_equal(row.turn_rewards, rewards)
         np.testing.assert_array_equal(new.raw_rewards, rewards)
@@ -128,13 +128,13 @@ def test_nothing_that_was_given_is_changed(grouping: NormaliseGrouping, method: 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_in_nothing_out(method: NormaliseMethod) -> None:
-    assert normalise_rewards([], grouping="batch", method=method) == []
+    assert normalize_rewards([], grouping="batch", method=method) == []
 
 
 def test_the_mean_alone_is_the_baseline_of_dr_grpo() -> None:
     rows, annotations = make_batch(make_plays(1, 0, 0, 4))
     rule = DrGrpo()
-    normal = normalise_rewards(rows, grouping="state", method="mean")
+    normal = normalize_rewards(rows, grouping="state", method="mean")
     for plain, again, row in zip(rule(rows, annotations), rule(normal, annotations), normal, strict=True):
         np.testing.assert_allclose(again.advantages, plain.advantages, atol=1e-6)
         assert again.advantages.sum() == pytest.approx(float(row.turn_rewards.sum()), abs=1e-6)
@@ -147,7 +147,7 @@ def test_a_greedy_return_stays_comparable_with_the_rewards_beside_it(method: Nor
     rows += make_batch(make_plays(1, 0, group="lake/train/2"))[0]
     unit = 1 / (stdev([3.0, 0.5]) + 1e-6) if method == "mean_std" else 1.0
     annotations = make_batch(plays + make_plays(1, 0, group="lake/train/2"))[1]
-    normal = normalise_rewards(rows, grouping="state", method=method)
+    normal = normalize_rewards(rows, grouping="state", method=method)
     rule = Remax()
     for plain, again in zip(rule(rows, annotations), rule(normal, annotations), strict=True):
         np.testing.assert_allclose(again.advantages, plain.advantages * unit, atol=1e-5)
@@ -176,7 +176,7 @@ def test_the_sums_are_those_of_a_loop_over_plays(
     def key(play: Play) -> str:
         return {"state": play.group, "inductive": play.group.split("/")[0], "batch": ""}[grouping]
 
-    rows = normalise_rewards(make_batch(batch)[0], grouping=grouping, method=method)
+    rows = normalize_rewards(make_batch(batch)[0], grouping=grouping, method=method)
     found = {row.id.trajectory.sibling: float(row.turn_rewards.sum()) for row in rows}
     for play in batch:
         scores = [sum(other.rewards) for other in batch if key(other) == key(play)]
@@ -197,7 +197,7 @@ def test_cuts_and_the_order_of_rows_change_no_reward(
 ) -> None:
     rows, _ = make_batch(batch, cuts=sorted(cuts))
     order = data.draw(st.permutations(range(len(rows))))
-    result = normalise_rewards([rows[i] for i in order], grouping=grouping, method=method)
+    result = normalize_rewards([rows[i] for i in order], grouping=grouping, method=method)
     assert [row.id for row in result] == [rows[i].id for i in order]
     assert rewards_of(result) == normalised(batch, grouping, method)
 
@@ -210,6 +210,6 @@ def test_turns_that_alternate_between_rows_change_no_reward(
     parts = [[turn for turn in range(4) if owners[turn] == owner] for owner in dict.fromkeys(owners)]
     rows, _ = make_batch(batch, parts=parts)
     order = data.draw(st.permutations(range(len(rows))))
-    result = normalise_rewards([rows[i] for i in order], grouping=grouping, method=method)
+    result = normalize_rewards([rows[i] for i in order], grouping=grouping, method=method)
     assert [row.id for row in result] == [rows[i].id for i in order]
     assert rewards_of(result) == normalised(batch, grouping, method)

@@ -325,7 +325,7 @@ def test_calls_are_spelled_as_the_local_model_would(endpoints: Any, text: str | 
     tool = ToolSchema("see", "Sees.", '{"type": "object"}')
     completion = ask(engine, request(tools=(tool,)))
     assert endpoint.chats[0]["tools"] == [tool.to_mapping()]
-    read = template.read_reply(template.decode_reply(completion.token_ids))
+    read = template.parse_reply(template.decode_reply(completion.token_ids))
     assert [(call.name, call.arguments) for call in read.tool_calls] == [("see", '{"at": "door"}'), ("wait", "{}")]
     assert read.text == (text or "")
     assert template.decode_reply(completion.token_ids) == completion.text

@@ -21,7 +21,7 @@ from turnwise.envs.check import check_env
 from turnwise.envs.safe_calls import reset_env, step_env
 from turnwise.errors import ConfigError, EnvError, RewardError, TaskError
 from turnwise.infra import process_state as global_rngs
-from turnwise.infra.process_state import OwnGlobalRngs
+from turnwise.infra.process_state import GlobalRngGuard
 
 from ...clock import HANG_S
 
@@ -181,7 +181,7 @@ def test_foreign_draws_neither_disturb_nor_are_disturbed() -> None:
     def draw() -> tuple[float, float]:
         return random.random(), float(np.random.rand())
 
-    alone, beside = OwnGlobalRngs("alone"), OwnGlobalRngs("beside")
+    alone, beside = GlobalRngGuard("alone"), GlobalRngGuard("beside")
     alone.seed(3)
     beside.seed(3)
     with alone.inside():
@@ -221,7 +221,7 @@ def test_whoever_waits_for_a_call_that_hangs_is_told_whose_it_is(monkeypatch: py
     is_inside, may_end = threading.Event(), threading.Event()
 
     def hang() -> None:
-        with OwnGlobalRngs("function:mine:stuck").inside():
+        with GlobalRngGuard("function:mine:stuck").inside():
             is_inside.set()
             may_end.wait(HANG_S)
 

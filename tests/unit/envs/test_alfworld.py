@@ -35,7 +35,7 @@ def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return unpack_games(tmp_path_factory.mktemp("games"))
 
 
-def play_oracle(env: AlfWorld, max_steps: int = 60) -> list[tuple[str, float, bool, dict[str, object]]]:
+def oracle_episode(env: AlfWorld, max_steps: int = 60) -> list[tuple[str, float, bool, dict[str, object]]]:
     results = []
     for _ in range(max_steps):
         results.append(env.step(env.oracle()))
@@ -64,7 +64,7 @@ def test_is_made_by_name_and_pays_once_at_the_end() -> None:
     assert isinstance(env, AlfWorld)
     for seed in range(1000):
         env.reset(seed, split=("train", "seen", "unseen", "eval")[seed % 4])
-        *before, (_, reward, done, info) = play_oracle(env)
+        *before, (_, reward, done, info) = oracle_episode(env)
         assert (reward, done, info["won"], info["success"]) == (1.0, True, True, True)
         assert all((reward, done, info["won"]) == (0.0, False, False) for _, reward, done, info in before)
 
@@ -97,7 +97,7 @@ def test_a_step_after_the_end_is_refused() -> None:
     with pytest.raises(EnvError, match="call reset first"):
         env.step("look")
     env.reset(0)
-    play_oracle(env)
+    oracle_episode(env)
     with pytest.raises(EnvError, match="is over"):
         env.step("look")
 
@@ -141,7 +141,7 @@ def test_the_oracle_goes_on_after_a_detour() -> None:
             if env.step(rng.choice(env.admissible_commands))[2]:
                 break
         else:
-            play_oracle(env)
+            oracle_episode(env)
 
 
 def test_an_explorer_takes_longer_than_one_who_knows() -> None:
@@ -151,7 +151,7 @@ def test_an_explorer_takes_longer_than_one_who_knows() -> None:
         lengths[oracle] = []
         for seed in range(50):
             env.reset(seed)
-            lengths[oracle].append(len(play_oracle(env)))
+            lengths[oracle].append(len(oracle_episode(env)))
     pairs = list(zip(lengths["planner"], lengths["explorer"], strict=True))
     assert all(planned <= explored for planned, explored in pairs)
     assert sum(planned < explored for planned, explored in pairs) > 25

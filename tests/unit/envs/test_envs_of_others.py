@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.envs.isolation import IsolatedEnv, check_elsewhere, find_python
+from turnwise.envs.isolation import IsolatedEnv, check_in_process, find_python
 from turnwise.envs.safe_calls import reset_env, step_env
 from turnwise.errors import ConfigError, EnvError
 from turnwise.run.api import train
@@ -141,7 +141,7 @@ KINDS = ("single_turn_world", "multi_turn_world", "plain_tool_world", "tool_worl
 @pytest.mark.parametrize("name", KINDS)
 def test_a_world_of_verifiers_keeps_the_contract(name: str) -> None:
     params = {"max_tasks": 40, "time_limit_s": SLOW_S}
-    report = check_elsewhere(PYTHON, f"verifiers:{name}", params, num_episodes=2)
+    report = check_in_process(PYTHON, f"verifiers:{name}", params, num_episodes=2)
     assert report.ok, report.failures
     unknown = set() if "tool" in name else {"actions"}
     assert {check.name for check in report.not_made} == {"oracle", "snapshot"} | unknown
@@ -198,7 +198,7 @@ def test_a_win_is_a_success_and_the_last_turn_an_end() -> None:
 
 @pytest.mark.parametrize("name", [GUESS, "gem:game:Sudoku-v0-easy", "gem:rg:leg_counting"])
 def test_a_world_of_gem_keeps_the_contract(name: str) -> None:
-    report = check_elsewhere(PYTHON, name, {}, num_episodes=2)
+    report = check_in_process(PYTHON, name, {}, num_episodes=2)
     assert report.ok, report.failures
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from turnwise.envs import env_worker as served
 from turnwise.envs.base import make_env
-from turnwise.envs.isolation import IsolatedEnv, OtherPython, check_under, find_python
+from turnwise.envs.isolation import ExternalPython, IsolatedEnv, check_with_python, find_python
 from turnwise.envs.safe_calls import reset_env, step_env
 from turnwise.errors import ConfigError, EnvError
 
@@ -171,7 +171,7 @@ def test_a_program_that_is_no_python_is_told() -> None:
     with pytest.raises(ConfigError, match=r"rollout.isolation.python: '.*/no_such' cannot be started \(No such file"):
         IsolatedEnv("bandit", {}, time_limit_s=HANG_S, python="no_such")
     with pytest.raises(EnvError, match=r"'/bin/true' ended with exit code"):
-        OtherPython("/bin/true")
+        ExternalPython("/bin/true")
 
 
 @pytest.mark.slow
@@ -183,9 +183,10 @@ def test_a_python_without_the_packages_is_told_and_lends_none_of_ours(tmp_path: 
 
 def test_the_contract_is_checked_where_the_environment_is() -> None:
     found = {
-        name: passed for name, passed, _ in check_under(sys.executable, "bandit", {}, num_episodes=2, limit_s=HANG_S)
+        name: passed
+        for name, passed, _ in check_with_python(sys.executable, "bandit", {}, num_episodes=2, limit_s=HANG_S)
     }
     assert found["global_rng"] is True
     assert found["snapshot"] is True
     with pytest.raises(ConfigError, match="size"):
-        check_under(sys.executable, "frozen_lake", {"size": 1}, num_episodes=2, limit_s=HANG_S)
+        check_with_python(sys.executable, "frozen_lake", {"size": 1}, num_episodes=2, limit_s=HANG_S)

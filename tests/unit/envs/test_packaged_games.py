@@ -157,7 +157,7 @@ class TestTextArena:
         """Of these deals, the random opponent folds some before the policy's first move."""
         env = make_env("textarena:IndianPoker-v0", options={"max_rounds": 1})
         opened = []
-        play = textarena_game.TextArenaGame._open_game
+        play = textarena_game.TextArenaEnv._open_game
         env._open_game = lambda layout: opened.append(layout) or play(env, layout)  # type: ignore[attr-defined]
         texts = [env.reset(seed) for seed in range(12)]
         assert len(opened) > len(texts)
@@ -280,7 +280,7 @@ def test_a_dictionary_is_built_once_for_all_games(monkeypatch: pytest.MonkeyPatc
     vars(fake)["EnglishDictionary"] = EnglishDictionary
     monkeypatch.setitem(sys.modules, textarena_words._MODULE, fake)
     for _ in range(2):
-        textarena_words.remember_dictionaries()
+        textarena_words.cache_dictionaries()
         assert EnglishDictionary().words == {"an"}
         assert EnglishDictionary(keep_proper_nouns=True).words == {"Ann"}
     assert built == [False, True]

@@ -22,9 +22,9 @@ with open(os.environ["TOLD"], "w") as told:
 """
 ENVIRONMENT = """
 import os, sys, time
-from turnwise.envs.adapters.verifiers_runner import ToolPrograms
+from turnwise.envs.adapters.verifiers_runner import ToolProcessPool
 folder = sys.argv[1]
-programs = ToolPrograms()
+programs = ToolProcessPool()
 programs.start("sleeping_tool", folder, f"{folder}/log", {"TOLD": f"{folder}/told"})
 time.sleep(600)
 """

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnwise.envs.webshop.search import _common_length, are_alike, basic_colour, token_set_ratio
+from turnwise.envs.webshop.search import _common_length, basic_colour, is_similar, token_set_ratio
 from turnwise.envs.webshop.shop import Goal, GoalOption, Product, meets_option, score_purchase
 
 LAMP = Product(
@@ -120,8 +120,8 @@ def test_known_ratios(first: str, second: str, expected: float) -> None:
 
 
 def test_alike_is_a_rounded_ratio_above_85() -> None:
-    assert are_alike("machine wash", "machine washable")
-    assert not are_alike("x-small", "size small")
+    assert is_similar("machine wash", "machine washable")
+    assert not is_similar("x-small", "size small")
 
 
 @given(st.text(alphabet="abc ", max_size=12), st.text(alphabet="abc ", max_size=12))

@@ -21,7 +21,7 @@ from turnwise.experience.buffer import (
 )
 from turnwise.experience.build import build_experiences
 from turnwise.experience.codec import decode_group
-from turnwise.experience.store import ExperienceStore
+from turnwise.experience.store import SqliteBuffer
 from turnwise.protocols import Buffer
 from turnwise.types import Experience
 
@@ -38,7 +38,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     def build(**rules: Any) -> Buffer:
         if request.param == "memory":
             return MemoryBuffer(BufferRules(**rules))
-        return ExperienceStore(tmp_path / f"{next(numbers)}.db", BufferRules(**rules))
+        return SqliteBuffer(tmp_path / f"{next(numbers)}.db", BufferRules(**rules))
 
     return build
 
@@ -228,7 +228,7 @@ def test_memory_and_disk_give_the_same(
         reuse_cooldown=cooldown,
         priority=DecayLimitRandomization(sigma=sigma),
     )
-    memory, disk = MemoryBuffer(rules), ExperienceStore(tmp_path_factory.mktemp("buffer") / "e.db", rules)
+    memory, disk = MemoryBuffer(rules), SqliteBuffer(tmp_path_factory.mktemp("buffer") / "e.db", rules)
     for kind, given_ in history:
         if kind == "add":
             memory.add(given_)

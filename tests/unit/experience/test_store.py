@@ -21,8 +21,8 @@ from turnwise.experience import store as store_module
 from turnwise.experience.buffer import BufferRules, LinearDecay
 from turnwise.experience.build import build_experiences
 from turnwise.experience.codec import decode_group, encode_group
-from turnwise.experience.store import ExperienceStore, inspect_store
-from turnwise.infra.wait_tracking import find_waits
+from turnwise.experience.store import SqliteBuffer, inspect_store
+from turnwise.infra.wait_tracking import list_waits
 from turnwise.types import Experience, Segment
 
 from .records import make_group
@@ -107,11 +107,11 @@ def without_prompt(row: Experience) -> Experience:
 
 
 def test_what_was_added_is_there_after_closing(tmp_path: Path) -> None:
-    store = ExperienceStore(tmp_path / "e.db", BufferRules(train_batch_size=2))
+    store = SqliteBuffer(tmp_path / "e.db", BufferRules(train_batch_size=2))
     store.add([*group(2, seed=0), *group(2, seed=1)])
     store.take(1)
     store.close()
-    again = ExperienceStore(tmp_path / "e.db", BufferRules(train_batch_size=2))
+    again = SqliteBuffer(tmp_path / "e.db", BufferRules(train_batch_size=2))
     assert len(again) == 2
     assert again.has_group("1/words/train/0")
     assert seeds(again.take(2)) == [1]
@@ -121,17 +121,17 @@ def test_what_was_added_is_there_after_closing(tmp_path: Path) -> None:
 def test_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("this is no database, and long enough to be told from one" * 40)
     with pytest.raises(StoreError, match=r"text\.db cannot be opened"):
-        ExperienceStore(tmp_path / "text.db")
+        SqliteBuffer(tmp_path / "text.db")
     sqlite3.connect(tmp_path / "later.db").execute("PRAGMA user_version = 99")
     with pytest.raises(StoreError, match="has format 99"):
-        ExperienceStore(tmp_path / "later.db")
+        SqliteBuffer(tmp_path / "later.db")
 
 
 # --- going on after a crash ------------------------------------------------------------------------------------------
 
 
 def test_groups_taken_after_a_checkpoint_are_given_again(tmp_path: Path) -> None:
-    store = ExperienceStore(tmp_path / "e.db", BufferRules(train_batch_size=1))
+    store = SqliteBuffer(tmp_path / "e.db", BufferRules(train_batch_size=1))
     store.add([e for seed in range(4) for e in group(1, seed=seed)])
     taken = [seeds(store.take(step)) for step in (1, 2, 3)]
     store.restore(1)
@@ -143,7 +143,7 @@ def test_groups_taken_after_a_checkpoint_are_given_again(tmp_path: Path) -> None
 
 def test_use_counts_are_put_back(tmp_path: Path) -> None:
     rules = BufferRules(train_batch_size=1, reuse_cooldown=1, priority=LinearDecay(decay=1.5))
-    store = ExperienceStore(tmp_path / "e.db", rules)
+    store = SqliteBuffer(tmp_path / "e.db", rules)
     store.add([e for seed in range(3) for e in group(1, seed=seed, version=seed)])
     taken = [seeds(store.take(step)) for step in range(1, 9)]
     assert len({s for step in taken for s in step}) == 3  # the decay makes every one of them come up
@@ -154,11 +154,11 @@ def test_use_counts_are_put_back(tmp_path: Path) -> None:
 
 def test_forgotten_rollouts_leave_no_trace(tmp_path: Path) -> None:
     """What they pushed out of a full buffer is there again."""
-    store = ExperienceStore(tmp_path / "e.db", BufferRules(capacity=2))
+    store = SqliteBuffer(tmp_path / "e.db", BufferRules(capacity=2))
     store.add([*group(1, seed=0, rollout=1, version=1), *group(1, seed=1, rollout=1, version=0)])
     store.add([*group(1, seed=2, rollout=2, version=2), *group(1, seed=3, rollout=3, version=3)])
     assert store.num_dropped == 2
-    store.forget_rollouts(after=1)
+    store.delete_rollouts(after=1)
     assert (store.num_dropped, len(store)) == (0, 2)
     assert not store.has_group("2/words/train/2")
     assert seeds(store.take(1)) == [0, 1]
@@ -167,7 +167,7 @@ def test_forgotten_rollouts_leave_no_trace(tmp_path: Path) -> None:
 
 
 def _take_and_die(path: Path) -> None:
-    store = ExperienceStore(path, BufferRules(train_batch_size=2))
+    store = SqliteBuffer(path, BufferRules(train_batch_size=2))
     store.take(1)
     store._db.execute("BEGIN IMMEDIATE")
     store._db.execute("DELETE FROM groups")
@@ -176,7 +176,7 @@ def _take_and_die(path: Path) -> None:
 
 def test_a_killed_process_leaves_nothing_half_done(tmp_path: Path) -> None:
     """It dies in the middle of a transaction, after a batch was taken."""
-    store = ExperienceStore(tmp_path / "e.db", BufferRules(train_batch_size=2))
+    store = SqliteBuffer(tmp_path / "e.db", BufferRules(train_batch_size=2))
     store.add([e for seed in range(4) for e in group(1, seed=seed)])
     process = multiprocessing.get_context("spawn").Process(target=_take_and_die, args=(tmp_path / "e.db",))
     process.start()
@@ -198,7 +198,7 @@ def test_four_writers_and_two_readers_lose_nothing_and_double_nothing(tmp_path: 
 
 def test_an_update_that_is_made_again_learns_from_what_it_learnt_from_before(tmp_path: Path) -> None:
     """Also where more urgent groups have come meanwhile, and where it is killed once more on the way."""
-    store = ExperienceStore(tmp_path / "e.db", BufferRules(train_batch_size=2))
+    store = SqliteBuffer(tmp_path / "e.db", BufferRules(train_batch_size=2))
     store.add([e for seed in range(6) for e in group(1, seed=seed)])
     taken = [seeds(store.take(step)) for step in (1, 2, 3)]
     store.add([e for seed in range(6, 10) for e in group(1, seed=seed, version=5)])
@@ -210,7 +210,7 @@ def test_an_update_that_is_made_again_learns_from_what_it_learnt_from_before(tmp
 
 
 def test_a_planned_update_is_ready_whatever_the_size_of_its_batch(tmp_path: Path) -> None:
-    store = ExperienceStore(tmp_path / "e.db", BufferRules(train_batch_size=2))
+    store = SqliteBuffer(tmp_path / "e.db", BufferRules(train_batch_size=2))
     store.add(group(1))
     store.take(1)
     store.rewind(0, plays_again=False)
@@ -232,20 +232,20 @@ def test_flipped_bytes_in_experience_are_noticed(place: int) -> None:
 def test_a_damaged_file_of_which_sqlite_speaks_in_no_text_is_told(tmp_path: Path) -> None:
     """Its messages quote the file, which need not be UTF-8."""
     file = tmp_path / "e.db"
-    store = ExperienceStore(file)
+    store = SqliteBuffer(file)
     store.add(group(1))
     store.close()
     file.write_bytes(file.read_bytes().replace(b"NOT NULL DEFAULT", b"NOT \xffULL DEFAULT"))
     told = [fault for stored in inspect_store(file) for fault in stored.faults]
     assert any("cannot be read" in fault for fault in told)
     with pytest.raises(StoreError, match=r"e\.db cannot be"):
-        ExperienceStore(file).add(group(2))
+        SqliteBuffer(file).add(group(2))
 
 
 def test_a_damaged_group_is_left_out_with_a_word_and_the_others_stay(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = ExperienceStore(tmp_path / "e.db")
+    store = SqliteBuffer(tmp_path / "e.db")
     store.add([*group(1, seed=0), *group(1, seed=1)])
     (data,) = store._db.execute("SELECT data FROM blocks WHERE number = 1").fetchone()
     store._db.execute("UPDATE blocks SET data = ? WHERE number = 1", (data[:-20] + b"?" + data[-19:],))
@@ -257,7 +257,7 @@ def test_a_damaged_group_is_left_out_with_a_word_and_the_others_stay(
 
 
 def test_a_full_disk_is_one_message_and_what_was_stored_stays(tmp_path: Path) -> None:
-    store = ExperienceStore(tmp_path / "e.db")
+    store = SqliteBuffer(tmp_path / "e.db")
     store.add(group(1, seed=0))
     (pages,) = store._db.execute("PRAGMA page_count").fetchone()
     store._db.execute(f"PRAGMA max_page_count = {pages}")
@@ -271,11 +271,11 @@ def test_a_locked_database_is_waited_for_with_a_word(
 ) -> None:
     monkeypatch.setattr(store_module, "_TOLD_AFTER_S", 0.01)
     monkeypatch.setattr(store_module, "_BUSY_TIMEOUT_S", 0.05)
-    store = ExperienceStore(tmp_path / "e.db")
+    store = SqliteBuffer(tmp_path / "e.db")
     other = sqlite3.connect(tmp_path / "e.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     seen: list[str] = []
-    monkeypatch.setattr(store_module.time, "sleep", lambda _: seen.extend(wait.reason for wait in find_waits()))
+    monkeypatch.setattr(store_module.time, "sleep", lambda _: seen.extend(wait.reason for wait in list_waits()))
     with pytest.raises(StoreError, match="has been locked by another process"):
         store.add(group(1))
     assert set(seen) == {"another process that writes to e.db"}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.clock import HANG_S
-from turnwise.infra.threads import DaemonThreads, call_within
+from turnwise.infra.threads import DaemonThreads, call_with_timeout
 
 
 def test_calls_return_and_raise_what_they_do() -> None:
@@ -78,9 +78,9 @@ def test_a_stop_iteration_reaches_whoever_awaits_it() -> None:
 
 def test_a_call_within_a_limit() -> None:
     gate = threading.Event()
-    assert call_within(None, lambda: 1) == call_within(HANG_S, lambda: 1) == 1
+    assert call_with_timeout(None, lambda: 1) == call_with_timeout(HANG_S, lambda: 1) == 1
     with pytest.raises(TimeoutError):
-        call_within(0.01, gate.wait)
+        call_with_timeout(0.01, gate.wait)
     gate.set()
 
 

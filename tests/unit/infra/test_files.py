@@ -20,13 +20,13 @@ from turnwise.errors import RunError, StoreError
 from turnwise.infra.atomic_files import (
     append_bytes,
     append_line,
+    atomic_dir,
+    atomic_file,
+    atomic_write,
     encode_object,
     read_object,
     read_text,
     remove_folder,
-    whole_file,
-    whole_folder,
-    write_whole,
 )
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -37,7 +37,7 @@ def names(folder: Path) -> list[str]:
 
 
 def fill(folder: Path, text: str, **options: bool) -> None:
-    with whole_folder(folder, **options) as unfinished:
+    with atomic_dir(folder, **options) as unfinished:
         (unfinished / "inner").mkdir()
         (unfinished / "inner" / "file.txt").write_text(text)
 
@@ -66,8 +66,8 @@ def failing(*_: object, **__: object) -> None:
 
 def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folders" / "file.txt"
-    write_whole(path, "old")
-    write_whole(path, b"n\xc3\xa9w")
+    atomic_write(path, "old")
+    atomic_write(path, b"n\xc3\xa9w")
     assert names(path.parent) == ["file.txt"]
     assert read_text(path) == "néw"
 
@@ -75,10 +75,10 @@ def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
 def test_files_have_the_permissions_of_any_new_file(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("")
     (tmp_path / "plain_folder").mkdir()
-    write_whole(tmp_path / "whole", "")
-    fill(tmp_path / "whole_folder", "")
+    atomic_write(tmp_path / "whole", "")
+    fill(tmp_path / "atomic_dir", "")
     assert (tmp_path / "whole").stat().st_mode == (tmp_path / "plain").stat().st_mode
-    assert (tmp_path / "whole_folder").stat().st_mode == (tmp_path / "plain_folder").stat().st_mode
+    assert (tmp_path / "atomic_dir").stat().st_mode == (tmp_path / "plain_folder").stat().st_mode
 
 
 @pytest.mark.parametrize("broken", ["pathlib.Path.write_bytes", "os.fsync", "pathlib.Path.replace"])
@@ -86,31 +86,31 @@ def test_a_write_that_fails_anywhere_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     path = tmp_path / "file.txt"
-    write_whole(path, "old")
+    atomic_write(path, "old")
     with monkeypatch.context() as patch:
         patch.setattr(broken, failing)
         with pytest.raises(StoreError, match=r"Cannot write .*file\.txt: no space left on device\. Check"):
-            write_whole(path, "new", error=StoreError)
+            atomic_write(path, "new", error=StoreError)
     assert names(tmp_path) == ["file.txt"]
     assert read_text(path) == "old"
 
 
 def test_a_disk_that_fills_up_half_way_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file.txt"
-    write_whole(path, "old")
+    atomic_write(path, "old")
     with files_at_most(1000), pytest.raises(RunError, match="Cannot write"):
-        write_whole(path, b"n" * 10_000)
+        atomic_write(path, b"n" * 10_000)
     assert (names(tmp_path), read_text(path)) == (["file.txt"], "old")
 
 
 def test_an_exception_of_the_writer_leaves_the_old_file(tmp_path: Path) -> None:
-    write_whole(tmp_path / "file.txt", "old")
+    atomic_write(tmp_path / "file.txt", "old")
 
     def write(unfinished: Path) -> None:
         unfinished.write_text("ne")
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), whole_file(tmp_path / "file.txt") as unfinished:
+    with pytest.raises(KeyboardInterrupt), atomic_file(tmp_path / "file.txt") as unfinished:
         write(unfinished)
     assert (names(tmp_path), read_text(tmp_path / "file.txt")) == (["file.txt"], "old")
 
@@ -119,9 +119,9 @@ def test_what_cannot_be_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match=r"Cannot write .*folder: is a directory"):
-        write_whole(tmp_path / "folder", "text")
+        atomic_write(tmp_path / "folder", "text")
     with pytest.raises(RunError, match=r"Cannot write .*below: not a directory"):
-        write_whole(tmp_path / "file" / "below", "text")
+        atomic_write(tmp_path / "file" / "below", "text")
     assert names(tmp_path) == ["file", "folder"]
 
 
@@ -141,7 +141,7 @@ def test_content_is_on_the_disk_before_its_name_and_then_the_name(
     monkeypatch.setattr(os, "fsync", note_sync)
     monkeypatch.setattr(Path, "replace", note(replace))
     monkeypatch.setattr(Path, "rename", note(rename))
-    write_whole(tmp_path / "file.txt", "text")
+    atomic_write(tmp_path / "file.txt", "text")
     inode, parent = (tmp_path / "file.txt").stat().st_ino, tmp_path.stat().st_ino
     assert events == [inode, "renamed", parent]
 
@@ -154,13 +154,13 @@ def test_content_is_on_the_disk_before_its_name_and_then_the_name(
 
 def write_often(path: Path, letter: str) -> None:
     for _ in range(100):
-        write_whole(path, letter * 20_000)
+        atomic_write(path, letter * 20_000)
 
 
 @pytest.mark.slow
 def test_two_processes_that_write_one_file_never_mix(tmp_path: Path) -> None:
     path = tmp_path / "file.txt"
-    write_whole(path, "a" * 20_000)
+    atomic_write(path, "a" * 20_000)
     context = multiprocessing.get_context("spawn")
     writers = [context.Process(target=write_often, args=(path, letter)) for letter in "ab"]
     for writer in writers:
@@ -213,13 +213,13 @@ def test_the_old_folder_comes_back_where_the_new_one_cannot_take_its_place(
 
 def test_other_failures_of_the_writer_are_told_where_they_are_named(tmp_path: Path) -> None:
     for failures, expected in (((), ValueError), ((ValueError,), RunError)):
-        with pytest.raises(expected), whole_folder(tmp_path / "folder", failures=failures):
+        with pytest.raises(expected), atomic_dir(tmp_path / "folder", failures=failures):
             raise ValueError("disk full")
     assert names(tmp_path) == []
 
 
 def test_a_folder_that_another_process_made_meanwhile_stays_where_it_may_be_in_use(tmp_path: Path) -> None:
-    with whole_folder(tmp_path / "folder", keeps_first=True):
+    with atomic_dir(tmp_path / "folder", keeps_first=True):
         fill(tmp_path / "folder", "theirs")
     assert (names(tmp_path), content(tmp_path / "folder")) == (["folder"], "theirs")
 
@@ -244,26 +244,26 @@ with {kind}(Path(sys.argv[1])) as unfinished:
 """
 
 
-@pytest.mark.parametrize("kind", ["whole_file", "whole_folder"])
+@pytest.mark.parametrize("kind", ["atomic_file", "atomic_dir"])
 def test_a_kill_leaves_the_old_and_the_next_write_clears_up(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "target"
-    if kind == "whole_file":
-        write_whole(path, "old")
+    if kind == "atomic_file":
+        atomic_write(path, "old")
     else:
         fill(path, "old")
     killed = subprocess.run([sys.executable, "-c", KILLED.format(kind=kind), str(path)], check=False)
     assert killed.returncode == -signal.SIGKILL
     assert len(names(tmp_path)) == 2
-    assert (read_text(path) if kind == "whole_file" else content(path)) == "old"
-    write_whole(tmp_path / "other", "")
+    assert (read_text(path) if kind == "atomic_file" else content(path)) == "old"
+    atomic_write(tmp_path / "other", "")
     assert names(tmp_path) == ["other", "target"]
 
 
 def test_what_is_still_being_written_is_no_leftover(tmp_path: Path) -> None:
-    with whole_file(tmp_path / "slow.txt") as file, whole_folder(tmp_path / "slow") as folder:
+    with atomic_file(tmp_path / "slow.txt") as file, atomic_dir(tmp_path / "slow") as folder:
         file.write_text("text")
-        write_whole(tmp_path / "slow.txt", "quick")
-        write_whole(tmp_path / "other.txt", "quick")
+        atomic_write(tmp_path / "slow.txt", "quick")
+        atomic_write(tmp_path / "other.txt", "quick")
         assert file.is_file()
         assert folder.is_dir()
     assert names(tmp_path) == ["other.txt", "slow", "slow.txt"]
@@ -274,7 +274,7 @@ def test_files_of_others_are_no_leftovers(tmp_path: Path) -> None:
     others = [".file.txt.12345.tmp", ".notes.unfinished", "report.0123abcd.unfinished"]
     for name in others:
         (tmp_path / name).touch()
-    write_whole(tmp_path / "file.txt", "")
+    atomic_write(tmp_path / "file.txt", "")
     assert names(tmp_path) == sorted([*others, "file.txt"])
 
 
@@ -301,7 +301,7 @@ def test_bytes_are_appended_where_it_is_said(tmp_path: Path) -> None:
 
 def test_objects_come_back_half_a_surrogate_pair_included(tmp_path: Path) -> None:
     value = {"é": [1, None, "\ud83d"], "√": {"x": 0.1}}
-    write_whole(tmp_path / "object.json", encode_object(value))
+    atomic_write(tmp_path / "object.json", encode_object(value))
     assert read_object(tmp_path / "object.json") == value
     append_line(tmp_path / "object.jsonl", json.dumps("\ud83d", ensure_ascii=False))
     assert json.loads(read_text(tmp_path / "object.jsonl")) == "\ud83d"

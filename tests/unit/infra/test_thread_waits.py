@@ -8,19 +8,19 @@ import sys
 
 import pytest
 
-from turnwise.infra.process_state import wait_briefly
+from turnwise.infra.process_state import limit_spin_wait
 
 
 def test_waits_are_short_where_nothing_is_chosen() -> None:
     environ: dict[str, str] = {}
-    wait_briefly(environ)
+    limit_spin_wait(environ)
     assert environ == {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
 
 
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"])
 def test_what_the_user_has_set_stays(name: str) -> None:
     environ = {name: "mine"}
-    wait_briefly(environ)
+    limit_spin_wait(environ)
     assert environ == {name: "mine"}
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.clock import HANG_S
 from turnwise.infra import wait_tracking as waits
-from turnwise.infra.wait_tracking import find_waits, show_waits, track_compute, waiting
+from turnwise.infra.wait_tracking import list_waits, track_compute, waiting, write_waits_file
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def test_the_file_names_who_waits_for_whom_and_until_when(tmp_path: Path) -> Non
     before_s = time.time()
 
     async def run() -> None:
-        with show_waits(path):
+        with write_waits_file(path):
             with waiting("the trainer", "experience of step 3", 60.0):
                 (row,) = wait_for(path, is_there=True)
             assert (row["who"], row["for"], row["deadline_s"]) == ("the trainer", "experience of step 3", 60.0)
@@ -43,7 +43,7 @@ def test_the_file_names_who_waits_for_whom_and_until_when(tmp_path: Path) -> Non
             wait_for(path, is_there=False)
 
     asyncio.run(run())
-    assert find_waits() == []
+    assert list_waits() == []
 
 
 def block(path: Path) -> list[dict[str, object]]:
@@ -57,7 +57,7 @@ def test_code_that_blocks_the_event_loop_is_named_by_its_file_and_line(
     monkeypatch.setattr(waits, "_STALLED_AFTER_S", 0.05)
 
     async def run() -> dict[str, object]:
-        with show_waits(tmp_path / "waiting.json"):
+        with write_waits_file(tmp_path / "waiting.json"):
             return block(tmp_path / "waiting.json")[0]
 
     row = asyncio.run(run())
@@ -71,7 +71,7 @@ def test_a_long_wait_is_told_once_in_a_while(
     monkeypatch.setattr(waits, "_WARNED_AFTER_S", 0.02)
 
     async def run() -> None:
-        with show_waits(tmp_path / "waiting.json"), waiting("the trainer", "experience", 60.0):
+        with write_waits_file(tmp_path / "waiting.json"), waiting("the trainer", "experience", 60.0):
             deadline_s = time.monotonic() + HANG_S
             while "the trainer has been waiting" not in caplog.text and time.monotonic() < deadline_s:
                 await asyncio.sleep(0.005)
@@ -94,7 +94,7 @@ def test_a_long_update_is_shown_and_not_warned_of(
         return rows
 
     async def run() -> None:
-        with show_waits(path):
+        with write_waits_file(path):
             assert [(row["who"], row["for"]) for row in update()] == [("the event loop", "an update of the policy")]
             assert "has been waiting" not in caplog.text
             assert "code that has not returned" in str(block_again(path))
@@ -119,7 +119,7 @@ def test_a_clock_on_the_wall_that_jumps_changes_no_wait(
     path, plain = tmp_path / "waiting.json", time.time
 
     async def run() -> None:
-        with show_waits(path), waiting("the trainer", "experience", 60.0):
+        with write_waits_file(path), waiting("the trainer", "experience", 60.0):
             monkeypatch.setattr(time, "time", lambda: plain() + jump_s)
             (row,) = wait_for(path, is_there=True)
             # As old as it is, by the clock that its reader has.
@@ -136,7 +136,7 @@ def test_what_another_process_wrote_stays_while_it_lives(tmp_path: Path) -> None
     path.write_text(json.dumps([alive, dead, "nonsense"]))
 
     async def run() -> None:
-        with show_waits(path), waiting("the trainer", "experience", None):
+        with write_waits_file(path), waiting("the trainer", "experience", None):
             deadline_s = time.monotonic() + HANG_S
             while len(rows := json.loads(path.read_text())) != 2 or rows[1]["who"] != "the trainer":
                 assert time.monotonic() < deadline_s
@@ -154,9 +154,9 @@ def test_a_wait_that_is_cancelled_is_over() -> None:
 
         task = asyncio.create_task(wait())
         await asyncio.sleep(0)
-        assert [wait.who for wait in find_waits()] == ["me"]
+        assert [wait.who for wait in list_waits()] == ["me"]
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(run())
-    assert find_waits() == []
+    assert list_waits() == []

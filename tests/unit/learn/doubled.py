@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from turnwise.learn.parallel_context import Team
+from turnwise.learn.parallel_context import ParallelContext
 from turnwise.learn.trainer import Trainer
 from turnwise.models.load import load_model, read_whole
 from turnwise.types import Batch
@@ -19,8 +19,8 @@ class DoubledTrainer(Trainer):
     """`learn.type: tests.unit.learn.doubled:DoubledTrainer`."""
 
     @classmethod
-    def open(cls, settings: Any, site: Any, team: Team | None = None) -> DoubledTrainer:
-        team = team or Team(torch.device("cpu"))
+    def open(cls, settings: Any, site: Any, team: ParallelContext | None = None) -> DoubledTrainer:
+        team = team or ParallelContext(torch.device("cpu"))
         return cls(
             load_model(site.model_path, dtype=torch.float64, device=team.loads_on),
             settings,

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from turnwise.learn.pack import micro_batches, pack
 from turnwise.learn.policy import PolicyModel
-from turnwise.learn.prefix_sharing import ATTENTION, find_families, shares_prompts
+from turnwise.learn.prefix_sharing import ATTENTION, enable_prefix_sharing, group_by_prefix
 from turnwise.types import Batch, ExperienceId, Sample, Segment, TrajectoryId
 
 from .parts import CPU, ShapeRecorder, make_experience, make_trainer
@@ -81,7 +81,7 @@ def make_groups(prompts: Sequence[int], replies: Sequence[Sequence[int]]) -> Bat
 
 def gradients(batch: Batch, *, shares: bool, max_tokens: int = 10_000, **settings: Any) -> dict[str, torch.Tensor]:
     trainer = make_trainer(make_llama(), micro_batch_tokens=max_tokens, **settings)
-    trainer.actor.shares_prompts = shares
+    trainer.actor.enable_prefix_sharing = shares
     return gradients_of(trainer, batch)
 
 
@@ -117,7 +117,7 @@ def test_a_critic_and_recomputed_layers_share_as_well(critic: str) -> None:
 def test_families_hold_every_sampled_token_once_and_every_prompt_once(max_tokens: int) -> None:
     batch = make_groups([9, 9, 7], [[2], [1, 2], [3], [1]])
     rows = np.arange(batch.num_rows)
-    parts = list(micro_batches(batch, rows, max_tokens, CPU, shares_prompts=True))
+    parts = list(micro_batches(batch, rows, max_tokens, CPU, enable_prefix_sharing=True))
     assert np.array_equal(np.sort(np.concatenate([m.source for m in parts])), np.flatnonzero(batch.loss_mask))
     for micro in parts:
         before = micro.input_ids.flatten()[micro.state].numpy()
@@ -132,7 +132,7 @@ def test_families_hold_every_sampled_token_once_and_every_prompt_once(max_tokens
 def test_rows_that_begin_alike_share_what_they_begin_with() -> None:
     prompts = [[*range(10, 30), n] for n in range(4)]
     batch = pack([make_sample(prompt, [[5, 6]], n) for n, prompt in enumerate(prompts)])
-    (micro,) = micro_batches(batch, np.arange(4), 10_000, CPU, shares_prompts=True)
+    (micro,) = micro_batches(batch, np.arange(4), 10_000, CPU, enable_prefix_sharing=True)
     assert micro.input_ids.numel() == 20 + 4 * 2
     shared, plain = (gradients(batch, shares=shares) for shares in (True, False))
     for name, gradient in plain.items():
@@ -141,7 +141,7 @@ def test_rows_that_begin_alike_share_what_they_begin_with() -> None:
 
 def test_a_long_sibling_does_not_pad_the_short_ones() -> None:
     batch = make_groups([10], [[60], [2], [2], [2], [2], [2]])
-    (micro,) = micro_batches(batch, np.arange(6), 10_000, CPU, shares_prompts=True)
+    (micro,) = micro_batches(batch, np.arange(6), 10_000, CPU, enable_prefix_sharing=True)
     assert micro.input_ids.numel() == 10 + 59 + 10 + 5 * 1
 
 
@@ -149,13 +149,13 @@ def test_a_row_without_a_sampled_token_stays_a_row() -> None:
     batch = make_groups([9], [[2], [2], [2], [2]])
     mask = batch.loss_mask.copy()
     mask[batch.row_starts[1] : batch.row_starts[2]] = False
-    assert find_families(replace(batch, loss_mask=mask), np.arange(4), 1000) is None
+    assert group_by_prefix(replace(batch, loss_mask=mask), np.arange(4), 1000) is None
 
 
 def test_rows_without_siblings_stay_rows() -> None:
     batch = make_groups([9, 9, 7], [[2]])
-    assert find_families(batch, np.arange(3), 1000) is None
-    (micro,) = micro_batches(batch, np.arange(3), 1000, CPU, shares_prompts=True)
+    assert group_by_prefix(batch, np.arange(3), 1000) is None
+    (micro,) = micro_batches(batch, np.arange(3), 1000, CPU, enable_prefix_sharing=True)
     assert micro.families is None
 
 
@@ -163,7 +163,7 @@ def test_a_model_with_a_sliding_window_is_read_row_by_row() -> None:
     torch.manual_seed(0)
     config = Qwen2Config(**_SIZES, use_sliding_window=True, sliding_window=4, max_window_layers=0)
     model = Qwen2ForCausalLM(config).eval()
-    assert not shares_prompts(model)
+    assert not enable_prefix_sharing(model)
     assert model.config._attn_implementation != ATTENTION
 
 
@@ -171,7 +171,7 @@ def test_what_the_model_computes_for_others_stays() -> None:
     model = make_llama()
     ids, mask = torch.arange(1, 13).view(2, 6), torch.tensor([[1] * 6, [1] * 4 + [0] * 2])
     before = model(input_ids=ids, attention_mask=mask).logits
-    assert shares_prompts(model)
+    assert enable_prefix_sharing(model)
     assert torch.equal(model(input_ids=ids, attention_mask=mask).logits[mask.bool()], before[mask.bool()])
 
 
@@ -179,7 +179,7 @@ def test_what_the_model_computes_for_others_stays() -> None:
 def test_no_tensor_grows_with_the_square_of_the_context(prompt: int, tail: int) -> None:
     batch = make_groups([prompt], [[tail], [tail], [tail], [tail]])
     policy = PolicyModel(make_llama().float(), 1.0)
-    (micro,) = micro_batches(batch, np.arange(4), 10**9, CPU, shares_prompts=True)
+    (micro,) = micro_batches(batch, np.arange(4), 10**9, CPU, enable_prefix_sharing=True)
     with ShapeRecorder() as recorder:
         policy.score(micro).logprobs.sum().backward()
     assert not [shape for shape in recorder.shapes if sum(size >= 1500 for size in shape) > 1]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from turnwise.config.schema_learn import KlReward
-from turnwise.learn.policy import KlPrice
+from turnwise.learn.policy import AdaptiveKLController
 
 from .parts import make_experience, make_model, make_trainer
 
@@ -15,7 +15,7 @@ REFERENCE = np.array([0.0, -1.5, -1.0, -0.5], dtype=np.float32)
 MASK = np.array([False, True, True, True])
 
 
-def charge(price: KlPrice, num_trajectories: int = 10) -> tuple[np.ndarray, float]:
+def charge(price: AdaptiveKLController, num_trajectories: int = 10) -> tuple[np.ndarray, float]:
     return price.charge(BEHAVIOR, REFERENCE, MASK, num_trajectories=num_trajectories)
 
 
@@ -29,20 +29,20 @@ def charge(price: KlPrice, num_trajectories: int = 10) -> tuple[np.ndarray, floa
     ],
 )
 def test_each_token_pays_its_own_distance(estimator: str, expected: list[float]) -> None:
-    price = KlPrice(KlReward(type="reward", coef=0.1, estimator=estimator))  # type: ignore[arg-type]
+    price = AdaptiveKLController(KlReward(type="reward", coef=0.1, estimator=estimator))  # type: ignore[arg-type]
     penalties, mean = charge(price)
     np.testing.assert_allclose(penalties, [0.0, *(-0.1 * d for d in expected)], atol=1e-6)
     assert mean == pytest.approx(np.mean(expected), abs=1e-6)
 
 
 def test_a_fixed_price_stays_and_an_adaptive_one_follows_the_target() -> None:
-    fixed = KlPrice(KlReward(type="reward", coef=0.1, estimator="abs"))
+    fixed = AdaptiveKLController(KlReward(type="reward", coef=0.1, estimator="abs"))
     charge(fixed)
     assert fixed.coef == 0.1
     # The mean distance is 0.5: far above 0.1 and far below 5, so the error is bounded by a fifth on both sides.
-    dear = KlPrice(KlReward(type="reward", coef=0.1, estimator="abs", target=0.1, horizon=100))
-    cheap = KlPrice(KlReward(type="reward", coef=0.1, estimator="abs", target=5.0, horizon=100))
-    near = KlPrice(KlReward(type="reward", coef=0.1, estimator="abs", target=0.5 / 1.1, horizon=100))
+    dear = AdaptiveKLController(KlReward(type="reward", coef=0.1, estimator="abs", target=0.1, horizon=100))
+    cheap = AdaptiveKLController(KlReward(type="reward", coef=0.1, estimator="abs", target=5.0, horizon=100))
+    near = AdaptiveKLController(KlReward(type="reward", coef=0.1, estimator="abs", target=0.5 / 1.1, horizon=100))
     for price in (dear, cheap, near):
         charge(price, num_trajectories=10)
     assert dear.coef == pytest.approx(0.1 * (1 + 0.2 * 10 / 100))
@@ -51,7 +51,7 @@ def test_a_fixed_price_stays_and_an_adaptive_one_follows_the_target() -> None:
 
 
 def test_a_price_is_charged_before_it_adapts() -> None:
-    price = KlPrice(KlReward(type="reward", coef=0.1, estimator="abs", target=0.1, horizon=10))
+    price = AdaptiveKLController(KlReward(type="reward", coef=0.1, estimator="abs", target=0.1, horizon=10))
     first, _ = charge(price)
     second, _ = charge(price)
     np.testing.assert_allclose(second, first * 1.2, rtol=1e-5)

@@ -13,7 +13,7 @@ import torch
 
 from turnwise.learn.local_launcher import RankProcesses
 from turnwise.models.load import load_model
-from turnwise.protocols import Imitation, Weights
+from turnwise.protocols import SFTConfig, Weights
 from turnwise.types import StepReport
 
 from .parts import make_batch, make_experience, make_model
@@ -139,7 +139,7 @@ def test_an_update_without_credit_is_skipped_by_all(kind: str, two_ranks: RankPr
 def test_a_warm_start_is_that_of_one_process(
     kind: str, more: dict[str, Any], two_ranks: RankProcesses, model: Path
 ) -> None:
-    how, heard = Imitation(steps=4, batch_rows=3, lr=1e-2), []
+    how, heard = SFTConfig(steps=4, batch_rows=3, lr=1e-2), []
     one, many = open_one(model, **more), open_in(two_ranks, model, kind, **more)
     wanted = one.imitate(SHOWN, how, lambda *done: None)
     assert many.imitate(SHOWN, how, lambda *done: heard.append(done)) == pytest.approx(wanted, abs=1e-9)
@@ -239,7 +239,7 @@ def test_a_run_goes_on_with_other_ranks(
 
     unbroken, first = open_one(model, **how), open_as(before)
     for learner in (unbroken, first):
-        learner.imitate(SHOWN, Imitation(steps=2, batch_rows=3, lr=1e-2), lambda *done: None)
+        learner.imitate(SHOWN, SFTConfig(steps=2, batch_rows=3, lr=1e-2), lambda *done: None)
         learner.step(make_batch(seed=1))
     first.save_state(tmp_path)
     assert_near(load_model(tmp_path / "policy", dtype=torch.float64).state_dict(), dict(unbroken.weights()))

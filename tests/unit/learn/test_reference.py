@@ -47,7 +47,7 @@ def test_it_takes_no_memory_but_while_it_is_asked() -> None:
     _, trainer = trainers("loss")
     assert bytes_of_reference(trainer) == 0
     assert trainer.reference is not None
-    with trainer.reference.at_hand():
+    with trainer.reference.loaded():
         assert bytes_of_reference(trainer) == sum(parameter.nbytes for parameter in trainer.model.parameters())
     said_by_reference(trainer)
     trainer.step(make_batch())

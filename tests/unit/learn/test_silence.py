@@ -12,7 +12,7 @@ import torch
 from turnwise.config.kinds import POLICY_LOSSES
 from turnwise.learn import trainer as trainer_module
 from turnwise.learn.trainer import Trainer
-from turnwise.learn.update import is_silent_at_zero
+from turnwise.learn.update import has_no_gradient_at_zero_advantage
 from turnwise.types import Batch, StepReport
 
 from .parts import copy_of, gradients, is_equal, make_batch, make_trainer
@@ -49,7 +49,7 @@ def test_dead_rows_are_left_out_and_the_gradient_is_the_same(aggregation: str, m
     scored = ~np.isnan(report.trace.entropies)  # type: ignore[union-attr]
     rows = np.repeat(np.arange(batch.num_rows), batch.row_lengths)
     assert set(rows[batch.loss_mask & ~scored].tolist()) == {0, 3}
-    monkeypatch.setattr(trainer_module, "is_silent_at_zero", lambda *_: False)
+    monkeypatch.setattr(trainer_module, "has_no_gradient_at_zero_advantage", lambda *_: False)
     _, whole = stepped(batch, aggregation=aggregation)
     assert not np.isnan(whole.trace.entropies).any()  # type: ignore[union-attr]
     slow_gradients = gradients(make_trainer(aggregation=aggregation), batch)
@@ -103,7 +103,7 @@ def test_losses_are_judged_by_what_they_do() -> None:
     settings = make_trainer().settings
     silent: dict[str, bool] = {}
     for name in POLICY_LOSSES.shipped:
-        silent[name] = is_silent_at_zero(POLICY_LOSSES.find(name)(), settings)
+        silent[name] = has_no_gradient_at_zero_advantage(POLICY_LOSSES.find(name)(), settings)
     assert {name for name, is_silent in silent.items() if not is_silent} == {"sft"}
-    assert not is_silent_at_zero(Always(), settings)
-    assert not is_silent_at_zero(Broken(), settings)
+    assert not has_no_gradient_at_zero_advantage(Always(), settings)
+    assert not has_no_gradient_at_zero_advantage(Broken(), settings)

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from turnwise.errors import ConfigError
 from turnwise.learn import parallel_context as devices
 from turnwise.learn.pack import blank_micro_batch
-from turnwise.learn.parallel_context import Team, rank_devices, share_rows, threads_per_rank
-from turnwise.learn.policy import pass_idly
-from turnwise.learn.update import Meter, UpdateTracer
+from turnwise.learn.parallel_context import ParallelContext, rank_devices, shard_rows, threads_per_rank
+from turnwise.learn.policy import zero_loss_pass
+from turnwise.learn.update import MetricAccumulator, UpdateTracer
 from turnwise.learn.workers import ReceivedWeights, send_weights
 
 from .parts import CPU, make_batch, make_model, make_trainer
 
 
-class SecondOfTwo(Team):
+class SecondOfTwo(ParallelContext):
     """A rank whose partner has said what it has to say."""
 
     rank, size = 1, 2
@@ -44,7 +44,7 @@ def test_every_row_is_somebodys_and_nobody_has_much_more_than_another(lengths: l
     rows = np.arange(len(lengths))[::-1] * 3
     sizes = dict(zip(rows.tolist(), lengths, strict=True))
     shares = [
-        share_rows(np.array(lengths, dtype=np.int64), rows, rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)
+        shard_rows(np.array(lengths, dtype=np.int64), rows, rank=rank, num_ranks=num_ranks) for rank in range(num_ranks)
     ]
     assert sorted(np.concatenate(shares).tolist()) == sorted(rows.tolist())
     for share in shares:
@@ -55,7 +55,7 @@ def test_every_row_is_somebodys_and_nobody_has_much_more_than_another(lengths: l
 
 
 def test_what_all_ranks_know_is_counted_once_and_shares_are_summed() -> None:
-    meter = Meter(SecondOfTwo({"loss": 2.0, "grad_norm": 5.0, "gap": 0.5}))
+    meter = MetricAccumulator(SecondOfTwo({"loss": 2.0, "grad_norm": 5.0, "gap": 0.5}))
     meter.add_share("loss", torch.tensor(6.0), 2)
     meter.note("gap", 0.5)
     meter.note_share("own", 1.0)
@@ -77,7 +77,7 @@ def test_a_token_that_no_rank_has_met_stays_unknown() -> None:
 def test_a_blank_pass_reaches_every_weight_and_moves_none() -> None:
     trainer = make_trainer(critic={"type": "value_head"})
     micro = blank_micro_batch(CPU)
-    pass_idly(micro, trainer.actor.score(micro), trainer.critic)
+    zero_loss_pass(micro, trainer.actor.score(micro), trainer.critic)
     for parameter in [*trainer.model.parameters(), *trainer.critic.parameters()]:
         assert parameter.grad is not None
         assert not parameter.grad.any()

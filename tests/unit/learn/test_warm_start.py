@@ -10,7 +10,7 @@ import torch
 
 from turnwise.learn.policy import PolicyModel
 from turnwise.learn.trainer import imitate
-from turnwise.protocols import Imitation
+from turnwise.protocols import SFTConfig
 
 from .parts import copy_of, is_equal, make_batch, make_model, make_samples, make_trainer, one_micro_batch
 
@@ -20,7 +20,7 @@ DEMONSTRATIONS = [s.experience for s in make_samples(num_rows=6)]
 def run(actor: PolicyModel | None = None, **changes: Any) -> tuple[PolicyModel, float]:
     options: dict[str, Any] = {"steps": 8, "batch_rows": 6, "lr": 1e-2, "seed": 0, "micro_batch_tokens": 1000} | changes
     actor = actor or PolicyModel(make_model(), 1.0)
-    how = Imitation(**{name: options.pop(name) for name in ("steps", "batch_rows", "lr")})
+    how = SFTConfig(**{name: options.pop(name) for name in ("steps", "batch_rows", "lr")})
     told: list[tuple[int, int]] = []
     last = imitate(actor, DEMONSTRATIONS, how, on_step=lambda *done: told.append(done), **options)
     assert told == [(step, how.steps) for step in range(1, how.steps + 1)]

@@ -6,7 +6,7 @@ import pytest
 
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError
-from turnwise.rollout.episode import RunnerLimits
+from turnwise.rollout.episode import RolloutLimits
 
 from ...small_run import SMALL_LAKE, build_components
 
@@ -14,13 +14,13 @@ from ...small_run import SMALL_LAKE, build_components
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ((), RunnerLimits()),
-        (("rollout.max_concurrent=3",), RunnerLimits(max_concurrent=3)),
-        (("rollout.episode_timeout_s=1.5",), RunnerLimits(timeout_s=1.5)),
-        (("rollout.max_retries=2",), RunnerLimits(max_retries=2)),
+        ((), RolloutLimits()),
+        (("rollout.max_concurrent=3",), RolloutLimits(max_concurrent=3)),
+        (("rollout.episode_timeout_s=1.5",), RolloutLimits(timeout_s=1.5)),
+        (("rollout.max_retries=2",), RolloutLimits(max_retries=2)),
     ],
 )
-def test_the_runners_limits_are_those_of_the_settings(words: tuple[str, ...], expected: RunnerLimits) -> None:
+def test_the_runners_limits_are_those_of_the_settings(words: tuple[str, ...], expected: RolloutLimits) -> None:
     components = build_components(load_settings("frozenlake", [*SMALL_LAKE, *words]))
     assert components.explorer.collectors.sampled.rules.limits == expected
     assert components.explorer.rollout.eval_collector.rules.limits == expected

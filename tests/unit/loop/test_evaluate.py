@@ -10,15 +10,15 @@ from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError
 from turnwise.loop.build import first_train_seed
-from turnwise.loop.evaluate import Evaluation, measure_baselines, names_a_rule, play_rule_in
-from turnwise.report.statistics import share_interval
+from turnwise.loop.evaluate import Evaluation, evaluate_scripted_policy, has_scripted_policy, measure_baselines
+from turnwise.report.statistics import wilson_interval
 from turnwise.types import Task
 
 TASKS = [Task(tag="frozen_lake", seed=seed, split="eval") for seed in range(30)]
 
 
 def measure(settings: TurnwiseSettings, rule: str, tasks: list[Task]) -> tuple[float, float]:
-    result = play_rule_in(settings, rule, tasks)
+    result = evaluate_scripted_policy(settings, rule, tasks)
     return result.success, result.mean_return
 
 
@@ -28,27 +28,29 @@ def always_right(env: object, observation: str) -> str:
 
 def test_a_users_function_is_a_rule() -> None:
     settings = load_settings("frozenlake")
-    played = play_rule_in(settings, "tests.unit.loop.test_evaluate:always_right", TASKS[:3])
+    played = evaluate_scripted_policy(settings, "tests.unit.loop.test_evaluate:always_right", TASKS[:3])
     assert {turn.response_text for t in played.trajectories for turn in t.turns} == {"Right"}
     with pytest.raises(ConfigError, match="takes \\(env, observation\\) and returns an action"):
-        play_rule_in(settings, "math:sqrt", TASKS[:3])
-    assert names_a_rule(settings, "myopic", "eval")
-    assert not names_a_rule(settings, "nobody", "eval")
+        evaluate_scripted_policy(settings, "math:sqrt", TASKS[:3])
+    assert has_scripted_policy(settings, "myopic", "eval")
+    assert not has_scripted_policy(settings, "nobody", "eval")
 
 
 def test_plays_of_one_task_are_no_news_of_other_tasks() -> None:
-    once = play_rule_in(load_settings("frozenlake"), "random", TASKS)
-    many = play_rule_in(load_settings("frozenlake", ["eval.samples=20", "eval.temperature=1"]), "random", TASKS)
+    once = evaluate_scripted_policy(load_settings("frozenlake"), "random", TASKS)
+    many = evaluate_scripted_policy(
+        load_settings("frozenlake", ["eval.samples=20", "eval.temperature=1"]), "random", TASKS
+    )
     assert len(many.trajectories) == 20 * len(once.trajectories)
     (low, high), share = many.success_interval, many.success
     assert low < share < high
     # As if 600 tasks had been played, it would be this narrow.
-    narrow = share_interval(share, 600)
+    narrow = wilson_interval(share, 600)
     assert high - low > 1.5 * (narrow[1] - narrow[0])
 
 
 def test_a_success_lies_in_its_interval_where_some_plays_say_nothing() -> None:
-    played = play_rule_in(
+    played = evaluate_scripted_policy(
         load_settings("frozenlake", ["eval.samples=4", "eval.temperature=1"]), "oracle", TASKS[:20]
     ).trajectories
     says = {task: [True, None, None, None] if n < 10 else [False] * 4 for n, task in enumerate(TASKS[:20])}

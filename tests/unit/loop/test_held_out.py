@@ -12,7 +12,7 @@ from turnwise.checks.setup import find_errors
 from turnwise.config.load import dump_settings, load_settings
 from turnwise.errors import ConfigError
 from turnwise.loop.build import held_out_tasks
-from turnwise.rollout.env_specs import worlds_of
+from turnwise.rollout.env_specs import all_envs
 
 JUDGED: dict[str, Any] = {
     "context": {"answer": {"type": "plain"}},
@@ -33,7 +33,7 @@ def files(tmp_path: Path) -> dict[str, str]:
 def texts_played(recipe: dict[str, Any], *overrides: str) -> list[str]:
     """What the tasks of an evaluation begin with."""
     settings = load_settings(recipe, overrides)
-    envs = {world.tag: world.make("eval") for world in worlds_of(settings)}
+    envs = {world.tag: world.make("eval") for world in all_envs(settings)}
     return [envs[task.tag].reset(task.seed, split=task.split) for task in held_out_tasks(settings)]
 
 

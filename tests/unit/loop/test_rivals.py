@@ -21,7 +21,7 @@ from turnwise.config.load import load_settings
 from turnwise.config.schema import TurnwiseSettings
 from turnwise.errors import ConfigError, SyncError
 from turnwise.infra.atomic_files import write_checksums
-from turnwise.loop.frozen_opponents import LeagueOfRun
+from turnwise.loop.frozen_opponents import RunOpponentPool
 from turnwise.models.load import load_model
 from turnwise.report.run_dir import step_name
 from turnwise.report.trajectories import read_trajectories
@@ -58,7 +58,7 @@ def save(tmp_path: Path) -> Callable[..., Path]:
     return save
 
 
-def met(rivals: LeagueOfRun, rollout: int) -> list[str]:
+def met(rivals: RunOpponentPool, rollout: int) -> list[str]:
     drawn = asyncio.run(rivals.draw(TASKS, rollout))
     return ["itself" if rival is None else rival.name for rival in drawn]
 
@@ -66,42 +66,42 @@ def met(rivals: LeagueOfRun, rollout: int) -> list[str]:
 def test_past_selves_are_drawn_by_the_seed_from_what_was_saved_before(save: Callable[..., Path]) -> None:
     # Step 3 was saved when somebody interrupted the run: who resumes it must not meet more than who did not.
     run = save("run", 0, 2, 3, 4, 6)
-    rivals = LeagueOfRun(settings_of(past_selves=2), run)
+    rivals = RunOpponentPool(settings_of(past_selves=2), run)
     drawn = {rollout: met(rivals, rollout) for rollout in range(1, 8)}
     expected = {1: [0], 2: [0], 3: [0, 2], 4: [0, 2], 5: [2, 4], 6: [2, 4], 7: [4, 6]}
     for rollout, steps in expected.items():
         assert set(drawn[rollout]) == set(map(step_name, steps))
-    again = LeagueOfRun(settings_of(past_selves=2), run)
+    again = RunOpponentPool(settings_of(past_selves=2), run)
     assert [met(again, rollout) for rollout in (7, 5)] == [drawn[7], drawn[5]]
     assert drawn[5] != drawn[6]
-    assert met(LeagueOfRun(settings_of("run.seed=1", past_selves=2), run), 7) != drawn[7]
+    assert met(RunOpponentPool(settings_of("run.seed=1", past_selves=2), run), 7) != drawn[7]
 
 
 def test_policies_that_are_met_no_more_are_let_go(save: Callable[..., Path]) -> None:
-    rivals = LeagueOfRun(settings_of(past_selves=1), save("run", 0, 2, 4))
+    rivals = RunOpponentPool(settings_of(past_selves=1), save("run", 0, 2, 4))
     for rollout in (1, 3, 5):
         met(rivals, rollout)
         assert len(rivals._loaded) == 1
 
 
 def test_a_share_of_the_tasks_is_for_siblings_alone(save: Callable[..., Path]) -> None:
-    rivals = LeagueOfRun(settings_of(past_selves=1, self_share=0.5), save("run", 0))
+    rivals = RunOpponentPool(settings_of(past_selves=1, self_share=0.5), save("run", 0))
     assert set(met(rivals, 1)) == {"itself", "step-000000"}
-    assert "itself" not in met(LeagueOfRun(settings_of(past_selves=1), save("other", 0)), 1)
+    assert "itself" not in met(RunOpponentPool(settings_of(past_selves=1), save("other", 0)), 1)
 
 
 def test_given_folders_are_met_beside_past_selves(save: Callable[..., Path], tmp_path: Path) -> None:
     shutil.copytree(model_path(), tmp_path / "a model")
     checkpoint = save("earlier", 7) / "checkpoints" / step_name(7)
     settings = settings_of(past_selves=1, opponents=[str(tmp_path / "a model"), str(checkpoint)])
-    rivals = LeagueOfRun(settings, save("run", 0))
+    rivals = RunOpponentPool(settings, save("run", 0))
     assert set(met(rivals, 1)) == {"a model", "earlier/step-000007", "step-000000"}
     versions = {rival.engine.policy_version for rival in asyncio.run(rivals.draw(TASKS, 1)) if rival}
     assert versions == {0}
 
 
 def test_a_model_in_the_root_folder_has_a_name(tmp_path: Path) -> None:
-    rivals = LeagueOfRun(settings_of(opponents=[model_path()]), tmp_path)
+    rivals = RunOpponentPool(settings_of(opponents=[model_path()]), tmp_path)
     assert [rivals._name_of(Path(path)) for path in ("/model", "/policy")] == ["model", "policy"]
 
 
@@ -113,7 +113,7 @@ def test_a_model_without_a_run_has_the_chat_template_of_this_one_and_a_checkpoin
     given.write_text("Words: " + (base / "chat_template.jinja").read_text())
     (base / "chat_template.jinja").unlink()
     settings = settings_of(f"context.template={given}", opponents=[str(base)])
-    (rival, *_) = asyncio.run(LeagueOfRun(settings, None).draw(TASKS, 1))
+    (rival, *_) = asyncio.run(RunOpponentPool(settings, None).draw(TASKS, 1))
     assert rival is not None
     told = rival.template.decode_reply(rival.template.encode_prompt([Message("user", "?")]))
     assert told.startswith("Words: ")
@@ -122,7 +122,7 @@ def test_a_model_without_a_run_has_the_chat_template_of_this_one_and_a_checkpoin
     for run in (own, other):
         write_config(run, gone)
     checkpoint = other / "checkpoints" / step_name(0)
-    rivals = LeagueOfRun(settings_of(gone, past_selves=1, opponents=[str(checkpoint)]), own)
+    rivals = RunOpponentPool(settings_of(gone, past_selves=1, opponents=[str(checkpoint)]), own)
     assert set(met(rivals, 1)) == {"step-000000", "other/step-000000"}
 
 
@@ -131,15 +131,15 @@ def test_what_cannot_be_met_is_named(save: Callable[..., Path], tmp_path: Path) 
     (unfinished / "config.yaml").write_text("{}")
     for path, words in ((unfinished, "is a run that is not finished"), (tmp_path / "no", "holds no model")):
         with pytest.raises(ConfigError, match=rf"rollout\.workflow_args\.opponents: .*{words}"):
-            LeagueOfRun(settings_of(opponents=[str(path)]), None)
+            RunOpponentPool(settings_of(opponents=[str(path)]), None)
     with pytest.raises(ConfigError, match="without a directory has no past"):
-        LeagueOfRun(settings_of(past_selves=1), None)
+        RunOpponentPool(settings_of(past_selves=1), None)
     run = save("run", 0)
     folder = run / "checkpoints" / step_name(0)
     write_checksums(folder)
     (folder / "policy" / "config.json").write_text("{}")
     with pytest.raises(SyncError, match=r"step-000000/policy cannot play\. It is damaged"):
-        met(LeagueOfRun(settings_of(past_selves=1), run), 1)
+        met(RunOpponentPool(settings_of(past_selves=1), run), 1)
 
 
 class TestAnotherRun:
@@ -150,7 +150,7 @@ class TestAnotherRun:
         return run
 
     def test_it_is_met_as_it_was_at_the_same_step(self, other: Path) -> None:
-        rivals = LeagueOfRun(settings_of(rival_run=str(other)), None)
+        rivals = RunOpponentPool(settings_of(rival_run=str(other)), None)
         reached = [set(met(rivals, rollout)) for rollout in (1, 2, 3, 4, 5, 9)]
         # It ends after step 4, and stays what it was then.
         assert reached == [{f"other/{step_name(step)}"} for step in (0, 0, 2, 2, 4, 4)]
@@ -158,7 +158,7 @@ class TestAnotherRun:
     def test_it_is_waited_for(self, other: Path, tmp_path: Path) -> None:
         late = other / "checkpoints" / step_name(2)
         late.rename(tmp_path / "late")
-        rivals = LeagueOfRun(settings_of(rival_run=str(other)), None)
+        rivals = RunOpponentPool(settings_of(rival_run=str(other)), None)
 
         async def come_late() -> list[Any]:
             drawing = asyncio.create_task(rivals.draw(TASKS, 3))
@@ -171,14 +171,14 @@ class TestAnotherRun:
 
     def test_a_wait_has_an_end(self, other: Path) -> None:
         shutil.rmtree(other / "checkpoints" / step_name(2))
-        rivals = LeagueOfRun(settings_of(rival_run=str(other), wait_s=0.01), None)
+        rivals = RunOpponentPool(settings_of(rival_run=str(other), wait_s=0.01), None)
         with pytest.raises(SyncError, match=r"step-000002 has not come within wait_s = 0\.01"):
             met(rivals, 3)
 
     def test_a_run_that_saves_nothing_on_its_way_is_refused(self, other: Path) -> None:
         write_config(other, "rollout.workflow=self_play", "rollout.workflow_args={}")
         with pytest.raises(ConfigError, match=r"rival_run: .* is a run of rollout\.workflow 'self_play'"):
-            met(LeagueOfRun(settings_of(rival_run=str(other)), None), 1)
+            met(RunOpponentPool(settings_of(rival_run=str(other)), None), 1)
 
 
 def write_config(run: Path, *choices: str) -> None:

@@ -141,7 +141,7 @@ def long_batch(length: int) -> Any:
 
 def test_a_large_model_gives_memory_back_after_every_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     given_back: list[None] = []
-    monkeypatch.setattr("turnwise.learn.trainer.return_freed_memory", lambda: given_back.append(None))
+    monkeypatch.setattr("turnwise.learn.trainer.trim_memory", lambda: given_back.append(None))
     trainer, batch = make_trainer(micro_batch_tokens=1, epochs=1, minibatches=1), make_batch()
     trainer.step(batch)
     assert not given_back

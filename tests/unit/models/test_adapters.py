@@ -26,7 +26,7 @@ from turnwise.errors import ConfigError
 from turnwise.learn.policy import PolicyModel
 from turnwise.learn.trainer import imitate
 from turnwise.models.adapters import MergedWeights, adapter_off, add_adapter, fold_adapter
-from turnwise.protocols import Imitation
+from turnwise.protocols import SFTConfig
 
 LORA = {"lora": {"type": "lora", "rank": 4}}
 KL = {"type": "loss", "coef": 0.1}
@@ -198,7 +198,7 @@ def test_an_error_inside_leaves_the_adapters_on() -> None:
 def test_after_a_warm_start_the_reference_is_the_policy_of_that_moment() -> None:
     trainer = make_trainer(kl=KL, model_settings=LORA)
     untouched = reference_logprobs(trainer)
-    how = Imitation(steps=6, batch_rows=6, lr=1e-2)
+    how = SFTConfig(steps=6, batch_rows=6, lr=1e-2)
     imitate(trainer.actor, EXPERIENCES, how, seed=0, micro_batch_tokens=1000)
     trainer.step(make_batch())
     warm = logprobs(trainer.actor.model)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from turnwise.context.template import LearnedTemplate
+from turnwise.context.template import HFChatTemplate
 from turnwise.context.tokenizer import load_tokenizer
 from turnwise.errors import ModelError
 from turnwise.models.resolve import check_gguf, convert_gguf, gguf_folder
@@ -39,7 +39,7 @@ def test_the_folder_speaks_with_the_files_own_template_and_special_tokens(tmp_pa
     assert loaded.chat_template == tokenizer.chat_template
     said = "<|user|>Go<|end|><|assistant|>"
     assert loaded(said, add_special_tokens=False)["input_ids"] == tokenizer(said)["input_ids"]
-    assert LearnedTemplate(loaded).end_of_turn_id == tokenizer.eos_token_id
+    assert HFChatTemplate(loaded).end_of_turn_id == tokenizer.eos_token_id
     assert loaded.model_max_length == 128
 
 

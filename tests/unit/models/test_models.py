@@ -18,7 +18,7 @@ from turnwise.errors import ConfigError, ModelError
 from turnwise.loop.build import open_rollout
 from turnwise.loop.policies import resolve_model
 from turnwise.models import resolve as models
-from turnwise.models.resolve import describe_set_up, find_here, note_on, read_shape, resolve_path
+from turnwise.models.resolve import describe_set_up, find_local, note_on, read_shape, resolve_path
 from turnwise.run.api import train
 
 from ...small_run import SMALL_LAKE
@@ -122,7 +122,7 @@ def test_a_gguf_file_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     file = tmp_path / "small.gguf"
     write_gguf(file, model, tokenizer, cut="default")
     settings = load_settings("frozenlake", [*SMALL_LAKE, f"model.path={file}"])
-    assert find_here(str(file)) is None
+    assert find_local(str(file)) is None
     assert "is converted to a Hugging Face folder" in note_on(str(file))
     assert "converting" in describe_set_up(str(file))
     shape = read_shape(settings)
@@ -130,7 +130,7 @@ def test_a_gguf_file_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert shape.hidden_size == 32
     folder = resolve_model(settings)
     assert Path(folder).parent == tmp_path / "cache" / "models"
-    assert find_here(str(file)) == folder
+    assert find_local(str(file)) == folder
     assert note_on(str(file)) == ""
     assert find_errors(settings) == []
 

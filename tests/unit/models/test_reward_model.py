@@ -17,7 +17,7 @@ from transformers import (
 
 from turnwise.config.schema import TinySettings
 from turnwise.errors import ModelError
-from turnwise.models.reward_model import ConversationReader, ModelJudge, load_judge
+from turnwise.models.reward_model import ConversationReader, ModelScorer, load_reward_model
 from turnwise.models.tiny import fit_tokenizer, tiny_config
 from turnwise.types import Message
 
@@ -67,8 +67,8 @@ def encoder(tokenizer: PreTrainedTokenizerFast) -> BertForSequenceClassification
     return BertForSequenceClassification(config)
 
 
-def judge_of(model: Any, tokenizer: Any, *, batch_rows: int = 64, max_tokens: int = 1024) -> ModelJudge:
-    return ModelJudge(model, tokenizer, batch_rows=batch_rows, max_tokens=max_tokens)
+def judge_of(model: Any, tokenizer: Any, *, batch_rows: int = 64, max_tokens: int = 1024) -> ModelScorer:
+    return ModelScorer(model, tokenizer, batch_rows=batch_rows, max_tokens=max_tokens)
 
 
 def by_hand(model: Any, ids: list[int]) -> float:
@@ -144,7 +144,7 @@ def test_a_folder_is_loaded_with_its_own_tokenizer(tmp_path: Path) -> None:
     model = decoder(tokenizer)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    judge = load_judge(tmp_path, batch_rows=2, max_tokens=64)
+    judge = load_reward_model(tmp_path, batch_rows=2, max_tokens=64)
     assert judge.score(TALKS) == pytest.approx(judge_of(model, tokenizer).score(TALKS), abs=1e-5)
 
 
@@ -153,11 +153,11 @@ def test_what_is_no_reward_model_is_refused(tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path)
     decoder(tokenizer, num_labels=2).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=r"reward\.judge\.path '.*' has 2 labels; expected a reward model"):
-        load_judge(tmp_path, batch_rows=2, max_tokens=64)
+        load_reward_model(tmp_path, batch_rows=2, max_tokens=64)
     config = tiny_config(SIZES, vocab_size=len(tokenizer))
     config.num_labels = 1
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=r"lacks the weights score\.weight; expected a reward model"):
-        load_judge(tmp_path, batch_rows=2, max_tokens=64)
+        load_reward_model(tmp_path, batch_rows=2, max_tokens=64)
     with pytest.raises(ModelError, match=r"reward\.judge\.path '.*nowhere' cannot be loaded as a reward model.*'tiny'"):
-        load_judge(tmp_path / "nowhere", batch_rows=2, max_tokens=64)
+        load_reward_model(tmp_path / "nowhere", batch_rows=2, max_tokens=64)

@@ -15,7 +15,7 @@ from turnwise.config.load import load_settings
 from turnwise.config.schema import TinySettings
 from turnwise.loop.policies import resolve_model
 from turnwise.models.tiny import find_or_make, fit_tokenizer, tiny_model_folder
-from turnwise.rollout.env_specs import draw_sample_texts, main_world
+from turnwise.rollout.env_specs import main_env, sample_tokenizer_corpus
 
 SMALL = TinySettings(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32)
 WORDS = fit_tokenizer(["color: white, black\nsize: 11"], 300, "words")
@@ -115,7 +115,7 @@ def test_a_cut_at_words_loses_nothing(text: str) -> None:
 def test_every_word_of_the_default_recipe_is_one_token() -> None:
     settings = load_settings("frozenlake", ["model.tiny.hidden_size=16", "model.tiny.num_layers=1"])
     tokenizer = AutoTokenizer.from_pretrained(resolve_model(settings))
-    texts = draw_sample_texts(main_world(settings))
+    texts = sample_tokenizer_corpus(main_env(settings))
     actions = {"Left", "Down", "Right", "Up"}
     words = {f" {word}" for text in texts for word in text.split() if "answer" not in word} - {f" {a}" for a in actions}
     assert len(words) > 30

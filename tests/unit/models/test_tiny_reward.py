@@ -11,9 +11,9 @@ import torch
 
 from turnwise.config.load import load_settings
 from turnwise.envs.prompts.sources import EVAL_SHARE, Preference, draw_preferences, letter_prompts
-from turnwise.loop.build import build_judging
+from turnwise.loop.build import build_scorer
 from turnwise.models import reward_model as tiny_reward
-from turnwise.models.reward_model import load_judge, preference_loss, tiny_reward_folder
+from turnwise.models.reward_model import load_reward_model, preference_loss, tiny_reward_folder
 
 PROMPTS = letter_prompts(EVAL_SHARE)
 
@@ -30,7 +30,7 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_it_ranks_held_out_pairs() -> None:
-    judging = build_judging(load_settings("single_turn_ppo"))
+    judging = build_scorer(load_settings("single_turn_ppo"))
     assert judging is not None
     pairs = draw_preferences(PROMPTS, split="eval", num_pairs=400, seed=7)
     chosen, rejected = (np.array(judging.judge.score([pair[side] for pair in pairs]), float) for side in (0, 1))
@@ -61,7 +61,7 @@ def test_training_repeats_itself_and_does_not_disturb_torch(tmp_path: Path) -> N
     folders = [tiny_reward_folder(tmp_path / str(n), pairs=pairs_of(8), seed=s) for n, s in enumerate((0, 0, 1))]
     assert torch.equal(torch.rand(1), expected)
     talks = [chosen for chosen, _ in pairs_of(4, seed=3)]
-    first, again, other = (load_judge(folder, batch_rows=8, max_tokens=64).score(talks) for folder in folders)
+    first, again, other = (load_reward_model(folder, batch_rows=8, max_tokens=64).score(talks) for folder in folders)
     assert first == again != other
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from turnwise.learn.pack import pack
-from turnwise.report.token_log_codec import LearntBatch
+from turnwise.report.token_log_codec import UpdateRecord
 from turnwise.types import Annotations, Experience, ExperienceId, Sample, Segment, StepReport, TrajectoryId, UpdateTrace
 
 
@@ -19,7 +19,7 @@ def make_learnt(
     has_penalties: bool = False,
     has_trace: bool = True,
     vocabulary: int = 50_000,
-) -> LearntBatch:
+) -> UpdateRecord:
     rng = np.random.default_rng(seed)
     samples, penalties = [], []
     for group in range(groups):
@@ -41,7 +41,7 @@ def make_learnt(
         token_penalties=tuple(penalties) if has_penalties else None,
     )
     report = StepReport(policy_version=seed + 1, metrics={}, trace=trace)
-    return LearntBatch.of(samples, batch, report, annotated=experiences, annotations=annotations)
+    return UpdateRecord.of(samples, batch, report, annotated=experiences, annotations=annotations)
 
 
 def _play(rng: np.random.Generator, trajectory: TrajectoryId, vocabulary: int) -> list[Experience]:

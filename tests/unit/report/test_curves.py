@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from turnwise.report import plots as curves
-from turnwise.report.plots import HELD_OUT, SAMPLED, Shown, plot_comparison
+from turnwise.report.plots import HELD_OUT, SAMPLED, CurveSpec, plot_comparison
 
 
 def rows(*successes: float) -> list[dict[str, float]]:
@@ -16,7 +16,7 @@ def rows(*successes: float) -> list[dict[str, float]]:
     return [*evaluated, {"step": 5.0, "rollout/success": 1.0}]
 
 
-def drawn(monkeypatch: pytest.MonkeyPatch, names: list[str], shown: Shown = HELD_OUT) -> Figure:
+def drawn(monkeypatch: pytest.MonkeyPatch, names: list[str], shown: CurveSpec = HELD_OUT) -> Figure:
     kept: list[Figure] = []
     monkeypatch.setattr(curves, "save_figure", lambda figure, _path: kept.append(figure))
     runs = {name: [rows(0.1, 0.5), rows(0.2, 0.6)] for name in names}

@@ -15,8 +15,8 @@ from turnwise.report.statistics import (
     paired_interval,
     pass_at_k,
     relabel_p_value,
-    share_interval,
     sign_flip_p_value,
+    wilson_interval,
 )
 
 
@@ -54,8 +54,8 @@ def test_the_interval_of_a_mean_covers_it_as_often_as_it_says() -> None:
 
 
 def test_all_or_nothing_is_not_certain() -> None:
-    assert mean_interval([1.0] * 10, is_share=True) == share_interval(1.0, 10)
-    assert mean_interval([0.0] * 10, is_share=True) == share_interval(0.0, 10)
+    assert mean_interval([1.0] * 10, is_share=True) == wilson_interval(1.0, 10)
+    assert mean_interval([0.0] * 10, is_share=True) == wilson_interval(0.0, 10)
     assert mean_interval([0.5] * 10, is_share=False) == (0.5, 0.5)
     assert mean_interval([0, 1, 1, 0], is_share=True) == mean_interval([0, 1, 1, 0], is_share=True)
 

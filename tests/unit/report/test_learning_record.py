@@ -18,15 +18,15 @@ from turnwise.credit.group import Grpo
 from turnwise.errors import RunError
 from turnwise.infra.array_codec import pack_columns, unpack_columns
 from turnwise.report import token_log as file_module
-from turnwise.report.token_log import LearningRecord, LearningRecorder, forget_steps
-from turnwise.report.token_log_codec import HEADER_BYTES, MAGIC, LearntBatch, decode_block, encode_block, read_header
+from turnwise.report.token_log import TokenLog, TokenLogWriter, truncate_after
+from turnwise.report.token_log_codec import HEADER_BYTES, MAGIC, UpdateRecord, decode_block, encode_block, read_header
 from turnwise.report.token_log_reader import StepTokens
 from turnwise.types import TrajectoryId, UpdateTrace
 
 from .learnt_batches import make_learnt
 
 
-def written_and_read(learnt: LearntBatch, step: int = 5) -> StepTokens:
+def written_and_read(learnt: UpdateRecord, step: int = 5) -> StepTokens:
     data = encode_block(step, learnt, num_trained_rows=7, num_trained_tokens=99)
     header = read_header(data)
     assert header is not None
@@ -153,7 +153,7 @@ def test_a_column_unpacks_no_more_than_it_announces() -> None:
 def test_a_trace_of_another_batch_is_refused() -> None:
     short = make_learnt(groups=1).trace
     assert isinstance(short, UpdateTrace)
-    with pytest.raises(ValueError, match="LearntBatch: a batch of"):
+    with pytest.raises(ValueError, match="UpdateRecord: a batch of"):
         replace(make_learnt(groups=3), trace=short)
 
 
@@ -247,13 +247,13 @@ def path(tmp_path: Path) -> Path:
 
 def write(path: Path, *steps: int, share: Any = "all") -> None:
     path.parent.mkdir(exist_ok=True)
-    recorder = LearningRecorder(path, share)
+    recorder = TokenLogWriter(path, share)
     for step in steps:
         recorder.write(step, make_learnt(step))
 
 
 def assert_reads(path: Path, *steps: int) -> None:
-    record = LearningRecord(path)
+    record = TokenLog(path)
     assert record.steps() == list(steps)
     for step in steps:
         assert record.read(step).step == step
@@ -264,9 +264,9 @@ def test_any_step_can_be_read_and_a_missing_one_is_an_error_that_names_those_the
     write(path, 1, 2, 3, 5, 8)
     assert_reads(path, 1, 2, 3, 5, 8)
     with pytest.raises(RunError, match=r"learning_record\.bin has no step 4; it has steps 1 to 3, 5, 8\."):
-        LearningRecord(path).read(4)
+        TokenLog(path).read(4)
     with pytest.raises(RunError, match=r"there is no learning record .* unless report\.tokens is 'none'"):
-        LearningRecord(path.with_name("other.bin")).steps()
+        TokenLog(path.with_name("other.bin")).steps()
 
 
 def test_a_torn_tail_is_passed_over_and_cut_off_by_the_next_writer(path: Path) -> None:
@@ -310,7 +310,7 @@ def test_the_index_opens_a_step_without_looking_at_the_others(path: Path, monkey
     looked: list[int] = []
     plain = file_module._header_at
     monkeypatch.setattr(file_module, "_header_at", lambda file, at, size: looked.append(at) or plain(file, at, size))
-    assert LearningRecord(path).read(7).step == 7
+    assert TokenLog(path).read(7).step == 7
     assert len(looked) <= 3
 
 
@@ -321,9 +321,9 @@ def test_a_damaged_block_is_told_and_the_others_can_be_read(path: Path) -> None:
     data[ends[0] + HEADER_BYTES + 100] ^= 1
     path.write_bytes(data)
     with pytest.raises(RunError, match=r"step 2 \(bytes \d+ to \d+\) is damaged: its checksum is wrong\. Other steps"):
-        LearningRecord(path).read(2)
+        TokenLog(path).read(2)
     for step in (1, 3):
-        assert_same_arrays(LearningRecord(path).read(step).batch, make_learnt(step).batch)
+        assert_same_arrays(TokenLog(path).read(step).batch, make_learnt(step).batch)
 
 
 @pytest.mark.parametrize("has_index", [True, False])
@@ -336,23 +336,23 @@ def test_a_damaged_header_hides_its_own_block_alone(path: Path, has_index: bool)
     if not has_index:
         path.with_suffix(".index").unlink()
     with pytest.raises(RunError, match="its header is gone" if has_index else "has no step 2; it has steps 1, 3"):
-        LearningRecord(path).read(2)
-    assert_same_arrays(LearningRecord(path).read(3).batch, make_learnt(3).batch)
+        TokenLog(path).read(2)
+    assert_same_arrays(TokenLog(path).read(3).batch, make_learnt(3).batch)
     write(path, 4)
     for step in (1, 3, 4):
-        assert_same_arrays(LearningRecord(path).read(step).batch, make_learnt(step).batch)
+        assert_same_arrays(TokenLog(path).read(step).batch, make_learnt(step).batch)
 
 
 def test_bytes_that_are_no_block_are_found(path: Path) -> None:
     write(path, 1, 2, 3)
     whole, places = path.read_bytes(), file_module._find_blocks(path)
-    assert LearningRecord(path).find_gaps(with_end=True) == []
+    assert TokenLog(path).find_gaps(with_end=True) == []
     for place, is_end in zip(places, (False, False, True), strict=True):
         path.write_bytes(whole[: place.start + 1] + b"?" + whole[place.start + 2 :])
         gaps = [(place.start, place.end)]
-        assert LearningRecord(path).find_gaps(with_end=True) == gaps
+        assert TokenLog(path).find_gaps(with_end=True) == gaps
         # Behind the last block: perhaps a process was killed while it wrote.
-        assert LearningRecord(path).find_gaps(with_end=False) == ([] if is_end else gaps)
+        assert TokenLog(path).find_gaps(with_end=False) == ([] if is_end else gaps)
 
 
 def test_magic_bytes_across_two_chunks_are_found(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,30 +368,30 @@ def test_magic_bytes_across_two_chunks_are_found(path: Path, monkeypatch: pytest
 
 def test_a_resumed_run_forgets_later_steps_and_goes_on(path: Path) -> None:
     write(path, 1, 2, 3, 4)
-    forget_steps(path, after=2)
+    truncate_after(path, after=2)
     assert_reads(path, 1, 2)
     write(path, 3)
     assert_reads(path, 1, 2, 3)
-    forget_steps(path, after=9)
+    truncate_after(path, after=9)
     assert_reads(path, 1, 2, 3)
-    forget_steps(path, after=0)
+    truncate_after(path, after=0)
     assert_reads(path)
     with pytest.raises(RunError, match="has no step 1; it has none yet"):
-        LearningRecord(path).read(1)
-    forget_steps(path.with_name("missing.bin"), after=0)
+        TokenLog(path).read(1)
+    truncate_after(path.with_name("missing.bin"), after=0)
 
 
 def test_a_step_that_was_written_twice_counts_as_it_was_written_last(path: Path) -> None:
     path.parent.mkdir()
-    recorder = LearningRecorder(path, "all")
+    recorder = TokenLogWriter(path, "all")
     for seed in (1, 2):
         recorder.write(1, make_learnt(seed))
-    assert_same_arrays(LearningRecord(path).read(1).batch, make_learnt(2).batch)
+    assert_same_arrays(TokenLog(path).read(1).batch, make_learnt(2).batch)
 
 
 def test_a_disk_that_fails_ends_the_record_and_not_the_run(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path.parent.write_text("a file where the folder should be")
-    recorder = LearningRecorder(path, "all")
+    recorder = TokenLogWriter(path, "all")
     recorder.write(1, make_learnt())
     assert "the learning record ends before step 1: Cannot write" in caplog.text
     path.parent.unlink()

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnwise.report.token_log_codec import LearntBatch, choose_rows, take_rows
+from turnwise.report.token_log_codec import UpdateRecord, choose_rows, take_rows
 from turnwise.types import Experience
 
 from .learnt_batches import make_learnt
@@ -18,7 +18,7 @@ def num_tokens(experiences: list[Experience]) -> int:
     return sum(len(e.segment) for e in experiences)
 
 
-def chosen(learnt: LearntBatch, share: object) -> list[Experience]:
+def chosen(learnt: UpdateRecord, share: object) -> list[Experience]:
     return [learnt.experiences[row] for row in choose_rows(learnt.experiences, share)]  # type: ignore[arg-type]
 
 

@@ -19,11 +19,11 @@ from turnwise.engine.scripted import ScriptedEngine
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.safe_calls import reset_env, step_env
 from turnwise.errors import EngineError, EnvError
-from turnwise.infra.threads import count_left_behind
+from turnwise.infra.threads import count_abandoned
 from turnwise.rollout.agent_proxy import AgentProxy
-from turnwise.rollout.env_specs import main_world
-from turnwise.rollout.episode import Limits, RunnerLimits
-from turnwise.rollout.scripted_policies import record_rules
+from turnwise.rollout.env_specs import main_env
+from turnwise.rollout.episode import Limits, RolloutLimits
+from turnwise.rollout.scripted_policies import record_episodes
 from turnwise.rollout.workflow import EnvironmentWorkflow
 from turnwise.types import Completion, GenerateRequest, Group, Sampling, StopReason, Task, Trajectory
 
@@ -78,11 +78,11 @@ def make_proxy(
     world: type[BaseEnv] = WordWorld,
     *,
     seed: int = 0,
-    limits: RunnerLimits | None = None,
+    limits: RolloutLimits | None = None,
 ) -> AgentProxy:
     states = make_states(lambda *_: world(), groups=2, group_size=2, limits=Limits(max_turns=4))
     sampling = Sampling(temperature=0.7, top_k=5, top_p=0.9, max_new_tokens=1)
-    return proxy_of(engine, TEMPLATE, states, sampling=sampling, seed=seed, limits=limits or RunnerLimits())
+    return proxy_of(engine, TEMPLATE, states, sampling=sampling, seed=seed, limits=limits or RolloutLimits())
 
 
 def collect(proxy: AgentProxy, rollout: int = 0) -> list[Group]:
@@ -227,7 +227,7 @@ class StuckStart(WordWorld):
 def test_a_reset_that_hangs_costs_its_own_episode(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = LoopClock(monkeypatch)
     engine = ScriptedEngine(lambda _: say("win"), stop_ids=TEMPLATE.stop_ids)
-    proxy = make_proxy(engine, StuckStart, limits=RunnerLimits(timeout_s=HANG_S))
+    proxy = make_proxy(engine, StuckStart, limits=RolloutLimits(timeout_s=HANG_S))
     StuckStart.gate.clear()
     ended: list[int] = []
 
@@ -331,17 +331,17 @@ def test_episode_timeout_ends_an_environment_that_blocks_inside_the_process(monk
     # Without a limit that holds, the test fails instead of hanging.
     late = threading.Timer(HANG_S, gate.set)
     late.start()
-    before = count_left_behind()
+    before = count_abandoned()
     settings = load_settings(
         {"env": {"type": f"{__name__}:BlockingWorld"}, "rollout": {"episode_timeout_s": 0.2, "max_turns": 2}}
     )
-    world = main_world(settings)
+    world = main_env(settings)
     states = make_states(lambda _, split: world.make(split), groups=2, group_size=2, limits=Limits(max_turns=4))
     engine = ScriptedEngine(lambda _: say("stay"), stop_ids=TEMPLATE.stop_ids)
-    groups = collect(proxy_of(engine, TEMPLATE, states, limits=RunnerLimits(timeout_s=0.2)))
+    groups = collect(proxy_of(engine, TEMPLATE, states, limits=RolloutLimits(timeout_s=0.2)))
     assert {t.stop_reason for g in groups for t in g.trajectories} == {StopReason.TIMEOUT}
-    assert count_left_behind() - before == 4
-    hung = record_rules(world.make("train"), lambda *_: "go", TASKS, 3, timeout_s=0.1)
+    assert count_abandoned() - before == 4
+    hung = record_episodes(world.make("train"), lambda *_: "go", TASKS, 3, timeout_s=0.1)
     assert {played.stop_reason for played in hung} == {StopReason.TIMEOUT}
     assert len(hung) == len(TASKS)
     late.cancel()
@@ -366,7 +366,7 @@ def test_a_function_that_hangs_is_named_to_those_who_wait_for_it(monkeypatch: py
     """They take turns, and nobody waits longer than an episode may last."""
     monkeypatch.setattr("turnwise.infra.process_state._LOOK_S", 0.001)
     name, rollout = f"function:{__name__}:ask_stuck", {"episode_timeout_s": 0.01}
-    world = main_world(load_settings({"env": {"type": name}, "rollout": rollout}))
+    world = main_env(load_settings({"env": {"type": name}, "rollout": rollout}))
     one, other = world.make("train"), world.make("train")
     for env in (one, other):
         reset_env(env, 0)
@@ -382,4 +382,4 @@ def test_a_function_that_hangs_is_named_to_those_who_wait_for_it(monkeypatch: py
 
 def test_our_own_worlds_are_not_put_into_threads() -> None:
     settings = load_settings("frozenlake", ["rollout.episode_timeout_s=3"])
-    assert not main_world(settings).make("train").is_slow
+    assert not main_env(settings).make("train").is_slow

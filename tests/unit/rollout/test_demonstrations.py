@@ -10,12 +10,12 @@ import pytest
 from tests.unit.context.chat_families import template_of, tokenizer_of
 from turnwise.config.schema import AnswerFormat, ContextSettings
 from turnwise.context.answer import render_answer
-from turnwise.context.recorder import completion_of
+from turnwise.context.recorder import completion_from_text
 from turnwise.envs.frozen_lake import FrozenLake
 from turnwise.errors import EnvError
 from turnwise.rollout.env_manager import EnvConfigs, EnvStateManager
 from turnwise.rollout.episode import Limits
-from turnwise.rollout.scripted_policies import DemonstrationWorkflow, NoEngine
+from turnwise.rollout.scripted_policies import DemonstrationWorkflow, NullEngine
 from turnwise.types import FinishReason, StopReason, Task, Trajectory
 
 from .worlds import WordWorld, make_proxy, make_states
@@ -34,7 +34,7 @@ def play(family: str, settings: ContextSettings, *, group_size: int = 1, max_tur
 
 
 def demonstrate(states: EnvStateManager, family: str, settings: ContextSettings) -> list[Trajectory]:
-    proxy = make_proxy(NoEngine(), template_of(family), states, workflow=DemonstrationWorkflow, context=settings)
+    proxy = make_proxy(NullEngine(), template_of(family), states, workflow=DemonstrationWorkflow, context=settings)
     groups = asyncio.run(proxy.collect(TASKS, rollout=0))
     return [trajectory for group in groups for trajectory in group.trajectories]
 
@@ -87,7 +87,7 @@ def test_a_context_that_is_too_short_truncates() -> None:
 
 def test_a_completion_is_closed_and_certain() -> None:
     template = template_of("chatml")
-    completion = completion_of("Right", template)
+    completion = completion_from_text("Right", template)
     assert completion.token_ids.tolist() == [*template.encode_text("Right").tolist(), template.end_of_turn_id]
     assert completion.finish_reason is FinishReason.STOP
     assert not completion.behavior_logprobs.any()

@@ -18,7 +18,7 @@ from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import RewardError
 from turnwise.rollout.agent_proxy import AgentProxy
 from turnwise.rollout.episode import Limits
-from turnwise.rollout.scoring import FunctionJudge, Judging
+from turnwise.rollout.scoring import FunctionScorer, RewardScoring
 from turnwise.rollout.workflow import EnvironmentWorkflow, Workflow
 from turnwise.types import (
     Completion,
@@ -60,12 +60,12 @@ def say(words: Sequence[str], engine: type[ScriptedEngine] = ScriptedEngine) -> 
     return engine(reply, stop_ids=TEMPLATE.stop_ids)
 
 
-def collect(judge: CountingJudge | FunctionJudge, words: Sequence[str] = ("win",) * 4, **more: Any) -> list[Group]:
+def collect(judge: CountingJudge | FunctionScorer, words: Sequence[str] = ("win",) * 4, **more: Any) -> list[Group]:
     return asyncio.run(play(judge, words, **more))
 
 
 async def play(
-    judge: CountingJudge | FunctionJudge,
+    judge: CountingJudge | FunctionScorer,
     words: Sequence[str] = ("win",) * 4,
     *,
     tags: Sequence[str] = ("words",),
@@ -78,7 +78,7 @@ async def play(
     **more: Any,
 ) -> list[Group]:
     states = make_states(lambda *_: world(), groups=2, group_size=2, limits=Limits(max_turns=3))
-    judging = Judging(judge=judge, tags=frozenset(tags), success_above=success_above, **more)
+    judging = RewardScoring(judge=judge, tags=frozenset(tags), success_above=success_above, **more)
     contexts = dict.fromkeys({task.tag for task in tasks}, ContextSettings())
     proxy = AgentProxy(workflow, states, contexts, say(words, engine), TEMPLATE, judging=judging)
     return await proxy.collect(tasks, rollout=0, known=known)
@@ -239,13 +239,13 @@ def talk(*words: str) -> list[Message]:
 
 
 def test_a_function_gets_prompt_and_response() -> None:
-    judge = FunctionJudge(lambda prompt, response: 10 * len(prompt) + len(response))
+    judge = FunctionScorer(lambda prompt, response: 10 * len(prompt) + len(response))
     assert judge.score([talk("ab", "c"), talk("", ""), talk("a", "", "again", "reply")]) == [21.0, 0.0, 15.0]
 
 
 def test_numbers_of_other_libraries_are_numbers() -> None:
     for value in (np.float32(0.5), np.int64(2), True, np.array(3.0)):
-        (score,) = FunctionJudge(lambda _p, _r, value=value: value).score([talk("a", "b")])
+        (score,) = FunctionScorer(lambda _p, _r, value=value: value).score([talk("a", "b")])
         assert (type(score), score) == (float, float(value))
 
 
@@ -261,7 +261,7 @@ def test_what_is_no_number_is_an_error(value: object, words: str) -> None:
     def rate(_prompt: str, _response: str) -> object:
         return value
 
-    (score,) = FunctionJudge(rate).score([talk("a", "b")])  # type: ignore[arg-type]
+    (score,) = FunctionScorer(rate).score([talk("a", "b")])  # type: ignore[arg-type]
     assert isinstance(score, RewardError)
     assert f"rate {words}" in str(score) or words in str(score)
 
@@ -270,7 +270,7 @@ def test_an_exception_hurts_its_own_conversation_only() -> None:
     def rate(prompt: str, _response: str) -> float:
         return 1 / len(prompt)
 
-    first, bad, last = FunctionJudge(rate).score([talk("ab", "x"), talk("", "reply"), talk("abcd", "y")])
+    first, bad, last = FunctionScorer(rate).score([talk("ab", "x"), talk("", "reply"), talk("abcd", "y")])
     assert (first, last) == (0.5, 0.25)
     assert isinstance(bad, RewardError)
     assert str(bad) == "rate('', 'reply') failed: ZeroDivisionError: division by zero"
@@ -280,7 +280,7 @@ def test_a_failing_function_reaches_the_trajectory() -> None:
     def rate(prompt: str, _response: str) -> float:
         return float("nan") if "seed 2" in prompt else 1.0
 
-    played = trajectories(collect(FunctionJudge(rate)))
+    played = trajectories(collect(FunctionScorer(rate)))
     assert [t.stop_reason.is_error for t in played] == [False, False, True, True]
 
 
@@ -289,8 +289,8 @@ def test_an_async_function_scores() -> None:
         await asyncio.sleep(0)
         return float(len(prompt) + len(response))
 
-    assert FunctionJudge(rate).score([talk("ab", "c"), talk("", "")]) == [3.0, 0.0]
-    assert [t.episode_return for t in trajectories(collect(FunctionJudge(rate)))] == [
+    assert FunctionScorer(rate).score([talk("ab", "c"), talk("", "")]) == [3.0, 0.0]
+    assert [t.episode_return for t in trajectories(collect(FunctionScorer(rate)))] == [
         float(len("seed 0 at 0") + len("<answer>win</answer>"))
     ] * 4
 
@@ -302,8 +302,8 @@ def test_all_calls_of_an_async_function_share_one_event_loop() -> None:
         loops.add(asyncio.get_running_loop())
         return 1.0
 
-    FunctionJudge(rate).score([talk("a", "b")] * 3)
-    collect(FunctionJudge(rate))
+    FunctionScorer(rate).score([talk("a", "b")] * 3)
+    collect(FunctionScorer(rate))
     assert len(loops) == 1
 
 
@@ -311,7 +311,7 @@ def test_an_exception_of_an_async_function_hurts_its_own_conversation_only() -> 
     async def rate(prompt: str, _response: str) -> float:
         return 1 / len(prompt)
 
-    first, bad = FunctionJudge(rate).score([talk("ab", "x"), talk("", "reply")])
+    first, bad = FunctionScorer(rate).score([talk("ab", "x"), talk("", "reply")])
     assert first == 0.5
     assert str(bad) == "rate('', 'reply') failed: ZeroDivisionError: division by zero"
 
@@ -324,7 +324,7 @@ def test_episodes_are_scored_at_the_same_time_and_keep_their_order() -> None:
         all_four.wait()
         return 2.0 if "seed 2" in prompt else 1.0
 
-    played = trajectories(collect(FunctionJudge(rate)))
+    played = trajectories(collect(FunctionScorer(rate)))
     assert [t.failure for t in played] == [""] * 4
     assert [t.episode_return for t in played] == [1.0, 1.0, 2.0, 2.0]
 
@@ -344,14 +344,14 @@ def test_an_episode_is_scored_while_others_are_still_sampled() -> None:
                 assert await asyncio.to_thread(is_scored.wait, 20)
             return await super().generate(request)
 
-    played = trajectories(collect(FunctionJudge(rate), engine=LateEngine))
+    played = trajectories(collect(FunctionScorer(rate), engine=LateEngine))
     assert [t.failure for t in played] == [""] * 4
 
 
 def test_episodes_known_from_an_earlier_attempt_are_scored_with_the_others() -> None:
     unscored = collect(CountingJudge(), tags=["others"])
     known = {t.id: t for t in unscored[0].trajectories}
-    played = trajectories(collect(FunctionJudge(lambda _prompt, _response: 3.0), known=known))
+    played = trajectories(collect(FunctionScorer(lambda _prompt, _response: 3.0), known=known))
     assert [t.episode_return for t in played] == [3.0] * 4
 
 
@@ -364,6 +364,6 @@ def test_the_event_loop_runs_on_while_a_function_scores() -> None:
             threads.call_soon_threadsafe(is_free.set)
             return float(asyncio.run_coroutine_threadsafe(is_free.wait(), threads).result(20))
 
-        return await play(FunctionJudge(rate))
+        return await play(FunctionScorer(rate))
 
     assert [t.failure for t in trajectories(asyncio.run(score_beside_another_task()))] == [""] * 4

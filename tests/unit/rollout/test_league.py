@@ -16,9 +16,9 @@ from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import ConfigError, EngineError
 from turnwise.experience.build import build_experiences
 from turnwise.rollout.env_specs import find_workflow
-from turnwise.rollout.episode import Limits, RunnerLimits
+from turnwise.rollout.episode import Limits, RolloutLimits
 from turnwise.rollout.self_play import LeagueWorkflow
-from turnwise.rollout.workflow import Rival
+from turnwise.rollout.workflow import FrozenOpponent
 from turnwise.types import GenerateRequest, Group, StopReason, Task
 
 from .test_self_play import CONTEXT, RUN, TASK, Players, heap_of
@@ -46,9 +46,9 @@ class Always:
     """The same rival for every task."""
 
     def __init__(self, engine: ScriptedEngine, context: ContextSettings | None = None) -> None:
-        self.rival = Rival(name="old", engine=engine, template=template(), context=context, temperature=0.7)
+        self.rival = FrozenOpponent(name="old", engine=engine, template=template(), context=context, temperature=0.7)
 
-    async def draw(self, tasks: Sequence[Task], rollout: int) -> list[Rival | None]:
+    async def draw(self, tasks: Sequence[Task], rollout: int) -> list[FrozenOpponent | None]:
         return [self.rival for _ in tasks]
 
 
@@ -64,7 +64,7 @@ def play(engine: ScriptedEngine, frozen: ScriptedEngine, context: ContextSetting
         seats=2,
         rivals=Always(frozen, context),
         workflow_args=args,
-        limits=RunnerLimits(max_retries=args.pop("retries", 0)),
+        limits=RolloutLimits(max_retries=args.pop("retries", 0)),
     )
     (group,) = asyncio.run(proxy.collect([TASK], rollout=3))
     return group
@@ -124,7 +124,7 @@ def test_a_seat_that_is_named_is_everybodys() -> None:
 
 def test_without_a_rival_siblings_meet_each_other() -> None:
     class Nobody(Always):
-        async def draw(self, tasks: Sequence[Task], rollout: int) -> list[Rival | None]:
+        async def draw(self, tasks: Sequence[Task], rollout: int) -> list[FrozenOpponent | None]:
             return [None for _ in tasks]
 
     states = make_states(heap_of(7), groups=1, group_size=2, limits=Limits(max_turns=5))

@@ -16,7 +16,7 @@ from turnwise.config.load import load_settings
 from turnwise.envs.base import make_env
 from turnwise.errors import ConfigError
 from turnwise.report.trajectories import read_trajectories
-from turnwise.rollout.env_specs import settle_length
+from turnwise.rollout.env_specs import resolve_total_steps
 from turnwise.run.api import train
 
 from ...small_run import SMALL, without_plots
@@ -43,7 +43,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def settled(recipe: dict[str, Any], *overrides: str) -> tuple[int | None, int]:
-    settings = settle_length(load_settings(recipe, overrides))
+    settings = resolve_total_steps(load_settings(recipe, overrides))
     return settings.tasks.num_tasks, settings.learn.steps
 
 
@@ -69,7 +69,7 @@ def test_the_number_of_updates_follows_from_tasks_epochs_and_groups(recipe: dict
 
 
 def test_of_two_lengths_the_later_one_counts_and_two_at_once_are_refused(recipe: dict[str, Any]) -> None:
-    once = settle_length(load_settings(recipe, ["tasks.epochs=2"])).model_dump()
+    once = resolve_total_steps(load_settings(recipe, ["tasks.epochs=2"])).model_dump()
     assert settled(once, "learn.steps=7")[1] == 7
     assert settled(once, "rollout.groups=5")[1] == 4
     assert settled(once, "tasks.epochs=4")[1] == 10
@@ -78,8 +78,8 @@ def test_of_two_lengths_the_later_one_counts_and_two_at_once_are_refused(recipe:
 
 
 def test_settled_settings_stay_as_they_are(recipe: dict[str, Any]) -> None:
-    once = settle_length(load_settings(recipe, ["tasks.epochs=2", "tasks.selector=random"]))
-    assert settle_length(load_settings(once.model_dump())) == once
+    once = resolve_total_steps(load_settings(recipe, ["tasks.epochs=2", "tasks.selector=random"]))
+    assert resolve_total_steps(load_settings(once.model_dump())) == once
     assert find_unused_settings(once) == []
 
 
@@ -128,4 +128,4 @@ def test_epochs_of_agents_go_through_the_rows_of_a_file(recipe: dict[str, Any]) 
     config = {"agent": {"agent_length": 4}, "trainer": {"total_epochs": 2}}
     rows = load_settings({**config, "env_template": [recipe["env"]]}, {})
     endless = load_settings({**config, "env_template": ["FrozenLake"]}, {})
-    assert (settle_length(rows).learn.steps, settle_length(endless).learn.steps) == (5, 2)
+    assert (resolve_total_steps(rows).learn.steps, resolve_total_steps(endless).learn.steps) == (5, 2)

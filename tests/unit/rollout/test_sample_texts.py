@@ -6,18 +6,18 @@ from typing import Any
 
 from turnwise.config.load import load_settings
 from turnwise.envs.frozen_lake import FrozenLake
-from turnwise.rollout.env_specs import draw_sample_texts, main_world
+from turnwise.rollout.env_specs import main_env, sample_tokenizer_corpus
 
 
 def test_where_any_text_is_an_answer_the_whole_game_of_the_oracle_is_heard() -> None:
-    texts = draw_sample_texts(main_world(load_settings("alfworld")))
+    texts = sample_tokenizer_corpus(main_env(load_settings("alfworld")))
     assert any(text.startswith("<answer>take ") for text in texts)
     assert any(text.startswith("You pick up the ") for text in texts)
     assert any(text.startswith("\nYou open the ") for text in texts)
 
 
 def test_a_single_prompt_is_heard_with_its_answer_alone() -> None:
-    texts = draw_sample_texts(main_world(load_settings("single_turn_ppo")))
+    texts = sample_tokenizer_corpus(main_env(load_settings("single_turn_ppo")))
     assert len([text for text in texts if text]) == 400 * 5
 
 
@@ -38,8 +38,8 @@ class SlowLake(FrozenLake):
 
 
 def test_a_world_whose_resets_may_wait_is_heard_a_few_times_and_closed() -> None:
-    draw_sample_texts(
-        main_world(load_settings("frozenlake", ["env.type=tests.unit.rollout.test_sample_texts:SlowLake"]))
+    sample_tokenizer_corpus(
+        main_env(load_settings("frozenlake", ["env.type=tests.unit.rollout.test_sample_texts:SlowLake"]))
     )
     assert SlowLake.num_resets == 16
     assert SlowLake.num_open == 0

@@ -24,7 +24,7 @@ from turnwise.errors import ConfigError, EngineError
 from turnwise.experience.build import build_experiences
 from turnwise.report.trajectories import read_trajectories
 from turnwise.rollout.env_specs import find_workflow
-from turnwise.rollout.episode import Limits, RunnerLimits
+from turnwise.rollout.episode import Limits, RolloutLimits
 from turnwise.rollout.self_play import SelfPlayWorkflow
 from turnwise.run.api import train
 from turnwise.types import Completion, GenerateRequest, Group, StopReason, Task, Trajectory, TrajectoryId
@@ -74,7 +74,7 @@ def play(
 ) -> tuple[Trajectory, ...]:
     budget, seats = Limits(max_turns=max_turns), SelfPlayWorkflow.seats
     states = make_states(make or heap_of(7), groups=1, group_size=group_size, limits=budget, invalid_penalty=-0.1)
-    rules = {"workflow": SelfPlayWorkflow, "seats": seats, "limits": RunnerLimits(**limits)}
+    rules = {"workflow": SelfPlayWorkflow, "seats": seats, "limits": RolloutLimits(**limits)}
     answer = CONTEXT.answer.model_copy(update={"max_actions_per_turn": actions_per_turn})
     context = CONTEXT.model_copy(update={"answer": answer})
     proxy = make_proxy(engine, template(), states, context=context, **rules)

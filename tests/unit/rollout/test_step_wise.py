@@ -20,7 +20,7 @@ from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import WorkflowError
 from turnwise.experience.build import build_experiences, merge_prefixes
 from turnwise.protocols import CreditRule
-from turnwise.rollout.episode import Limits, RunnerLimits
+from turnwise.rollout.episode import Limits, RolloutLimits
 from turnwise.rollout.model_handle import ModelHandle
 from turnwise.rollout.step_wise import RewardPropagationWorkflow, StepWiseRewardWorkflow
 from turnwise.rollout.workflow import (
@@ -52,7 +52,7 @@ def play(
     max_actions: int | None = None,
     group_size: int = 1,
     tasks: int = 1,
-    limits: RunnerLimits | None = None,
+    limits: RolloutLimits | None = None,
     context: ContextSettings | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
     **workflow_args: Any,
@@ -66,7 +66,7 @@ def play(
         states,
         workflow=workflow,
         context=context,
-        limits=limits or RunnerLimits(),
+        limits=limits or RolloutLimits(),
         workflow_args=workflow_args,
     )
     return asyncio.run(proxy.collect([Task(tag="words", seed=n) for n in range(tasks)], rollout=0, on_done=on_done))
@@ -266,7 +266,7 @@ def test_an_episode_that_takes_too_long_is_ended_and_hears_of_it(monkeypatch: py
         if trajectory.task.seed == 1:
             clock.put_forward(HANG_S)
 
-    limits = RunnerLimits(timeout_s=HANG_S)
+    limits = RolloutLimits(timeout_s=HANG_S)
     slow, fast = (g.trajectories[0] for g in play(Sleeps, tasks=2, limits=limits, on_done=note))
     is_over.set()
     assert slow.stop_reason is StopReason.TIMEOUT
@@ -289,7 +289,7 @@ def test_a_failed_episode_is_played_again_from_a_fresh_start() -> None:
                 raise RuntimeError("only the first time")
             return super().step(step_num)
 
-    trajectory = play_one(Once, limits=RunnerLimits(max_retries=1))
+    trajectory = play_one(Once, limits=RolloutLimits(max_retries=1))
     assert trajectory.stop_reason is StopReason.TERMINATED
     assert rewards(trajectory) == [0, 1, 2, 3, 4]
     assert len(made) == 2
@@ -311,7 +311,7 @@ def test_no_more_episodes_than_allowed_run_at_the_same_time() -> None:
                 running -= 1
             return super().step(step_num)
 
-    play(Counts, group_size=9, limits=RunnerLimits(max_concurrent=3))
+    play(Counts, group_size=9, limits=RolloutLimits(max_concurrent=3))
     assert most == 3
 
 

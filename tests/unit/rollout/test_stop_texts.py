@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import AutoTokenizer
 
 from tests.unit.context.chat_families import tokenizer_of
-from turnwise.context.tokenizer import Codec, HFTokenizer
+from turnwise.context.tokenizer import HFTokenizer, TokenizerAdapter
 from turnwise.models.resolve import find_gguf
 from turnwise.models.tiny import fit_tokenizer
 from turnwise.rollout.model_handle import StopFinder, TextDecoder
@@ -28,7 +28,7 @@ class CountingDecoder:
     """A tokenizer's decoder that counts the tokens it is given."""
 
     def __init__(self, tokenizer: HFTokenizer) -> None:
-        codec = Codec(tokenizer)
+        codec = TokenizerAdapter(tokenizer)
         self.encode, self._decode = codec.encode, codec.decode
         self.num_tokens = 0
 
@@ -92,7 +92,7 @@ def _bytes_of(name: str, text: str) -> list[int]:
     if name == "byte_fallback":
         return [1 + byte for byte in text.encode()]
     tokenizer = tiny() if name == "tiny" else tokenizer_of("chatml")
-    return Codec(tokenizer).encode(text)
+    return TokenizerAdapter(tokenizer).encode(text)
 
 
 def first_stop(decode: Callable[[IntArray], str], ids: Sequence[int], stop: Sequence[str]) -> int | None:
@@ -128,7 +128,7 @@ def test_a_reply_of_smollm2_ends_at_the_same_token() -> None:
     file = find_gguf("smollm2")
     assert file is not None
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    decode, codec, rng = CountingDecoder(tokenizer), Codec(tokenizer), random.Random(0)
+    decode, codec, rng = CountingDecoder(tokenizer), TokenizerAdapter(tokenizer), random.Random(0)
     for _ in range(20):
         ids = [
             token
@@ -185,8 +185,8 @@ def test_a_stream_says_what_the_whole_text_says_at_every_token() -> None:
         for _ in range(4):
             ids, marks = replies(name, rng, 150), rng.sample([s for s in _STOPS if s != "\ufffd"], 2)
             prefix = rng.choice(["", "<think>"])
-            streamed, whole_text = StreamedText(decode, marks, prefix), _WholeText(decode, marks, prefix)
-            assert [streamed.add(token) for token in ids] == [whole_text.add(token) for token in ids], (name, ids)
+            streamed, sanitize_text = StreamedText(decode, marks, prefix), _WholeText(decode, marks, prefix)
+            assert [streamed.add(token) for token in ids] == [sanitize_text.add(token) for token in ids], (name, ids)
 
 
 class _WholeText:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from turnwise.config.schema import ContextSettings, TinySettings
-from turnwise.context.template import LearnedTemplate
+from turnwise.context.template import HFChatTemplate
 from turnwise.context.tokenizer import load_tokenizer
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import ConfigError
@@ -38,13 +38,13 @@ TOOLS = [f"{HERE}:add", f"{HERE}:explode"]
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> LearnedTemplate:
+def template(tmp_path_factory: pytest.TempPathFactory) -> HFChatTemplate:
     sizes = TinySettings(hidden_size=8, num_layers=1, num_heads=1, intermediate_size=8)
     folder = tiny_model_folder(tmp_path_factory.mktemp("tiny"), settings=sizes, seed=0, sample_texts=["a"])
-    return LearnedTemplate(load_tokenizer(str(folder)))
+    return HFChatTemplate(load_tokenizer(str(folder)))
 
 
-def play(template: LearnedTemplate, *replies: str, **args: Any) -> tuple[Trajectory, ScriptedEngine]:
+def play(template: HFChatTemplate, *replies: str, **args: Any) -> tuple[Trajectory, ScriptedEngine]:
     left = iter(replies)
 
     def reply(_: object) -> list[int]:
@@ -75,7 +75,7 @@ def call(name: str, arguments: str) -> str:
     ],
 )
 def test_a_tool_call_is_answered_and_the_answer_after_it_is_played(
-    template: LearnedTemplate, said: str, answer: str
+    template: HFChatTemplate, said: str, answer: str
 ) -> None:
     trajectory, _ = play(template, said, "<answer>win</answer>")
     assert [turn.step for turn in trajectory.turns] == [0, 0]
@@ -84,7 +84,7 @@ def test_a_tool_call_is_answered_and_the_answer_after_it_is_played(
     assert trajectory.is_success
 
 
-def test_parallel_calls_are_answered_in_order_and_every_token_is_exact(template: LearnedTemplate) -> None:
+def test_parallel_calls_are_answered_in_order_and_every_token_is_exact(template: HFChatTemplate) -> None:
     said = call("add", '{"a": 2, "b": 3}') + call("add", '{"a": 10, "b": 20}')
     trajectory, engine = play(template, said, "<answer>go</answer>", said, "<answer>win</answer>")
     whole = template.decode_reply(trajectory.segments[-1].token_ids)
@@ -97,7 +97,7 @@ def test_parallel_calls_are_answered_in_order_and_every_token_is_exact(template:
     np.testing.assert_array_equal(second.prompt_ids[: len(seen)], seen)
 
 
-def test_the_model_reads_what_tools_there_are(template: LearnedTemplate) -> None:
+def test_the_model_reads_what_tools_there_are(template: HFChatTemplate) -> None:
     _, engine = play(template, "<answer>win</answer>")
     prompt = template.decode_reply(engine.requests[0].prompt_ids)
     assert '"name": "add"' in prompt
@@ -105,7 +105,7 @@ def test_the_model_reads_what_tools_there_are(template: LearnedTemplate) -> None
     assert '"required": ["a"]' in prompt
 
 
-def test_a_model_that_only_calls_tools_runs_out_of_calls(template: LearnedTemplate) -> None:
+def test_a_model_that_only_calls_tools_runs_out_of_calls(template: HFChatTemplate) -> None:
     trajectory, _ = play(template, *[call("add", '{"a": 1}')] * 6, max_tool_calls=2, max_turns=2)
     assert [turn.step for turn in trajectory.turns] == [0, 0, 0, 1, 1, 1]
     assert trajectory.stop_reason is StopReason.MAX_TURNS

@@ -9,7 +9,7 @@ from turnwise.config.schema import ContextSettings
 from turnwise.envs.base import BaseEnv
 from turnwise.envs.frozen_lake import FrozenLake
 from turnwise.protocols import ChatTemplate, Engine
-from turnwise.rollout.agent_proxy import AgentProxy, PlayRules
+from turnwise.rollout.agent_proxy import AgentProxy, RolloutOptions
 from turnwise.rollout.env_manager import EnvConfigs, EnvStateManager
 from turnwise.rollout.episode import Limits
 from turnwise.rollout.workflow import EnvironmentWorkflow, Workflow
@@ -107,4 +107,4 @@ def make_proxy(
 ) -> AgentProxy:
     states = states or make_states()
     contexts = dict.fromkeys(states.env_configs.tags, context or ContextSettings())
-    return AgentProxy(workflow, states, contexts, engine, template, rules=PlayRules(**rules))
+    return AgentProxy(workflow, states, contexts, engine, template, rules=RolloutOptions(**rules))

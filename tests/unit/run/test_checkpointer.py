@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from tests.unit.learn.parts import copy_of, is_equal, make_batch, make_model, make_trainer
 from turnwise.config.schema import TinySettings
 from turnwise.errors import RunError
-from turnwise.infra.atomic_files import tell_trouble
+from turnwise.infra.atomic_files import describe_os_error
 from turnwise.learn.checkpoint import resumed_model
 from turnwise.learn.policy import PolicyModel
 from turnwise.learn.trainer import Trainer
@@ -176,7 +176,7 @@ def test_a_disk_that_gets_full_under_torch_is_told_as_such(
         save_checkpoint(tmp_path / "step-000002", trained(1), tokenizer, PROGRESS)
     with pytest.raises(RuntimeError, match="unexpected pos") as raised:
         torch.save({"a": torch.zeros(999)}, "")
-    assert "no space left on device" in (tell_trouble(raised.value) or "")
+    assert "no space left on device" in (describe_os_error(raised.value) or "")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from turnwise.report.evaluation import find_evals, read_eval, results_of
 from turnwise.report.trajectories import read_trajectories
 from turnwise.run.api import Run
 from turnwise.run.evaluation import evaluate_rule
-from turnwise.view.server import ANSWERS, Shelf
+from turnwise.view.server import ANSWERS, RunCollection
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def two_runs(evals: Path, tmp_path: Path) -> tuple[Path, Path]:
 def test_tasks_that_differ_are_linked_to_the_page_that_shows_both_plays(two_runs: tuple[Path, Path]) -> None:
     found = compare(*(read_side(str(run)) for run in two_runs))
     assert found.runs == tuple(map(str, two_runs))
-    shelf = Shelf([Path(run) for run in found.runs])
+    shelf = RunCollection([Path(run) for run in found.runs])
     for task in found.differing:
         assert task.link.startswith("#/task?")
         words = dict(parse_qsl(task.link.partition("?")[2]))
@@ -158,7 +158,7 @@ def test_links_name_runs_as_the_page_does_also_those_of_here_and_behind_a_symbol
     monkeypatch.chdir(one)
     for sides in ((".", "../../other/pond"), (".", str(tmp_path / "latest")), ("evals/random & co", "../../latest")):
         found = compare(*map(read_side, sides))
-        shelf = Shelf([Path(run) for run in found.runs])
+        shelf = RunCollection([Path(run) for run in found.runs])
         words = dict(parse_qsl(found.differing[0].link.partition("?")[2]))
         assert (words["first"], words["second"]) == ("lake", "pond")
         assert [shelf.get(words[side]).files.path for side in ("first", "second")] == [one, other]
@@ -181,7 +181,7 @@ def test_the_words_end_with_the_command_that_opens_the_page_there(
 
 
 def test_what_a_page_cannot_show_of_an_evaluation_is_said(two_runs: tuple[Path, Path]) -> None:
-    shelf, about = Shelf([two_runs[0]]), {"run": "lake", "task": "frozen_lake/eval/1"}
+    shelf, about = RunCollection([two_runs[0]]), {"run": "lake", "task": "frozen_lake/eval/1"}
     with pytest.raises(RunError, match=r"no evaluation '\.\./\.\./other'"):
         ANSWERS["evaluated"](shelf, {**about, "eval": "../../other"})
     with pytest.raises(RunError, match="were not kept"):

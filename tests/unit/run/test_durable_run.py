@@ -14,7 +14,7 @@ from tests.unit.run.test_run import same_weights, untimed
 from turnwise.cli import main
 from turnwise.errors import AuditError
 from turnwise.experience.codec import read_experiences
-from turnwise.experience.store import ExperienceStore
+from turnwise.experience.store import SqliteBuffer
 from turnwise.run.api import Run, resume, train
 
 from ...small_run import SMALL_LAKE, without_plots
@@ -39,15 +39,15 @@ _CHILD = """
 import os, signal, sys
 from turnwise.cli import main
 from turnwise.experience.codec import read_experiences
-from turnwise.experience.store import ExperienceStore
+from turnwise.experience.store import SqliteBuffer
 from turnwise.run.api import train
-plain = ExperienceStore.take
+plain = SqliteBuffer.take
 def take(self, step):
     taken = plain(self, step)
     if step == 5:
         os.kill(os.getpid(), signal.SIGKILL)
     return taken
-ExperienceStore.take = take
+SqliteBuffer.take = take
 train("frozenlake", sys.argv[2:], run_dir=sys.argv[1])
 """
 
@@ -70,14 +70,14 @@ def test_resume_after_kill_9_is_exact(tmp_path: Path, more: list[str]) -> None:
     resumed = resume(tmp_path / "killed")
     assert untimed(resumed) == untimed(straight)
     assert same_weights(resumed, straight)
-    stores = [ExperienceStore(run.path / "experience.db") for run in (resumed, straight)]
+    stores = [SqliteBuffer(run.path / "experience.db") for run in (resumed, straight)]
     ids = [[str(e.id) for group in store.read_groups() for e in group] for store in stores]
     assert ids[0] == ids[1]
 
 
 def test_what_was_explored_can_be_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train("frozenlake", [*DURABLE, "learn.steps=1"], run_dir=tmp_path / "run")
-    stored = [str(e.id) for group in ExperienceStore(run.path / "experience.db").read_groups() for e in group]
+    stored = [str(e.id) for group in SqliteBuffer(run.path / "experience.db").read_groups() for e in group]
     assert main(["export", str(run.path)]) == 0
     assert f"({len(stored)} experiences)" in capsys.readouterr().out
     assert main(["export", str(run.path), "--out", str(tmp_path / "out.jsonl")]) == 0
@@ -103,7 +103,7 @@ def test_without_the_rewind_a_resumed_run_would_meet_the_future(
     """The test above can fail: the checkpoint is at step 3, and what later steps left behind is on disk."""
     words = [sys.executable, "-c", _CHILD, str(tmp_path / "killed"), *DURABLE]
     subprocess.run(words, env=dict(os.environ), check=False)
-    monkeypatch.setattr("turnwise.experience.store.ExperienceStore.rewind", lambda *_, **__: None)
+    monkeypatch.setattr("turnwise.experience.store.SqliteBuffer.rewind", lambda *_, **__: None)
     with pytest.raises(AuditError, match=r"staleness: .* found version 4"):
         resume(tmp_path / "killed")
 

@@ -26,7 +26,7 @@ from turnwise.loop.build import load_words, open_trainer
 from turnwise.loop.evaluate import evaluate_once
 from turnwise.loop.policies import find_policy, open_policy, resolve_model
 from turnwise.loop.warm_start import warm_start
-from turnwise.protocols import Imitation
+from turnwise.protocols import SFTConfig
 from turnwise.run.api import Run, train
 from turnwise.run.evaluation import evaluate_policy
 from turnwise.run.play import play_in_terminal
@@ -94,7 +94,7 @@ class Pupil:
     def __init__(self) -> None:
         self.rows: list[Experience] = []
 
-    def imitate(self, demonstrations: list[Experience], how: Imitation, on_step: Any) -> float:
+    def imitate(self, demonstrations: list[Experience], how: SFTConfig, on_step: Any) -> float:
         self.rows = demonstrations
         return 0.0
 

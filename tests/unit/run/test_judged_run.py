@@ -10,8 +10,8 @@ import turnwise as tw
 from turnwise.checks.settings import check_settings, find_unused_settings
 from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, LearnError
-from turnwise.loop.build import build_judging, held_out_tasks, open_rollout
-from turnwise.loop.evaluate import measure_baselines, play_rule_in
+from turnwise.loop.build import build_scorer, held_out_tasks, open_rollout
+from turnwise.loop.evaluate import evaluate_scripted_policy, measure_baselines
 from turnwise.loop.policies import resolve_model
 from turnwise.report.trajectories import read_trajectories
 from turnwise.run.api import Run, train
@@ -97,7 +97,7 @@ def test_a_judge_that_never_answers_stops_the_run_with_its_reason(tmp_path: Path
 def test_yardsticks_are_judged_too() -> None:
     settings = load_settings(RECIPE, [*by("dear"), "eval.episodes=40"])
     tasks = held_out_tasks(settings)
-    played = play_rule_in(settings, "oracle", tasks, build_judging(settings))
+    played = evaluate_scripted_policy(settings, "oracle", tasks, build_scorer(settings))
     success, mean_return = played.success, played.mean_return
     assert 0 < success < 1
     assert mean_return == pytest.approx(3 * success - (1 - success))
@@ -108,7 +108,10 @@ def test_yardsticks_are_judged_too() -> None:
 def test_the_border_of_success_changes_the_run() -> None:
     for above, expected in (("-5", 1.0), ("5", 0.0)):
         settings = load_settings(RECIPE, [*by("dear"), f"reward.judge.success_above={above}", "eval.episodes=9"])
-        assert play_rule_in(settings, "oracle", held_out_tasks(settings), build_judging(settings)).success == expected
+        assert (
+            evaluate_scripted_policy(settings, "oracle", held_out_tasks(settings), build_scorer(settings)).success
+            == expected
+        )
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
@@ -136,7 +139,7 @@ def test_rewards_from_nowhere_are_refused(overrides: list[str], words: str) -> N
         check_settings(settings)
     # Commands that do not check a whole recipe refuse it in the same words.
     with pytest.raises(ConfigError, match=words):
-        play_rule_in(settings, "oracle", held_out_tasks(settings), build_judging(settings))
+        evaluate_scripted_policy(settings, "oracle", held_out_tasks(settings), build_scorer(settings))
 
 
 def test_a_judge_that_is_never_asked_is_refused() -> None:

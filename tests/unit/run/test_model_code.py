@@ -30,8 +30,8 @@ from turnwise.infra.atomic_files import write_checksums
 from turnwise.loop.policies import resolve_model
 from turnwise.models.load import load_classifier, load_config, load_model, load_tokenizer_of
 from turnwise.run.api import Run
-from turnwise.run.policy_process import PolicyVoice
-from turnwise.view.policy_query import PolicyQuestion
+from turnwise.run.policy_process import PolicyProcess
+from turnwise.view.policy_query import PolicyQuery
 
 from ...clock import HANG_S
 from ...command_lines import COMMANDS, HARMLESS, READS, arguments, serves, ways_to_read
@@ -202,11 +202,11 @@ def test_no_command_runs_the_code_of_a_model_that_a_setting_names(
 
 @pytest.mark.slow
 def test_a_question_of_the_page_runs_no_code(hostile: Hostile, targets: dict[str, list[Path]]) -> None:
-    voice = PolicyVoice(deadline_s=HANG_S)
+    voice = PolicyProcess(deadline_s=HANG_S)
     try:
         for run in targets["runs"]:
             (checkpoint, *_) = sorted((run / "checkpoints").iterdir())
-            question = PolicyQuestion(
+            question = PolicyQuery(
                 folder=checkpoint, dtype="float32", prefix_ids=(5,), temperature=1.0, num_alternatives=2,
                 max_new_tokens=2,
             )  # fmt: skip

@@ -19,12 +19,12 @@ from tests.clock import HANG_S
 from tests.small_run import SMALL_LAKE, without_plots
 from turnwise.errors import ConfigError, RunError, SyncError
 from turnwise.experience.codec import write_experiences
-from turnwise.experience.store import ExperienceStore
+from turnwise.experience.store import SqliteBuffer
 from turnwise.report.metrics import JsonlSink
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.trajectories import TrajectoryJournal
 from turnwise.run.api import resume, train
-from turnwise.sync.role_locks import RolePlace, RoleRecord
+from turnwise.sync.role_locks import RoleLock, RoleProgress
 from turnwise.types import Trajectory
 
 pytestmark = pytest.mark.slow
@@ -102,7 +102,7 @@ def test_a_trainer_without_an_explorer_gives_up_with_a_message_and_keeps_what_it
         run(tmp_path / "run", "train", *lonely)
     assert RunDirectory.open(tmp_path / "run").checkpoint_steps() == [0]
     for role in ("explorer", "trainer"):
-        assert not RolePlace(tmp_path / "run" / "roles", role).is_taken()
+        assert not RoleLock(tmp_path / "run" / "roles", role).is_taken()
 
 
 def test_an_explorer_with_a_bound_gives_up_on_a_trainer_that_never_comes(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_an_explorer_goes_on_with_the_newest_weights(tmp_path: Path) -> None:
     # As after a kill: the record says that one rollout is missing.
     record = json.dumps({"step": 1, "has_ended": False, "tasks": {"next_seed": 10_000 + GROUPS}})
     (tmp_path / "run" / "roles" / "explorer.json").write_text(record)
-    ExperienceStore(tmp_path / "run" / "experience.db").forget_rollouts(after=1)
+    SqliteBuffer(tmp_path / "run" / "experience.db").delete_rollouts(after=1)
     run(tmp_path / "run", "explore", "learn.steps=2")
     assert first == [(0,)]
     assert ask(tmp_path / "run", "SELECT DISTINCT policy_version FROM groups WHERE rollout = 2") == [(1,)]
@@ -142,7 +142,7 @@ def test_an_explorer_goes_on_with_the_newest_weights(tmp_path: Path) -> None:
 def test_a_trainer_learns_from_a_file_without_an_explorer(tmp_path: Path) -> None:
     run(tmp_path / "first", "explore", "learn.steps=2")
     file = tmp_path / "stored.jsonl"
-    write_experiences(ExperienceStore(tmp_path / "first" / "experience.db").read_groups(), file)
+    write_experiences(SqliteBuffer(tmp_path / "first" / "experience.db").read_groups(), file)
     run(tmp_path / "second", "train", "learn.steps=2", f"buffer.offline={file}")
     assert ask(tmp_path / "second", "SELECT step, COUNT(*) FROM uses GROUP BY step") == [(1, 2 * GROUPS)]
     with pytest.raises(ConfigError, match=r"buffer\.offline: a file given; run\.mode 'explore'"):
@@ -201,7 +201,7 @@ def tokens_of(trajectories: list[Trajectory]) -> dict[str, bytes]:
 
 
 def stored(path: Path) -> dict[str, bytes]:
-    store = ExperienceStore(path / "experience.db")
+    store = SqliteBuffer(path / "experience.db")
     found = {str(e.id): e.segment.token_ids.tobytes() for group in store.read_groups() for e in group}
     store.close()
     return found
@@ -232,23 +232,23 @@ def test_no_finished_episode_is_lost_or_played_twice(
 def test_a_rollout_that_was_played_is_finished_though_its_trainer_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, write = tmp_path / "run", RolePlace.write
+    path, write = tmp_path / "run", RoleLock.write
     one_step = ("learn.steps=1", f"buffer.train_batch_size={GROUPS}", "buffer.unit=groups", "sync.timeout_s=20")
 
-    def break_down_in_the_end(place: RolePlace, record: RoleRecord) -> None:
+    def break_down_in_the_end(place: RoleLock, record: RoleProgress) -> None:
         if record.step == 1:
             raise RuntimeError("broken down")
         write(place, record)
 
     with monkeypatch.context() as patched:
-        patched.setattr(RolePlace, "write", break_down_in_the_end)
+        patched.setattr(RoleLock, "write", break_down_in_the_end)
         with pytest.raises(RuntimeError, match="broken down"):
             run(path, "explore", *one_step)
     run(path, "train", *one_step)
     appended = count_appends(monkeypatch)
     run(path, "explore", *one_step)
     assert appended == []
-    assert (RolePlace(path / "roles", "explorer").read().step, count_groups(path)) == (1, GROUPS)
+    assert (RoleLock(path / "roles", "explorer").read().step, count_groups(path)) == (1, GROUPS)
     assert list((path / "unfinished").iterdir()) == []
 
 
@@ -266,11 +266,11 @@ def test_a_rollout_that_was_played_in_part_is_left_where_its_trainer_has_ended(
     # More episodes have ended than those of `rollout.groups`, and fewer than the rollout has.
     small = ("rollout.groups=1", *overrides)
     assert len(explore_and_break_down(path, monkeypatch, *small)) == FINISHED
-    RolePlace(path / "roles", "trainer").write(RoleRecord(step=1, has_ended=True))
+    RoleLock(path / "roles", "trainer").write(RoleProgress(step=1, has_ended=True))
     appended = count_appends(monkeypatch)
     run(path, "explore", "learn.steps=1", *small)
     assert appended == []
-    assert RolePlace(path / "roles", "explorer").read().has_ended
+    assert RoleLock(path / "roles", "explorer").read().has_ended
 
 
 def test_episodes_of_tasks_that_are_not_chosen_again_are_stored_as_well(
@@ -313,7 +313,7 @@ def test_a_trainer_needs_a_place_to_learn_from() -> None:
 
 def test_a_role_that_is_taken_is_refused(tmp_path: Path) -> None:
     run(tmp_path / "run", "explore", "learn.steps=1")
-    place = RolePlace(tmp_path / "run" / "roles", "explorer")
+    place = RoleLock(tmp_path / "run" / "roles", "explorer")
     place.claim()
     with pytest.raises(RunError, match="has a running explorer already"):
         run(tmp_path / "run", "explore", "learn.steps=1")

@@ -26,15 +26,15 @@ from turnwise.cli import main
 from turnwise.engine.local import LocalEngine
 from turnwise.errors import ConfigError, RunError, SyncError
 from turnwise.loop.step import Stages
-from turnwise.protocols import PolicyMark
+from turnwise.protocols import PolicyVersion
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.trajectories import TrajectoryJournal
 from turnwise.rollout.workflow import EnvironmentWorkflow
 from turnwise.run import checkpoints as checkpointer
 from turnwise.run import run_recorder as recording
 from turnwise.run.api import Run, resume, train
-from turnwise.sync.role_locks import place_of
-from turnwise.sync.weight_store import CheckpointMailbox
+from turnwise.sync.role_locks import role_lock
+from turnwise.sync.weight_store import FileWeightStore
 from turnwise.types import Trajectory
 
 pytestmark = pytest.mark.slow
@@ -138,7 +138,7 @@ def test_a_run_is_not_resumed_while_it_runs(tmp_path: Path, monkeypatch: pytest.
     assert f"process {os.getpid()} on " in refused[0]
     # It ended, and so did its hold.
     for role in ("explorer", "trainer"):
-        assert not place_of(tmp_path / "run", role).is_taken()
+        assert not role_lock(tmp_path / "run", role).is_taken()
     resume(tmp_path / "run")
 
 
@@ -374,7 +374,7 @@ def refuse_policy(patch: pytest.MonkeyPatch, end: type, method: str, version: in
     plain = getattr(end, method)
 
     def take(self: Any, *given: Any) -> Any:
-        if version in given or PolicyMark(version, version) in given:
+        if version in given or PolicyVersion(version, version) in given:
             raise SyncError("refused")
         return plain(self, *given)
 
@@ -406,7 +406,7 @@ def test_a_trainer_that_could_not_leave_its_newest_policy_goes_on_from_the_last_
     trains = [*settings, "run.mode=train"]
     train("frozenlake", trains, run_dir=tmp_path / "straight")
     with monkeypatch.context() as patch:
-        refuse_policy(patch, CheckpointMailbox, "post", 2)
+        refuse_policy(patch, FileWeightStore, "post", 2)
         with pytest.raises(SyncError, match="refused"):
             train("frozenlake", trains, run_dir=tmp_path / "run")
     assert RunDirectory.open(tmp_path / "run").checkpoint_steps() == [1]

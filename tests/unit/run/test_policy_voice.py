@@ -16,9 +16,9 @@ from tests.contracts.setting import make_model, model_path, template
 from turnwise.engine.local import LocalEngine
 from turnwise.errors import EngineError
 from turnwise.run import policy_process as policy_voice
-from turnwise.run.policy_process import PolicyVoice
+from turnwise.run.policy_process import PolicyProcess
 from turnwise.types import GenerateRequest, Sampling
-from turnwise.view.policy_query import PolicyQuestion
+from turnwise.view.policy_query import PolicyQuery
 
 pytestmark = pytest.mark.slow
 
@@ -31,8 +31,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def question(folder: Path, *prefix: int) -> PolicyQuestion:
-    return PolicyQuestion(
+def question(folder: Path, *prefix: int) -> PolicyQuery:
+    return PolicyQuery(
         folder=folder,
         dtype="float32",
         prefix_ids=prefix,
@@ -43,7 +43,7 @@ def question(folder: Path, *prefix: int) -> PolicyQuestion:
 
 
 def test_it_says_what_an_engine_of_the_same_weights_says_and_outlives_mistakes(checkpoint: Path) -> None:
-    voice = PolicyVoice(deadline_s=1200)
+    voice = PolicyProcess(deadline_s=1200)
     try:
         answer = voice.ask(question(checkpoint, 5, 9, 20))
         process = voice._process
@@ -68,14 +68,14 @@ def test_it_says_what_an_engine_of_the_same_weights_says_and_outlives_mistakes(c
 
 
 def test_an_answer_that_takes_too_long_is_given_up_and_its_process_ended(checkpoint: Path) -> None:
-    voice = PolicyVoice(deadline_s=0.01)
+    voice = PolicyProcess(deadline_s=0.01)
     with pytest.raises(EngineError, match=r"no answer within 0\.01 seconds"):
         voice.ask(question(checkpoint, 5))
     assert voice._process is None
 
 
 def test_a_question_that_waits_when_the_page_is_ended_starts_no_process(checkpoint: Path) -> None:
-    voice = PolicyVoice()
+    voice = PolicyProcess()
     try:
         with ThreadPoolExecutor() as others:
             with voice._lock:

@@ -24,12 +24,12 @@ from turnwise.config.load import load_settings
 from turnwise.errors import ConfigError, ServeError
 from turnwise.loop.build import open_buffer
 from turnwise.loop.serial import update_policy
-from turnwise.protocols import PolicyMark
+from turnwise.protocols import PolicyVersion
 from turnwise.run import serving
 from turnwise.run.api import Run, train
 from turnwise.run.serving import TOKEN_VARIABLE, Served, load_served, open_endpoint, serve
-from turnwise.sync.sync_schedule import Bell
-from turnwise.sync.weight_store import CheckpointMailbox
+from turnwise.sync.sync_schedule import Notifier
+from turnwise.sync.weight_store import FileWeightStore
 from turnwise.types import Experience
 
 from ...clock import HANG_S
@@ -201,7 +201,7 @@ def test_what_a_trainer_publishes_is_served_from_then_on(durable: Path, caplog: 
     served = load_served(str(durable))
     first, versions = served.engine.policy_version, []
     weights = served.engine._model.state_dict()
-    mailbox = CheckpointMailbox(durable / "weights", Bell().ring)
+    mailbox = FileWeightStore(durable / "weights", Notifier().ring)
 
     async def ask(address: str) -> object:
         return (await asyncio.to_thread(post, f"{address}/v1/chat/completions", HELLO, "key"))["system_fingerprint"]
@@ -209,11 +209,11 @@ def test_what_a_trainer_publishes_is_served_from_then_on(durable: Path, caplog: 
     async def run() -> list[object]:
         async with open_endpoint(served, token="key", on_policy=versions.append) as endpoint:
             answered = [await ask(endpoint.address)]
-            mailbox.post(PolicyMark(7, first + 1), {"wrong": next(iter(weights.values()))})
+            mailbox.post(PolicyVersion(7, first + 1), {"wrong": next(iter(weights.values()))})
             while "the policy stays at version" not in caplog.text:
                 await asyncio.sleep(0.01)
             answered.append(await ask(endpoint.address))
-            mailbox.post(PolicyMark(8, first + 2), {name: 0 * tensor for name, tensor in weights.items()})
+            mailbox.post(PolicyVersion(8, first + 2), {name: 0 * tensor for name, tensor in weights.items()})
             while not versions:
                 await asyncio.sleep(0.01)
             return [*answered, await ask(endpoint.address)]
@@ -325,12 +325,12 @@ def test_a_server_goes_on_following_whatever_one_version_does(
             self.policy_version = version
 
     class Mailbox:
-        mark = PolicyMark(1, 1)
+        mark = PolicyVersion(1, 1)
 
-        def newest(self) -> PolicyMark:
+        def newest(self) -> PolicyVersion:
             return self.mark
 
-        def fetch(self) -> tuple[PolicyMark, dict[str, object]]:
+        def fetch(self) -> tuple[PolicyVersion, dict[str, object]]:
             return self.mark, {}
 
     engine, mailbox, versions = Engine(), Mailbox(), []
@@ -339,7 +339,7 @@ def test_a_server_goes_on_following_whatever_one_version_does(
         following = asyncio.create_task(serving._follow(engine, mailbox, versions.append))  # type: ignore[arg-type]
         while "stays at version 0" not in caplog.text:
             await asyncio.sleep(0)
-        mailbox.mark = PolicyMark(2, 2)
+        mailbox.mark = PolicyVersion(2, 2)
         while not versions:
             await asyncio.sleep(0)
         following.cancel()

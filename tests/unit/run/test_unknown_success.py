@@ -20,9 +20,9 @@ from turnwise.report.document import show, to_markdown
 from turnwise.report.evaluation import read_eval, results_of
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.trajectories import read_trajectories
-from turnwise.rollout.env_specs import main_world
+from turnwise.rollout.env_specs import main_env
 from turnwise.run.api import Run, resume, train
-from turnwise.run.evaluation import EvalReport, Figures, evaluate_policy, make_page, to_document
+from turnwise.run.evaluation import EvalReport, EvalStats, evaluate_policy, make_page, to_document
 from turnwise.run.export_model import write_card
 from turnwise.run.training_run import _most_telling
 from turnwise.types import Group, StopReason, Task, Trajectory, TrajectoryId
@@ -106,7 +106,7 @@ def test_doctor_tells_what_it_does_not_know() -> None:
     assert probe.success is None
     probe = replace(probe, return_std=0.1)
     told = check_policy_probe(
-        "env", main_world(settings), probe, settings, is_taught_first=False, is_beginner=False, has_rewards=True
+        "env", main_env(settings), probe, settings, is_taught_first=False, is_beginner=False, has_rewards=True
     )
     messages = {finding.where: finding.message for finding in told}
     assert "success unknown" in messages["rewards of env"]
@@ -150,7 +150,7 @@ def test_shares_are_over_the_plays_that_say_it(run: Run) -> None:
     said = [
         replace(t, is_success=is_success) for t, is_success in zip(played, (True, False, None, True, None), strict=True)
     ]
-    figures = Figures.of(results_of(said))
+    figures = EvalStats.of(results_of(said))
     assert (figures.episodes, figures.unknown, figures.success) == (5, 2, pytest.approx(2 / 3))
     assert figures.pass_at == {1: pytest.approx(2 / 3)}
     # Wilson's, of 2 out of 3.

@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.clock import HANG_S
 from turnwise.context.recorder import Response, make_trajectory
-from turnwise.context.template import LearnedTemplate
+from turnwise.context.template import HFChatTemplate
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import ServeError
 from turnwise.experience.build import merge_prefixes, split_trajectory
@@ -26,9 +26,9 @@ KEY = "secret-key"
 
 
 @cache
-def tool_template() -> LearnedTemplate:
+def tool_template() -> HFChatTemplate:
     """The built-in models' own: it knows tools."""
-    return LearnedTemplate(fit_tokenizer(["look at the door and take the key", '{"name": "look"}'], 400))
+    return HFChatTemplate(fit_tokenizer(["look at the door and take the key", '{"name": "look"}'], 400))
 
 
 class Script(ScriptedEngine):
@@ -48,7 +48,7 @@ class OneEpisode:
         engine: ScriptedEngine,
         *,
         keeps_sampling: bool = False,
-        template: LearnedTemplate | None = None,
+        template: HFChatTemplate | None = None,
         prefix: str = "",
     ) -> None:
         self.engine = engine

@@ -14,7 +14,7 @@ from tests.unit.rollout.worlds import make_proxy, make_states
 from turnwise.config.component import WORKFLOWS
 from turnwise.errors import ConfigError, EngineError
 from turnwise.experience.build import build_experiences, merge_prefixes
-from turnwise.rollout.episode import Limits, RunnerLimits
+from turnwise.rollout.episode import Limits, RolloutLimits
 from turnwise.serve import openai_program
 from turnwise.serve.openai_program import OpenAiProgramWorkflow
 from turnwise.types import Completion, GenerateRequest, Group, Sampling, StopReason, Task, Trajectory
@@ -34,7 +34,7 @@ def play(
         context=CONTEXT,
         sampling=Sampling(temperature=0.7),
         workflow_args={"program": f"tests.unit.serve.programs:{program}"},
-        limits=RunnerLimits(**limits),
+        limits=RolloutLimits(**limits),
     )
     groups = asyncio.run(proxy.collect([Task(tag="words", seed=n) for n in range(tasks)], rollout=0))
     assert openai_program._HOSTS == {}, "the endpoint outlived its programs"

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from turnwise.context.template import LearnedTemplate
+from turnwise.context.template import HFChatTemplate
 from turnwise.engine.scripted import ScriptedEngine
 from turnwise.errors import EngineError
 from turnwise.models.tiny import fit_tokenizer
@@ -65,10 +65,10 @@ class WithoutAlternatives(Script):
 
 
 @cache
-def template_without_tools() -> LearnedTemplate:
+def template_without_tools() -> HFChatTemplate:
     tokenizer = fit_tokenizer(["what is there? a door"], 300)
     tokenizer.chat_template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
-    return LearnedTemplate(tokenizer)
+    return HFChatTemplate(tokenizer)
 
 
 def body_of(path: str, choice: str, messages: Any = (HELLO,), **more: Any) -> dict[str, Any]:

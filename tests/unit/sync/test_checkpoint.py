@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from turnwise.errors import RunError, SyncError
-from turnwise.protocols import PolicyMark
-from turnwise.sync.role_locks import RolePlace, RoleRecord
-from turnwise.sync.sync_schedule import Bell
-from turnwise.sync.weight_store import CheckpointMailbox, find_damaged_weights
+from turnwise.protocols import PolicyVersion
+from turnwise.sync.role_locks import RoleLock, RoleProgress
+from turnwise.sync.sync_schedule import Notifier
+from turnwise.sync.weight_store import FileWeightStore, find_damaged_weights
 
 
-def mailbox(folder: Path) -> CheckpointMailbox:
-    return CheckpointMailbox(folder / "weights", Bell().ring)
+def mailbox(folder: Path) -> FileWeightStore:
+    return FileWeightStore(folder / "weights", Notifier().ring)
 
 
 def weights(value: float) -> dict[str, torch.Tensor]:
@@ -31,7 +31,7 @@ def weights(value: float) -> dict[str, torch.Tensor]:
 def test_the_newest_and_the_one_before_it_stay(tmp_path: Path) -> None:
     trainer = mailbox(tmp_path)
     for step in range(1, 6):
-        trainer.post(PolicyMark(step, step), weights(step))
+        trainer.post(PolicyVersion(step, step), weights(step))
     names = sorted(file.name for file in (tmp_path / "weights").iterdir())
     assert names == ["newest.json", "step-000004.safetensors", "step-000005.safetensors"]
 
@@ -39,21 +39,21 @@ def test_the_newest_and_the_one_before_it_stay(tmp_path: Path) -> None:
 def test_a_clock_that_is_set_back_takes_no_weights_away(tmp_path: Path) -> None:
     trainer = mailbox(tmp_path)
     for step in (1, 2):
-        trainer.post(PolicyMark(step, step), weights(step))
+        trainer.post(PolicyVersion(step, step), weights(step))
     for file in (tmp_path / "weights").glob("*.safetensors"):
         os.utime(file, (2e10, 2e10))
-    trainer.post(PolicyMark(3, 3), weights(3))
-    assert trainer.fetch()[0] == PolicyMark(3, 3)
+    trainer.post(PolicyVersion(3, 3), weights(3))
+    assert trainer.fetch()[0] == PolicyVersion(3, 3)
     # A trainer that goes on from an earlier checkpoint counts its steps from there.
-    trainer.post(PolicyMark(1, 4), weights(4))
-    assert trainer.fetch()[0] == PolicyMark(1, 4)
+    trainer.post(PolicyVersion(1, 4), weights(4))
+    assert trainer.fetch()[0] == PolicyVersion(1, 4)
 
 
 def test_weights_that_are_not_what_was_posted_are_refused(tmp_path: Path) -> None:
     trainer = mailbox(tmp_path)
     with pytest.raises(SyncError, match="nothing has been posted"):
         trainer.fetch()
-    trainer.post(PolicyMark(1, 1), weights(1))
+    trainer.post(PolicyVersion(1, 1), weights(1))
     (file,) = (tmp_path / "weights").glob("*.safetensors")
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
@@ -70,7 +70,7 @@ def test_weights_that_are_not_what_was_posted_are_refused(tmp_path: Path) -> Non
 )
 def test_a_record_that_is_not_what_was_written_is_refused(tmp_path: Path, found: str, instead: str) -> None:
     trainer = mailbox(tmp_path)
-    trainer.post(PolicyMark(1, 1), weights(1))
+    trainer.post(PolicyVersion(1, 1), weights(1))
     record = tmp_path / "weights" / "newest.json"
     assert find_damaged_weights(record.parent) is None
     record.write_text(record.read_text().replace(found, instead, 1))
@@ -86,11 +86,11 @@ def test_a_record_that_is_not_what_was_written_is_refused(tmp_path: Path, found:
 )
 def test_a_record_without_a_checksum_is_believed_where_it_is_whole(tmp_path: Path, wrong: dict[str, object]) -> None:
     trainer = mailbox(tmp_path)
-    trainer.post(PolicyMark(1, 1), weights(1))
+    trainer.post(PolicyVersion(1, 1), weights(1))
     record = tmp_path / "weights" / "newest.json"
     told = {name: value for name, value in json.loads(record.read_text()).items() if name != "checksum"}
     record.write_text(json.dumps(told))
-    assert trainer.newest() == PolicyMark(1, 1)
+    assert trainer.newest() == PolicyVersion(1, 1)
     record.write_text(json.dumps(told | wrong))
     with pytest.raises(SyncError, match=r"newest\.json is not as it was written"):
         trainer.fetch()
@@ -98,7 +98,7 @@ def test_a_record_without_a_checksum_is_believed_where_it_is_whole(tmp_path: Pat
 
 def test_weights_that_are_no_file_are_told(tmp_path: Path) -> None:
     trainer = mailbox(tmp_path)
-    trainer.post(PolicyMark(1, 1), weights(1))
+    trainer.post(PolicyVersion(1, 1), weights(1))
     file = tmp_path / "weights" / "step-000001.safetensors"
     file.unlink()
     file.mkdir()
@@ -118,11 +118,11 @@ def test_a_damaged_request_for_weights_is_told(tmp_path: Path, found: str) -> No
 
 @pytest.mark.slow
 def test_a_role_is_had_by_one_process_and_is_free_after_a_kill(tmp_path: Path) -> None:
-    place = RolePlace(tmp_path, "explorer")
+    place = RoleLock(tmp_path, "explorer")
     assert not place.is_taken()
     code = (
-        "import pathlib, sys; from turnwise.sync.role_locks import RolePlace; "
-        "place = RolePlace(pathlib.Path(sys.argv[1]), 'explorer'); place.claim(); print('here', flush=True); "
+        "import pathlib, sys; from turnwise.sync.role_locks import RoleLock; "
+        "place = RoleLock(pathlib.Path(sys.argv[1]), 'explorer'); place.claim(); print('here', flush=True); "
         "sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
@@ -141,7 +141,7 @@ def test_a_role_is_had_by_one_process_and_is_free_after_a_kill(tmp_path: Path) -
 
 
 def test_a_role_says_how_far_it_is(tmp_path: Path) -> None:
-    record = RoleRecord(step=4, has_ended=True, tasks={"next_seed": 9})
-    RolePlace(tmp_path, "trainer").write(record)
-    assert RolePlace(tmp_path, "trainer").read() == record
-    assert RolePlace(tmp_path, "explorer").read() == RoleRecord()
+    record = RoleProgress(step=4, has_ended=True, tasks={"next_seed": 9})
+    RoleLock(tmp_path, "trainer").write(record)
+    assert RoleLock(tmp_path, "trainer").read() == record
+    assert RoleLock(tmp_path, "explorer").read() == RoleProgress()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from turnwise.errors import SyncError
-from turnwise.sync.weight_store import MemoryChannel
+from turnwise.sync.weight_store import EnginePublisher
 
 
 class Receiver:
@@ -22,7 +22,7 @@ class Receiver:
 
 def test_every_receiver_has_the_version_when_publish_returns() -> None:
     receivers = [Receiver(), Receiver()]
-    channel, weights = MemoryChannel(list(receivers)), {"w": torch.ones(2)}
+    channel, weights = EnginePublisher(list(receivers)), {"w": torch.ones(2)}
     assert asyncio.run(channel.publish(weights, 7)) == 7
     for receiver in receivers:
         ((received, version),) = receiver.received
@@ -36,4 +36,4 @@ def test_a_receiver_that_refuses_stops_the_publication() -> None:
             raise SyncError("busy")
 
     with pytest.raises(SyncError, match="busy"):
-        asyncio.run(MemoryChannel([Busy()]).publish({}, 1))
+        asyncio.run(EnginePublisher([Busy()]).publish({}, 1))

@@ -11,7 +11,7 @@ import pytest
 
 from turnwise.errors import SyncError
 from turnwise.protocols import Learner
-from turnwise.sync.sync_check import Probe, ProbedChannel, ScoringEngine, largest_gap
+from turnwise.sync.sync_check import LogprobEngine, Probe, VerifiedPublisher, default_tolerance
 from turnwise.types import FloatArray, IntArray
 
 TEXT = np.asarray([3, 1, 4, 1], dtype=np.int32)
@@ -57,12 +57,12 @@ def far() -> Far:
 
 @pytest.fixture
 def probe(pupil: Pupil, far: Far) -> Probe:
-    return Probe(TEXT, cast(Learner, pupil), cast(ScoringEngine, far), max_gap=0.1)
+    return Probe(TEXT, cast(Learner, pupil), cast(LogprobEngine, far), max_gap=0.1)
 
 
 def publish(far: Far, probe: Probe, version: int, weights: Any = None) -> None:
     weights = probe.take_weights() if weights is None else weights
-    asyncio.run(ProbedChannel(far, probe).publish(weights, version))
+    asyncio.run(VerifiedPublisher(far, probe).publish(weights, version))
 
 
 def test_a_right_sync_is_a_number(pupil: Pupil, far: Far, probe: Probe) -> None:
@@ -72,7 +72,7 @@ def test_a_right_sync_is_a_number(pupil: Pupil, far: Far, probe: Probe) -> None:
 
 
 def test_a_small_step_that_did_not_arrive_is_noticed(pupil: Pupil, far: Far) -> None:
-    probe = Probe(TEXT, cast(Learner, pupil), cast(ScoringEngine, far), max_gap="auto")
+    probe = Probe(TEXT, cast(Learner, pupil), cast(LogprobEngine, far), max_gap="auto")
     publish(far, probe, 0)
     pupil.policy_version, pupil.number, far.is_late = 1, 1.001, True
     with pytest.raises(
@@ -82,7 +82,7 @@ def test_a_small_step_that_did_not_arrive_is_noticed(pupil: Pupil, far: Far) -> 
 
 
 def test_what_rounding_does_is_no_alarm(pupil: Pupil, far: Far) -> None:
-    probe = Probe(TEXT, cast(Learner, pupil), cast(ScoringEngine, far), max_gap="auto")
+    probe = Probe(TEXT, cast(Learner, pupil), cast(LogprobEngine, far), max_gap="auto")
     publish(far, probe, 0)
     pupil.policy_version, pupil.number, far.is_late = 1, 1.0001, True
     publish(far, probe, 1)
@@ -124,5 +124,5 @@ def test_weights_that_nobody_took_here_are_not_checked(far: Far, probe: Probe) -
 
 
 def test_the_largest_gap_follows_the_number_type_unless_it_is_given() -> None:
-    assert largest_gap("auto", "float32") < largest_gap("auto", "bfloat16")
-    assert largest_gap(0.5, "float32") == 0.5
+    assert default_tolerance("auto", "float32") < default_tolerance("auto", "bfloat16")
+    assert default_tolerance(0.5, "float32") == 0.5

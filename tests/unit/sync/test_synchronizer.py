@@ -14,20 +14,20 @@ from hypothesis import strategies as st
 
 from turnwise.config.schema import SyncSettings
 from turnwise.errors import SyncError
-from turnwise.protocols import PolicyMark, Weights
+from turnwise.protocols import PolicyVersion, Weights
 from turnwise.sync import sync_schedule as waiting
-from turnwise.sync.sync_schedule import Bell, ExplorerEnd, SyncRules, TrainerEnd, rules_of
-from turnwise.sync.weight_store import MemoryMailbox
+from turnwise.sync.sync_schedule import ExplorerSync, Notifier, SyncRules, TrainerSync, list_policies
+from turnwise.sync.weight_store import MemoryWeightStore
 
 from ...clock import HANG_S
 
-START = PolicyMark(0, 0)
+START = PolicyVersion(0, 0)
 DEADLOCK_S = 30.0
 """Rollouts and updates take no time here, so whoever waits that long waits for ever."""
 
 
 def rules(style: str = "fixed", **numbers: int | None) -> SyncRules:
-    return rules_of(SyncSettings.model_validate({"style": style, **numbers}))
+    return list_policies(SyncSettings.model_validate({"style": style, **numbers}))
 
 
 class Served:
@@ -47,11 +47,11 @@ class Play:
     """A whole run without models: rollouts and updates take as many turns of the event loop as the dice say."""
 
     def __init__(self, rules: SyncRules, dice: random.Random, num_steps: int) -> None:
-        self.bell, self.dice, self.num_steps = Bell(), dice, num_steps
-        self.mailbox, self.served = MemoryMailbox(self.bell.ring), Served()
+        self.bell, self.dice, self.num_steps = Notifier(), dice, num_steps
+        self.mailbox, self.served = MemoryWeightStore(self.bell.ring), Served()
         self.weights = {"w": torch.tensor(0)}
-        self.explorer = ExplorerEnd(rules, self.mailbox, self.served, self.bell, start=START, timeout_s=DEADLOCK_S)
-        self.trainer = TrainerEnd(rules, self.mailbox, lambda: self.weights, start=START)
+        self.explorer = ExplorerSync(rules, self.mailbox, self.served, self.bell, start=START, timeout_s=DEADLOCK_S)
+        self.trainer = TrainerSync(rules, self.mailbox, lambda: self.weights, start=START)
         self.begun: list[int] = []
         """The step of the weights each rollout began with."""
         self.finished: set[int] = set()
@@ -68,7 +68,7 @@ class Play:
             await self.bell.wait_until(is_there, who="the trainer", reason=f"rollout {step}", timeout_s=DEADLOCK_S)
             await self._take_time()
             self.weights["w"] += 1
-            self.trainer.finish_update(PolicyMark(step, step))
+            self.trainer.finish_update(PolicyVersion(step, step))
         await explore
 
     async def _explore(self) -> None:
@@ -110,17 +110,17 @@ def test_every_order_of_events_ends_with_versions_that_grow(style: str, interval
 # --- the checklist: dynamic_by_explorer ----------------------------------------------------------------------------
 
 
-def ends(style: str, **numbers: int | None) -> tuple[ExplorerEnd, TrainerEnd, MemoryMailbox, Served]:
-    bell = Bell()
-    mailbox, served = MemoryMailbox(bell.ring), Served()
+def ends(style: str, **numbers: int | None) -> tuple[ExplorerSync, TrainerSync, MemoryWeightStore, Served]:
+    bell = Notifier()
+    mailbox, served = MemoryWeightStore(bell.ring), Served()
     chosen = rules(style, **numbers)
-    explorer = ExplorerEnd(chosen, mailbox, served, bell, start=START, timeout_s=HANG_S)
-    return explorer, TrainerEnd(chosen, mailbox, dict, start=START), mailbox, served
+    explorer = ExplorerSync(chosen, mailbox, served, bell, start=START, timeout_s=HANG_S)
+    return explorer, TrainerSync(chosen, mailbox, dict, start=START), mailbox, served
 
 
-def finish(trainer: TrainerEnd, step: int) -> None:
+def finish(trainer: TrainerSync, step: int) -> None:
     trainer._weights = lambda: {"w": torch.tensor(step)}
-    trainer.finish_update(PolicyMark(step, step))
+    trainer.finish_update(PolicyVersion(step, step))
 
 
 def test_the_explorer_asks_after_so_many_rollouts_and_a_starved_trainer_answers() -> None:
@@ -134,13 +134,13 @@ def test_the_explorer_asks_after_so_many_rollouts_and_a_starved_trainer_answers(
         assert mailbox.requested() == 1
         # The trainer has made no update since: it waits for experience, and answers meanwhile.
         trainer.answer()
-        assert mailbox.newest() == PolicyMark(2, 2)
+        assert mailbox.newest() == PolicyVersion(2, 2)
         await explorer.admit(4)
         assert served.versions == [0, 2]
         # The next request is due three rollouts after these weights came.
         trainer.answer()
         finish(trainer, 3)
-        assert mailbox.newest() == PolicyMark(2, 2)
+        assert mailbox.newest() == PolicyVersion(2, 2)
 
     asyncio.run(run())
 
@@ -169,9 +169,9 @@ def test_the_trainer_publishes_by_itself_in_the_other_styles() -> None:
         finish(trainer, 1)
         assert mailbox.newest() is None
         finish(trainer, 2)
-        assert mailbox.newest() == PolicyMark(2, 2)
+        assert mailbox.newest() == PolicyVersion(2, 2)
         finish(trainer, 3)
-        assert mailbox.newest() == PolicyMark(2, 2)
+        assert mailbox.newest() == PolicyVersion(2, 2)
 
 
 @pytest.mark.parametrize(
@@ -216,14 +216,16 @@ def test_a_long_wait_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytes
     monkeypatch.setattr(waiting, "_POLL_S", 0.01)
     answers = iter([False] * 6 + [True])
     with caplog.at_level(logging.WARNING):
-        asyncio.run(Bell().wait_until(lambda: next(answers), who="the trainer", reason="rollout 3", timeout_s=HANG_S))
+        asyncio.run(
+            Notifier().wait_until(lambda: next(answers), who="the trainer", reason="rollout 3", timeout_s=HANG_S)
+        )
     (told,) = (record.getMessage() for record in caplog.records)
     assert re.fullmatch(r"the trainer has been waiting \d+ s for rollout 3", told)
 
 
 def test_a_wait_can_be_cancelled_while_the_bell_rings() -> None:
     async def run() -> None:
-        bell = Bell()
+        bell = Notifier()
         waiter = asyncio.create_task(bell.wait_until(lambda: False, who="a", reason="b", timeout_s=HANG_S))
         await asyncio.sleep(0)
         bell.ring()
@@ -254,8 +256,8 @@ def test_offset_and_bound_follow_from_each_other(given: dict[str, int], offset: 
 
 
 def test_an_explorer_that_is_alone_waits_for_nobody_unless_told_to() -> None:
-    alone = rules_of(SyncSettings(), is_alone=True)
-    assert [alone.needed_for(number) for number in (1, 50)] == [0, 0]
+    alone = list_policies(SyncSettings(), is_alone=True)
+    assert [alone.required_version(number) for number in (1, 50)] == [0, 0]
     assert alone.may_load(7)
-    bounded = rules_of(SyncSettings(max_staleness=2), is_alone=True)
-    assert bounded.needed_for(50) == 47
+    bounded = list_policies(SyncSettings(max_staleness=2), is_alone=True)
+    assert bounded.required_version(50) == 47

@@ -12,8 +12,8 @@ import numpy as np
 from turnwise.learn.pack import pack
 from turnwise.report.manifest import collect_manifest
 from turnwise.report.run_dir import RunDirectory
-from turnwise.report.token_log import LearningRecorder
-from turnwise.report.token_log_codec import LearntBatch
+from turnwise.report.token_log import TokenLogWriter
+from turnwise.report.token_log_codec import UpdateRecord
 from turnwise.report.trajectories import TrajectoryWriter
 from turnwise.types import (
     Annotations,
@@ -29,7 +29,7 @@ from turnwise.types import (
     Turn,
     UpdateTrace,
 )
-from turnwise.view.policy_query import PolicyAnswer, PolicyQuestion
+from turnwise.view.policy_query import PolicyPrediction, PolicyQuery
 
 CONFIG = """\
 recipe: made
@@ -85,7 +85,7 @@ def add_step(
         for sibling in range(siblings)
     ]
     TrajectoryWriter(directory.trajectories, max_per_step=len(episodes)).write(step, episodes)
-    LearningRecorder(directory.learning_record, "all").write(step, _learn(rng, step, episodes, has_trace=has_trace))
+    TokenLogWriter(directory.learning_record, "all").write(step, _learn(rng, step, episodes, has_trace=has_trace))
     success = float(np.mean([episode.is_success for episode in episodes]))
     row = {"step": step, "time_s": 2.0 * step, "rollout/success": success, "rollout/return": success}
     row |= {"learn/entropy": 1 / step, "time/rollout_s": 1.5, "time/learn_s": 0.5, "rollout/tokens_per_s": 99.0}
@@ -129,7 +129,7 @@ def _episode(rng: np.random.Generator, name: TrajectoryId, replies: Sequence[str
     )
 
 
-def _learn(rng: np.random.Generator, step: int, episodes: Sequence[Trajectory], *, has_trace: bool) -> LearntBatch:
+def _learn(rng: np.random.Generator, step: int, episodes: Sequence[Trajectory], *, has_trace: bool) -> UpdateRecord:
     samples = []
     for episode in episodes:
         (segment,) = episode.segments
@@ -163,7 +163,7 @@ def _learn(rng: np.random.Generator, step: int, episodes: Sequence[Trajectory], 
         token_penalties=None,
     )
     report = StepReport(policy_version=step, metrics={}, trace=trace if has_trace else None)
-    return LearntBatch.of(samples, batch, report, annotated=experiences, annotations=annotations)
+    return UpdateRecord.of(samples, batch, report, annotated=experiences, annotations=annotations)
 
 
 def _column(rng: np.random.Generator, mask: np.ndarray) -> np.ndarray:
@@ -198,12 +198,12 @@ class FakeVoice:
     """Says three tokens, the last of which cannot be drawn, and goes on with two."""
 
     def __init__(self) -> None:
-        self.asked: list[PolicyQuestion] = []
+        self.asked: list[PolicyQuery] = []
 
-    def ask(self, question: PolicyQuestion) -> PolicyAnswer:
+    def ask(self, question: PolicyQuery) -> PolicyPrediction:
         self.asked.append(question)
         logprobs = (math.log(0.75), math.log(0.25), -math.inf)
-        return PolicyAnswer(token_ids=(7, 8, 9), logprobs=logprobs, continuation_ids=(7, 2))
+        return PolicyPrediction(token_ids=(7, 8, 9), logprobs=logprobs, continuation_ids=(7, 2))
 
 
 def add_checkpoint(run: Path, step: int, *, policy_version: int) -> Path:

@@ -14,23 +14,23 @@ from turnwise.config.kinds import ADVANTAGE_ESTIMATORS
 from turnwise.errors import RunError
 from turnwise.report.run_dir import RunDirectory
 from turnwise.report.token_log_reader import RecordedToken
-from turnwise.view.server import ANSWERS, Shelf
+from turnwise.view.server import ANSWERS, RunCollection
 
 from .made_run import add_step, forget_success, make_run
 
 NAME = "2/frozen_lake/train/200/1"
 
 
-def ask(shelf: Shelf, name: str, **words: object) -> Any:
+def ask(shelf: RunCollection, name: str, **words: object) -> Any:
     """Through JSON, as the page gets it."""
     answer = ANSWERS[name](shelf, {key: str(value) for key, value in words.items()})
     return json.loads(json.dumps(answer, allow_nan=False))
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
+def shelf(tmp_path: Path) -> RunCollection:
     make_run(tmp_path / "run", groups=3)
-    return Shelf([tmp_path / "run"])
+    return RunCollection([tmp_path / "run"])
 
 
 # --- numbers are those of the record ---------------------------------------------------------------------------------
@@ -38,7 +38,7 @@ def shelf(tmp_path: Path) -> Shelf:
 
 def test_a_thousand_random_tokens_are_on_the_page_as_they_are_on_record(tmp_path: Path) -> None:
     make_run(tmp_path / "run", steps=6, groups=10, siblings=4, replies=["a", "b", "c"])
-    shelf = Shelf([tmp_path])
+    shelf = RunCollection([tmp_path])
     rng = np.random.default_rng(0)
     record = shelf.get("run").files
     compared = 0
@@ -58,13 +58,13 @@ def test_a_thousand_random_tokens_are_on_the_page_as_they_are_on_record(tmp_path
 
 def test_numbers_that_are_not_known_are_null(tmp_path: Path) -> None:
     make_run(tmp_path / "run", has_trace=False)
-    told = ask(Shelf([tmp_path]), "episode", run="run", step=2, id=NAME)["tokens"]
+    told = ask(RunCollection([tmp_path]), "episode", run="run", step=2, id=NAME)["tokens"]
     assert told["has_trace"] is False
     known = [value for value, is_sampled in zip(told["entropy"], told["is_sampled"], strict=True) if is_sampled]
     assert set(known) == {None}
 
 
-def test_curves_are_the_metrics_and_end_with_the_last_evaluation(shelf: Shelf) -> None:
+def test_curves_are_the_metrics_and_end_with_the_last_evaluation(shelf: RunCollection) -> None:
     told = ask(shelf, "metrics", run="run", names="rollout/success,learn/entropy,eval/success,nothing")
     assert told["steps"] == [1, 2, 3]
     assert told["columns"]["learn/entropy"] == [1.0, 0.5, 1 / 3]
@@ -75,7 +75,7 @@ def test_curves_are_the_metrics_and_end_with_the_last_evaluation(shelf: Shelf) -
 # --- credit ----------------------------------------------------------------------------------------------------------
 
 
-def test_credit_under_every_rule_is_what_the_rule_says(shelf: Shelf) -> None:
+def test_credit_under_every_rule_is_what_the_rule_says(shelf: RunCollection) -> None:
     told = ask(shelf, "credit", run="run", step=2, id=NAME)
     tokens = shelf.get("run").files.tokens(2)
     assert told["trained_with"] == "gae"
@@ -91,7 +91,7 @@ def test_credit_under_every_rule_is_what_the_rule_says(shelf: Shelf) -> None:
 
 def test_rules_that_compare_siblings_are_left_out_where_there_are_none(tmp_path: Path) -> None:
     make_run(tmp_path / "run", siblings=1)
-    told = ask(Shelf([tmp_path]), "credit", run="run", step=2, id="2/frozen_lake/train/200/0")
+    told = ask(RunCollection([tmp_path]), "credit", run="run", step=2, id="2/frozen_lake/train/200/0")
     assert "played every task once" in told["left_out"]["grpo"]
     assert "reinforce" in told["rules"]
 
@@ -103,7 +103,7 @@ def names(answer: dict[str, Any]) -> list[str]:
     return [row["id"] for row in answer["episodes"]]
 
 
-def test_episodes_come_newest_first_page_by_page(shelf: Shelf) -> None:
+def test_episodes_come_newest_first_page_by_page(shelf: RunCollection) -> None:
     first = ask(shelf, "episodes", run="run", limit=4)
     second = ask(shelf, "episodes", run="run", limit=4, offset=4)
     assert first["total"] == 18
@@ -130,7 +130,7 @@ def test_episodes_come_newest_first_page_by_page(shelf: Shelf) -> None:
         ({"text": "swim"}, 0),
     ],
 )
-def test_episodes_are_filtered(shelf: Shelf, asked: dict[str, object], expected: int) -> None:
+def test_episodes_are_filtered(shelf: RunCollection, asked: dict[str, object], expected: int) -> None:
     found = ask(shelf, "episodes", run="run", limit=100, **asked)
     assert (found["total"], len(found["episodes"])) == (expected, expected)
 
@@ -140,11 +140,11 @@ def test_an_evaluation_before_the_first_step_is_no_result_of_it(tmp_path: Path) 
     metrics = RunDirectory.open(run).metrics
     before = json.dumps({"step": 0, "time_s": 0.0, "eval/success": 0.5, "eval/return": 0.5}) + "\n"
     metrics.write_text(before + metrics.read_text())
-    (told,) = ask(Shelf([run]), "runs")["runs"]
+    (told,) = ask(RunCollection([run]), "runs")["runs"]
     assert (told["success_before"], told["success_after"], told["return_after"]) == (0.5, None, None)
     with metrics.open("a") as file:
         file.write(json.dumps({"step": 4, "time_s": 9.0, "eval/success": 0.75, "eval/return": 0.75}) + "\n")
-    (told,) = ask(Shelf([run]), "runs")["runs"]
+    (told,) = ask(RunCollection([run]), "runs")["runs"]
     assert (told["success_before"], told["success_after"], told["return_after"]) == (0.5, 0.75, 0.75)
 
 
@@ -154,14 +154,14 @@ def test_a_first_evaluation_that_said_nothing_is_not_replaced_by_a_later_one(tmp
     first = {"step": 0, "time_s": 0.0, "eval/success": None, "eval/return": None}
     later = {"step": 4, "time_s": 9.0, "eval/success": 0.3, "eval/return": 0.4}
     metrics.write_text(json.dumps(first) + "\n" + metrics.read_text() + json.dumps(later) + "\n")
-    (told,) = ask(Shelf([run]), "runs")["runs"]
+    (told,) = ask(RunCollection([run]), "runs")["runs"]
     assert (told["success_before"], told["return_before"]) == (None, None)
     assert (told["success_after"], told["return_after"]) == (0.3, 0.4)
 
 
 def test_what_nobody_said_about_success_stays_unknown(tmp_path: Path) -> None:
     forget_success(make_run(tmp_path / "run", groups=3))
-    shelf = Shelf([tmp_path / "run"])
+    shelf = RunCollection([tmp_path / "run"])
     found = ask(shelf, "episodes", run="run", limit=100)
     assert {row["is_success"] for row in found["episodes"]} == {None}
     assert [ask(shelf, "episodes", run="run", success=said)["total"] for said in (-1, 0, 1)] == [18, 0, 0]
@@ -175,14 +175,14 @@ def test_what_nobody_said_about_success_stays_unknown(tmp_path: Path) -> None:
 
 def test_free_text_is_found_in_what_was_said_and_not_in_packed_tokens_or_keys(tmp_path: Path) -> None:
     make_run(tmp_path / "run", replies=('Grüße \\ "quoted"',))
-    shelf = Shelf([tmp_path])
+    shelf = RunCollection([tmp_path])
     for said in ("grüße", '"QUOTED"', "\\"):
         assert ask(shelf, "episodes", run="run", text=said)["total"] > 0
     for unsaid in ("eJ", "response_text", "segments"):
         assert ask(shelf, "episodes", run="run", text=unsaid)["total"] == 0
 
 
-def test_a_question_that_is_none_is_refused_in_words(shelf: Shelf) -> None:
+def test_a_question_that_is_none_is_refused_in_words(shelf: RunCollection) -> None:
     with pytest.raises(RunError, match="step_from: 'x' given; expected a number"):
         ask(shelf, "episodes", run="run", step_from="x")
     with pytest.raises(RunError, match="sort: 'id; drop table' given"):
@@ -193,7 +193,7 @@ def test_a_question_that_is_none_is_refused_in_words(shelf: Shelf) -> None:
         ask(shelf, "episode", run="run")
 
 
-def test_a_number_that_no_table_can_hold_is_refused_like_one_that_is_none(shelf: Shelf) -> None:
+def test_a_number_that_no_table_can_hold_is_refused_like_one_that_is_none(shelf: RunCollection) -> None:
     for huge in ("9" * 25, "-" + "9" * 25):
         for name in ("step_from", "turns_to", "success"):
             with pytest.raises(RunError, match=f"{name}: '{huge}' given; expected a number"):
@@ -210,7 +210,7 @@ def test_a_number_that_no_table_can_hold_is_refused_like_one_that_is_none(shelf:
 
 def test_new_steps_are_found_and_forgotten_ones_are_gone(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", has_ended=False)
-    shelf = Shelf([tmp_path])
+    shelf = RunCollection([tmp_path])
     mark = ask(shelf, "changes")["runs"]["run"]
     assert ask(shelf, "episodes", run="run")["total"] == 12
     add_step(RunDirectory.open(run), 4)
@@ -222,7 +222,7 @@ def test_new_steps_are_found_and_forgotten_ones_are_gone(tmp_path: Path) -> None
     assert {told["name"] for told in ask(shelf, "runs")["runs"]} == {"run", "another"}
 
 
-def test_an_episode_without_kept_text_is_put_together_from_its_tokens(shelf: Shelf) -> None:
+def test_an_episode_without_kept_text_is_put_together_from_its_tokens(shelf: RunCollection) -> None:
     directory = shelf.get("run").files.directory
     (directory.trajectories / "step-000002.jsonl").unlink()
     told = ask(shelf, "episode", run="run", step=2, id=NAME)
@@ -233,11 +233,11 @@ def test_an_episode_without_kept_text_is_put_together_from_its_tokens(shelf: She
         ask(shelf, "episode", run="run", step=2, id="2/frozen_lake/train/200/9")
 
 
-def test_an_episode_without_a_record_shows_the_tokens_it_was_played_with(shelf: Shelf) -> None:
+def test_an_episode_without_a_record_shows_the_tokens_it_was_played_with(shelf: RunCollection) -> None:
     directory = shelf.get("run").files.directory
     learnt = ask(shelf, "episode", run="run", step=2, id=NAME)["tokens"]
     directory.learning_record.unlink()
-    played = ask(Shelf([directory.path]), "episode", run="run", step=2, id=NAME)["tokens"]
+    played = ask(RunCollection([directory.path]), "episode", run="run", step=2, id=NAME)["tokens"]
     assert (learnt["source"], played["source"]) == ("learning record", "episode")
     assert played["behavior_logprob"] == learnt["behavior_logprob"]
     assert "advantage" not in played
@@ -247,7 +247,7 @@ def test_runs_of_one_name_are_told_apart_when_one_of_them_comes_or_goes(tmp_path
     first, second = tmp_path / "a" / "seed0", tmp_path / "b" / "seed0"
     make_run(tmp_path / "a" / "seed1")
     make_run(second)
-    shelf = Shelf([tmp_path / "a", tmp_path / "b"])
+    shelf = RunCollection([tmp_path / "a", tmp_path / "b"])
 
     def named() -> dict[str, str]:
         told = ask(shelf, "runs")["runs"]
@@ -263,4 +263,4 @@ def test_runs_of_one_name_are_told_apart_when_one_of_them_comes_or_goes(tmp_path
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is no run and has none in it"):
-        Shelf([tmp_path])
+        RunCollection([tmp_path])

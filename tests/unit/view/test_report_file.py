@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from turnwise.view.report_file import write_report
-from turnwise.view.server import Shelf
+from turnwise.view.server import RunCollection
 
 from .made_run import make_run
 
@@ -17,9 +17,9 @@ SIBLINGS = 4
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> RunCollection:
     """A run of 640 episodes: more than a page of the list can hold."""
-    return Shelf([make_run(tmp_path_factory.mktemp("runs") / "run", steps=5, groups=32, siblings=SIBLINGS)])
+    return RunCollection([make_run(tmp_path_factory.mktemp("runs") / "run", steps=5, groups=32, siblings=SIBLINGS)])
 
 
 def told_in(report: str) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def told_in(report: str) -> dict[str, Any]:
     return answers['["episodes",[["run","run"]]]']
 
 
-def test_episodes_are_spread_over_the_whole_run(shelf: Shelf) -> None:
+def test_episodes_are_spread_over_the_whole_run(shelf: RunCollection) -> None:
     told = told_in(write_report(shelf, "run", num_episodes=40))
     steps = [row["step"] for row in told["episodes"]]
     assert {step: steps.count(step) for step in steps} == dict.fromkeys((5, 4, 3, 2, 1), 2 * SIBLINGS)
@@ -39,6 +39,6 @@ def test_episodes_are_spread_over_the_whole_run(shelf: Shelf) -> None:
     assert told["num_files_left"] == 0
 
 
-def test_a_report_without_episodes_has_none(shelf: Shelf) -> None:
+def test_a_report_without_episodes_has_none(shelf: RunCollection) -> None:
     told = told_in(write_report(shelf, "run", num_episodes=0))
     assert (told["total"], told["episodes"]) == (0, [])

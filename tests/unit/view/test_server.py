@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise.view.server import ASSETS, POLICY, SCRIPTS, Shelf, make_app, read_asset
+from turnwise.view.server import ASSETS, POLICY, SCRIPTS, RunCollection, make_app, read_asset
 
 from .made_run import make_run
 
@@ -19,7 +19,7 @@ PAGE = Path(__file__).parents[3] / "src" / "turnwise" / "view" / "page"
 @pytest.fixture
 def client(tmp_path: Path):  # type: ignore[no-untyped-def]
     make_run(tmp_path / "run")
-    app = make_app(Shelf([tmp_path]), token="secret", port=8000)
+    app = make_app(RunCollection([tmp_path]), token="secret", port=8000)
     return testclient.TestClient(app, base_url="http://127.0.0.1:8000", follow_redirects=False)
 
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from turnwise.envs.base import BaseEnv, check_split
 from turnwise.errors import ConfigError, TaskError
-from turnwise.infra.process_state import OwnGlobalRngs
-from turnwise.infra.seeds import draw_seed
-from turnwise.infra.untrusted import tell_error
+from turnwise.infra.process_state import GlobalRngGuard
+from turnwise.infra.seeds import random_seed
+from turnwise.infra.untrusted import format_error
 
 SPLITS = ("train", "eval")
 MAX_REPLY_LENGTH = 10_000
@@ -32,7 +32,7 @@ class ExternalEnv(BaseEnv):
 
     def __init__(self, **params: object) -> None:
         super().__init__(**params)
-        self._rngs = OwnGlobalRngs(self.label())
+        self._rngs = GlobalRngGuard(self.label())
 
     def limit_calls(self, limit_s: float) -> None:
         """Others who draw from the same generators do not wait longer for a call of this one."""
@@ -41,7 +41,7 @@ class ExternalEnv(BaseEnv):
     def _begin(self, seed: int | None, split: str, dynamics_seed: int | None) -> tuple[int, int]:
         """The seed of the layout and that of chance, both given or drawn."""
         check_split(split, SPLITS, self.label())
-        seed = draw_seed() if seed is None else seed
+        seed = random_seed() if seed is None else seed
         if seed < 0:
             raise TaskError(f"{self.label()}: the seed {seed} was given; expected 0 or more.")
         self._rngs.seed(split_seed(seed, split))
@@ -54,7 +54,7 @@ class ExternalEnv(BaseEnv):
                 return make(**arguments)
             except Exception as error:
                 raise ConfigError(
-                    f"env '{self.label()}' cannot be made with the options {self.params.options}: {tell_error(error)}"
+                    f"env '{self.label()}' cannot be made with the options {self.params.options}: {format_error(error)}"
                 ) from error
 
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from turnwise.config.settings import Settings, require_elsewhere
+from turnwise.config.settings import Settings, require_in_env_python
 from turnwise.envs.adapters.external import (
     ExternalEnv,
     Option,
@@ -51,7 +51,7 @@ class GemEnv(ExternalEnv):
 
     def __init__(self, **params: object) -> None:
         super().__init__(**params)
-        gem, constants = (require_elsewhere(module, asked_by=self.label()) for module in self.packages)
+        gem, constants = (require_in_env_python(module, asked_by=self.label()) for module in self.packages)
         known = gem.envs.registration.ENV_REGISTRY
         if self.world_id not in known:
             meant = did_you_mean(self.world_id, known)

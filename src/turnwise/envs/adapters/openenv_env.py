@@ -63,7 +63,7 @@ class Reply(NamedTuple):
     """What the server says of it under `success` in its metadata; None: nothing, as most do."""
 
 
-class ActionRefusedError(EnvError):
+class InvalidActionError(EnvError):
     """The action does not fit the server's description of actions; nothing has happened."""
 
     def __init__(self, message: str, fields: frozenset[str]) -> None:
@@ -181,7 +181,7 @@ class Session:
         if code == "VALIDATION_ERROR":
             complaints = _read_complaints(data)
             told = "; ".join(f"{field}: {text}" for field, text in complaints.items()) or message
-            return ActionRefusedError(f"{self._label}: the server refuses '{kind}': {told}", frozenset(complaints))
+            return InvalidActionError(f"{self._label}: the server refuses '{kind}': {told}", frozenset(complaints))
         hint = ""
         if code == "CAPACITY_REACHED":
             hint = " Raise the server's max_concurrent_envs to the number of episodes that play at once."
@@ -282,7 +282,7 @@ class OpenEnvEnv(ExternalEnv):
             reply = self._session.step({**self.params.action_constants, self.params.action_field: action})
             self._text = self._tell(reply)
         except EnvError as error:
-            if isinstance(error, ActionRefusedError) and error.fields <= {self.params.action_field}:
+            if isinstance(error, InvalidActionError) and error.fields <= {self.params.action_field}:
                 return self._refuse()
             # A late answer would be taken for that to the next question.
             self._end()

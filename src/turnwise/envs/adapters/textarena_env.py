@@ -67,7 +67,7 @@ class TextArenaParams(Settings):
 _MODULE = "textarena.envs.utils.word_lists"
 
 
-def remember_dictionaries() -> None:
+def cache_dictionaries() -> None:
     """Called when a game has been made: only those of words load the module."""
     dictionary: Any = getattr(sys.modules.get(_MODULE), "EnglishDictionary", None)
     if dictionary is None or hasattr(dictionary, "remembered"):
@@ -139,7 +139,7 @@ class ScriptedOpponent:
         return next(self._next)
 
 
-class TextArenaGame(ExternalEnv):
+class TextArenaEnv(ExternalEnv):
     """One game of textarena, seen by player 0."""
 
     Params: ClassVar[type[Settings]] = TextArenaParams
@@ -155,7 +155,7 @@ class TextArenaGame(ExternalEnv):
         game_id = raw if raw in textarena.envs.registration.ENV_REGISTRY else self.game_id
         self._new_game = lambda: self._make(lambda **options: textarena.make(game_id, **options), **self.params.options)
         self._game = self._new_game()
-        remember_dictionaries()
+        cache_dictionaries()
         self._num_players: int | None = None
         self._text = ""
         self._turn: int | None = None
@@ -352,11 +352,11 @@ def _offers(messages: Any) -> list[str]:
 
 
 @lru_cache
-def adapt_textarena(game_id: str) -> type[TextArenaGame]:
+def adapt_textarena(game_id: str) -> type[TextArenaEnv]:
     """The environment class of an id."""
     require_env_id(game_id, "textarena:GuessTheNumber-v0")
     name = f"textarena:{game_id}"
     known = require_package("textarena", extra="textarena", asked_by=name).envs.registration.ENV_REGISTRY
     if game_id not in known:
         raise ConfigError(f"environment '{name}': textarena has no such game. {did_you_mean(game_id, known)}")
-    return define_env(TextArenaGame, name=name, game_id=game_id)
+    return define_env(TextArenaEnv, name=name, game_id=game_id)

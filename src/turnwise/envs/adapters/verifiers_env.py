@@ -32,7 +32,7 @@ from turnwise.envs.adapters.verifiers_runner import LOADED_LATER, PACKAGES, Aske
 from turnwise.envs.base import check_split
 from turnwise.errors import ConfigError, EnvError
 from turnwise.infra.parsing import parse_json
-from turnwise.infra.seeds import fingerprint
+from turnwise.infra.seeds import hash64
 
 _CALL_BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _PLAIN_REPLY = "Done."
@@ -151,7 +151,7 @@ class VerifiersEnv(ExternalEnv):
 
 def _split(tasks: Sequence[Any], eval_share: float, label: str) -> tuple[list[Any], list[Any]]:
     """Tasks for training and for evaluation; equal prompts are on one side."""
-    places = [fingerprint(task.data.prompt_text or task.key) for task in tasks]
+    places = [hash64(task.data.prompt_text or task.key) for task in tasks]
     if len(set(places)) < 2:
         raise ConfigError(f"{label} has {len(set(places))} different tasks; expected at least 2. See env.max_tasks.")
     ordered = sorted(set(places))

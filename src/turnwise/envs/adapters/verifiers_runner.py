@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.config.settings import require_elsewhere
+from turnwise.config.settings import require_in_env_python
 from turnwise.errors import ConfigError, EnvError
 
 _LISTEN_S = 60.0
@@ -42,7 +42,7 @@ _WATCH_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
-class ToolPrograms:
+class ToolProcessPool:
     """A process that only forks: the parent of all programs of tools of this one, with which they end."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class _Program:
         return code
 
 
-_PROGRAMS: dict[int, ToolPrograms] = {}
+_PROGRAMS: dict[int, ToolProcessPool] = {}
 """Of this process, by its id; a process that was forked from it has none yet."""
 
 
@@ -89,7 +89,7 @@ def fork_tool_programs(runtime_class: Any) -> None:
     """Let `runtime_class`, which starts programs on this machine, fork those of tools from now on."""
     if threading.active_count() > 1 or os.getpid() in _PROGRAMS:
         return
-    programs = _PROGRAMS[os.getpid()] = ToolPrograms()
+    programs = _PROGRAMS[os.getpid()] = ToolProcessPool()
     run_anew = runtime_class.run_background
 
     async def run_background(self: Any, argv: Sequence[str], env: Mapping[str, str], log: str) -> None:
@@ -230,13 +230,13 @@ class VerifiersStage:
     def __init__(self, name: str, options: Mapping[str, object], label: str, time_limit_s: float) -> None:
         self._label = label
         self._time_limit_s = time_limit_s
-        self._vf, *_ = (require_elsewhere(module, asked_by=label) for module in PACKAGES)
+        self._vf, *_ = (require_in_env_python(module, asked_by=label) for module in PACKAGES)
         self._told: queue.SimpleQueue[Told] = queue.SimpleQueue()
         self._episode: asyncio.Task[None] | None = None
         self._reply: asyncio.Future[Mapping[str, Any]] | None = None
         self._env = self._make(name, options)
         # Behind the taskset's own imports and before any thread: this is where programs of tools are forked from.
-        fork_tool_programs(require_elsewhere("verifiers.v1.runtimes", asked_by=label).SubprocessRuntime)
+        fork_tool_programs(require_in_env_python("verifiers.v1.runtimes", asked_by=label).SubprocessRuntime)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name=label, daemon=True).start()
         self._closing = asyncio.Event()
@@ -312,7 +312,7 @@ class VerifiersStage:
 
     async def _serve(self, opened: asyncio.Future[None]) -> None:
         """Hold the package's servers and the model's address until the stage closes."""
-        web = require_elsewhere("aiohttp.web", asked_by=self._label)
+        web = require_in_env_python("aiohttp.web", asked_by=self._label)
         app = web.Application()
         app.router.add_post("/chat/completions", self._answer)
         runner = web.AppRunner(app)
@@ -354,7 +354,7 @@ class VerifiersStage:
 
     async def _answer(self, request: Any) -> Any:
         """A call of the model: hand it out, and wait for the reply as long as it takes."""
-        web = require_elsewhere("aiohttp.web", asked_by=self._label)
+        web = require_in_env_python("aiohttp.web", asked_by=self._label)
         body = await request.json()
         self._reply = self._loop.create_future()
         self._told.put(Asked(body["messages"], body.get("tools") or ()))
@@ -375,7 +375,7 @@ async def _result_of(future: asyncio.Future[None]) -> None:
 
 def _seats(config_class: Any) -> list[str]:
     """The agents of an environment: the fields of its settings that are one."""
-    agent = require_elsewhere("verifiers.v1", asked_by="verifiers").AgentConfig
+    agent = require_in_env_python("verifiers.v1", asked_by="verifiers").AgentConfig
     return [name for name, field in config_class.model_fields.items() if isinstance(field.default, agent)]
 
 
@@ -395,9 +395,9 @@ def _weigh(episode: Any) -> Outcome:
 
 def _make_harness(vf: Any) -> ModuleType:
     """The package's chat loop with the tools of a task, in this process instead of in one of its own."""
-    tools: Any = require_elsewhere("verifiers.v1.harnesses.utils.mcp", asked_by="verifiers")
-    chat: Any = require_elsewhere("verifiers.v1.dialects.chat", asked_by="verifiers")
-    openai: Any = require_elsewhere("openai", asked_by="verifiers")
+    tools: Any = require_in_env_python("verifiers.v1.harnesses.utils.mcp", asked_by="verifiers")
+    chat: Any = require_in_env_python("verifiers.v1.dialects.chat", asked_by="verifiers")
+    openai: Any = require_in_env_python("openai", asked_by="verifiers")
 
     class InProcessHarness(vf.Harness[vf.HarnessConfig]):
         APPENDS_SYSTEM_PROMPT = True

@@ -14,8 +14,8 @@ from turnwise.envs.alfworld.generator import AlfWorldParams, draw_household
 from turnwise.envs.alfworld.planner import explore, shortest_plan
 from turnwise.envs.base import BaseEnv, check_split
 from turnwise.errors import EnvError, TaskError
-from turnwise.infra.process_state import OwnGlobalRngs
-from turnwise.infra.seeds import draw_seed
+from turnwise.infra.process_state import GlobalRngGuard
+from turnwise.infra.seeds import random_seed
 
 __all__ = ["AlfWorld"]
 
@@ -38,7 +38,7 @@ class TextWorldEngine:
         require_package("fast_downward", extra="alfworld", asked_by=_ASKED_BY)
         wrappers = require_package("alfworld.agents.environment.alfred_tw_env", extra="alfworld", asked_by=_ASKED_BY)
         self._name_things = wrappers.AlfredDemangler
-        self._rngs = OwnGlobalRngs(_ASKED_BY)
+        self._rngs = GlobalRngGuard(_ASKED_BY)
         self._game: Any = None
         self._file: Path | None = None
         self._played: list[str] = []
@@ -143,7 +143,7 @@ class AlfWorld(BaseEnv):
 
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
         check_split(split, SPLITS, self.name)
-        seed = draw_seed() if seed is None else seed
+        seed = random_seed() if seed is None else seed
         split = "unseen" if split == "eval" else split
         file = self._find_file(seed, split)
         self.game = Game(draw_household(self.params, seed, split) if file is None else load_game(file))

@@ -9,7 +9,7 @@ from turnwise.config.settings import Settings
 from turnwise.envs.base import BaseEnv, check_split
 from turnwise.envs.countdown.puzzle import CountdownParams, Graded, Puzzle, draw_puzzle, grade, load_puzzles, solve
 from turnwise.errors import EnvError
-from turnwise.infra.seeds import draw_seed
+from turnwise.infra.seeds import random_seed
 
 __all__ = ["Countdown"]
 
@@ -38,7 +38,7 @@ class Countdown(BaseEnv):
 
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
         check_split(split, SPLITS, self.name)
-        seed = draw_seed() if seed is None else seed
+        seed = random_seed() if seed is None else seed
         self.puzzle = draw_puzzle(self.params, seed, split) if self._rows is None else self._rows.pick(split, seed)
         self._attempts = ()
         self._phase = "playing"

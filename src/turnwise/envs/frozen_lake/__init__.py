@@ -19,7 +19,7 @@ from turnwise.envs.frozen_lake.layout import (
     myopic_move,
     neighbours,
 )
-from turnwise.infra.seeds import draw_seed, make_rng
+from turnwise.infra.seeds import make_rng, random_seed
 
 __all__ = ["FrozenLake"]
 
@@ -56,7 +56,7 @@ class FrozenLake(BaseEnv):
 
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
         check_split(split, SPLITS, self.name)
-        seed = draw_seed() if seed is None else seed
+        seed = random_seed() if seed is None else seed
         layout = draw_layout(self.params, seed, split)
         slips = None
         if self.params.is_slippery:

@@ -22,7 +22,7 @@ from turnwise.envs.metamathqa.problems import (
 )
 from turnwise.envs.rows import Splits
 from turnwise.errors import TaskError
-from turnwise.infra.seeds import draw_seed, make_rng
+from turnwise.infra.seeds import make_rng, random_seed
 
 __all__ = ["MetaMathQA"]
 
@@ -108,7 +108,7 @@ class MetaMathQA(BaseEnv):
 
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
         check_split(split, SPLITS, self.name)
-        seed = draw_seed() if seed is None else seed
+        seed = random_seed() if seed is None else seed
         self._problem = self._choose(seed, split)
         self._num_wrong = 0
         self._phase = "playing"

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 from turnwise.envs.metamathqa.grading import MAX_ANSWER_LENGTH, find_final_answer
 from turnwise.envs.rows import Row, RowFile, RowFormat, Splits, describe_keys, hold_out_rows, load_rows, split_rows
-from turnwise.infra.seeds import fingerprint
+from turnwise.infra.seeds import hash64
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Problem:
 
 def is_held_out(origin: str, eval_share: float) -> bool:
     """Return whether an origin belongs to evaluation, by its hash alone."""
-    return fingerprint(origin) < eval_share * 2**64
+    return hash64(origin) < eval_share * 2**64
 
 
 QUESTION_FIELDS = ("query", "question", "problem")

@@ -25,7 +25,7 @@ from turnwise.envs.prompts.sources import (
     split_prompts,
 )
 from turnwise.envs.rows import parse_rows
-from turnwise.infra.seeds import draw_seed
+from turnwise.infra.seeds import random_seed
 
 __all__ = ["Dataset", "Prompts"]
 
@@ -79,7 +79,7 @@ class Prompts(BaseEnv):
 
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
         check_split(split, SPLITS, self.name)
-        self._row = self._prompts.pick(split, draw_seed() if seed is None else seed)
+        self._row = self._prompts.pick(split, random_seed() if seed is None else seed)
         self._phase = "playing"
         return self._row.prompt
 

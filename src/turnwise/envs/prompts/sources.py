@@ -23,7 +23,7 @@ from turnwise.envs.rows import (
     load_rows,
 )
 from turnwise.errors import TaskError
-from turnwise.infra.seeds import fingerprint, make_rng
+from turnwise.infra.seeds import hash64, make_rng
 from turnwise.types import Message
 
 
@@ -61,7 +61,7 @@ def split_prompts(rows: Sequence[PromptRow], *, eval_share: float, source: str) 
             f"{source} holds {len(unique)} different prompts; expected at least 2, one for training and one for "
             "evaluation. Add prompts."
         )
-    in_eval = keys_held_out({row.prompt: fingerprint(row.prompt) / 2**64 for row in unique}, eval_share)
+    in_eval = keys_held_out({row.prompt: hash64(row.prompt) / 2**64 for row in unique}, eval_share)
     train = tuple(row for row in unique if row.prompt not in in_eval)
     held_out = tuple(row for row in unique if row.prompt in in_eval)
     return PromptSet(train, held_out, source, len(rows) - len(unique))

@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 from turnwise.config.settings import Settings
 from turnwise.envs.base import BaseEnv, check_split
 from turnwise.envs.sokoban.level import ACTIONS, SPLITS, Distances, Level, Room, SokobanParams, cells_of, draw_level
-from turnwise.infra.seeds import draw_seed
+from turnwise.infra.seeds import random_seed
 
 __all__ = ["Sokoban"]
 
@@ -38,7 +38,7 @@ class Sokoban(BaseEnv):
 
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
         check_split(split, SPLITS, self.name)
-        level, distances = draw_level(self.params, draw_seed() if seed is None else seed, split)
+        level, distances = draw_level(self.params, random_seed() if seed is None else seed, split)
         self._enter(level, distances, level.player, level.boxes)
         self._phase = "playing"
         return self.render()

@@ -38,7 +38,7 @@ from turnwise.envs.webshop.shop import (
     score_purchase,
 )
 from turnwise.errors import EnvError, TaskError
-from turnwise.infra.seeds import draw_seed, make_rng
+from turnwise.infra.seeds import make_rng, random_seed
 
 __all__ = ["WebShop"]
 
@@ -195,7 +195,7 @@ class WebShop(BaseEnv):
 
     def reset(self, seed: int | None = None, *, split: str = "train", dynamics_seed: int | None = None) -> str:
         check_split(split, SPLITS, self.name)
-        self.goal = self._given_goal or self._draw_goal(draw_seed() if seed is None else seed, split)
+        self.goal = self._given_goal or self._draw_goal(random_seed() if seed is None else seed, split)
         self._page = Page()
         self._phase = "playing"
         return self.render()

@@ -213,7 +213,7 @@ COLOURS = (
 _NOT_A_WORD = re.compile(r"[\W_]")
 
 
-def are_alike(first: str, second: str) -> bool:
+def is_similar(first: str, second: str) -> bool:
     """Whether two texts count as the same: a rounded ratio above 85."""
     return round(token_set_ratio(first, second)) > 85
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from turnwise.envs.webshop.search import COLOURS, SearchIndex, are_alike, basic_colour
+from turnwise.envs.webshop.search import COLOURS, SearchIndex, basic_colour, is_similar
 from turnwise.infra.seeds import make_rng
 
 LEVEL_MARK = "\u203a"
@@ -291,14 +291,14 @@ def meets_option(value: str, wanted: GoalOption, *, compat: bool) -> bool:
     if not compat:
         return value == normal_value(wanted.value)
     if wanted.name is None:
-        return are_alike(basic_colour(value), basic_colour(wanted.value))
+        return is_similar(basic_colour(value), basic_colour(wanted.value))
     # The original compares with the pair as it is printed, and only a whole value can be a basic colour there.
     text = wanted.value if wanted.value in COLOURS else str((wanted.name, wanted.value))
-    return are_alike(basic_colour(value), text)
+    return is_similar(basic_colour(value), text)
 
 
 def _has_attribute(product: Product, attribute: str) -> bool:
-    if any(are_alike(own, attribute) for own in product.attributes):
+    if any(is_similar(own, attribute) for own in product.attributes):
         return True
     texts = (product.title, " ".join(product.bullets), product.description)
     return any(attribute in text.lower() for text in texts)

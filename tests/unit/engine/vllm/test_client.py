@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from turnwise.engine.vllm_client import ServerClient, ServerGoneError, ServerRefusedError
+from turnwise.engine.vllm_client import ServerClient, ServerRequestError, ServerUnavailableError
 from turnwise.errors import EngineError
 from turnwise.types import GenerateRequest, Sampling
 
@@ -90,23 +90,23 @@ def test_a_text_is_scored_from_its_second_token_on(server: FakeVllm) -> None:
 
 def test_a_refusal_is_told_in_the_servers_words(server: FakeVllm) -> None:
     server.refused["/inference/v1/generate"] = 400
-    with pytest.raises(ServerRefusedError, match=r"says 400: .*is refused"):
+    with pytest.raises(ServerRequestError, match=r"says 400: .*is refused"):
         asyncio.run(connect(server).generate(request(), ()))
 
 
 def test_a_failure_inside_is_the_servers_own_only_where_it_is_ill(server: FakeVllm) -> None:
     server.refused["/resume"] = 500
-    with pytest.raises(ServerRefusedError, match="says 500"):
+    with pytest.raises(ServerRequestError, match="says 500"):
         asyncio.run(connect(server).resume())
     server.is_healthy = False
-    with pytest.raises(ServerGoneError, match="says 500"):
+    with pytest.raises(ServerUnavailableError, match="says 500"):
         asyncio.run(connect(server).resume())
 
 
 def test_a_server_that_is_gone_is_told_as_gone(server: FakeVllm) -> None:
     client = connect(server)
     server.die()
-    with pytest.raises(ServerGoneError, match=r"/inference/v1/generate cannot be reached"):
+    with pytest.raises(ServerUnavailableError, match=r"/inference/v1/generate cannot be reached"):
         asyncio.run(client.generate(request(), ()))
     assert not asyncio.run(client.is_healthy())
 
@@ -115,7 +115,7 @@ def test_a_slow_reply_is_no_death(server: FakeVllm) -> None:
     server.may_answer.clear()
     with pytest.raises(EngineError, match=r"did not answer within engine\.request_timeout_s = 0\.05") as caught:
         asyncio.run(connect(server, timeout_s=0.05).generate(request(), ()))
-    assert not isinstance(caught.value, ServerGoneError)
+    assert not isinstance(caught.value, ServerUnavailableError)
 
 
 def test_it_outlives_event_loops(server: FakeVllm) -> None:

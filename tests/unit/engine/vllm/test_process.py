@@ -17,7 +17,7 @@ from tests.clock import HANG_S
 from turnwise.cli import main
 from turnwise.engine import VllmEngineParams
 from turnwise.engine.vllm import VllmEngine, _stop_all
-from turnwise.engine.vllm_servers import ServerPlan, ServerProcess, find_python
+from turnwise.engine.vllm_servers import LaunchConfig, ServerProcess, find_python
 from turnwise.errors import ConfigError, EngineError, SyncError
 from turnwise.report.manifest import collect_manifest
 from turnwise.report.run_dir import RunDirectory
@@ -40,8 +40,8 @@ def settings(python: str, **also: Any) -> VllmEngineParams:
     return VllmEngineParams(start=True, python=python, start_timeout_s=HANG_S, **also)
 
 
-def plan(python: str, **also: Any) -> ServerPlan:
-    return ServerPlan.of(settings(python, **also), site(), 1, Path("logs"))
+def plan(python: str, **also: Any) -> LaunchConfig:
+    return LaunchConfig.of(settings(python, **also), site(), 1, Path("logs"))
 
 
 # --- how they are started --------------------------------------------------------------------------------------------
