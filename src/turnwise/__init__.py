@@ -6,6 +6,10 @@ Importing it is light: names load on first use, and torch only when something ne
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -85,3 +89,20 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+class _MovedModules:
+    """Finds modules under the paths that they had in earlier versions; asked after all other finders."""
+
+    @staticmethod
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None, /
+    ) -> ModuleSpec | None:
+        if not name.startswith("turnwise."):
+            return None
+        from turnwise.moved import find_moved  # noqa: PLC0415
+
+        return find_moved(name)
+
+
+sys.meta_path.append(_MovedModules)

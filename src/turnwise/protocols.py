@@ -346,6 +346,9 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
+# Documented names of earlier versions, for one release.
+Imitation, PolicyMark = SFTConfig, PolicyVersion
+
 __all__ = [
     "Buffer",
     "CallParser",
@@ -355,10 +358,12 @@ __all__ = [
     "CreditRule",
     "Engine",
     "Env",
+    "Imitation",
     "Judge",
     "Learner",
     "Mailbox",
     "PolicyLoss",
+    "PolicyMark",
     "PolicyVersion",
     "SFTConfig",
     "Sink",

@@ -356,3 +356,7 @@ def _spell_out(message: Message, syntax: ToolSyntax | None) -> Message:
         return message
     written = syntax.parser.write(message.tool_calls)
     return Message(message.role, f"{message.text}\n{written}" if message.text else written)
+
+
+LearnedTemplate = HFChatTemplate
+"""The documented name of earlier versions, for one release."""
