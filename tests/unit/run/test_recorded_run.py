@@ -11,7 +11,6 @@ import pytest
 
 import turnwise as tw
 from tests.unit.run.test_run import Killed, same_weights, untimed
-from turnwise.credit.gae import BiLevelGae
 from turnwise.errors import RunError
 from turnwise.learn.losses import PpoClip
 from turnwise.learn.trainer import Trainer
@@ -95,8 +94,8 @@ def test_the_sampling_policy_is_the_current_one_and_moves_with_the_epochs(tmp_pa
     assert max(abs(token.last_ratio - 1) for token in tokens) > 0.01
     rule = PpoClip(clip_high=0.001)
     for token in tokens:
-        is_above = token.advantage > 0 and token.last_ratio > 1 + rule.params.clip_high
-        is_below = token.advantage < 0 and token.last_ratio < 1 - rule.params.clip_low
+        is_above = token.advantage > 0 and token.last_ratio > 1 + rule.clip_high
+        is_below = token.advantage < 0 and token.last_ratio < 1 - rule.clip_low
         assert token.is_clipped == (is_above or is_below)
     assert any(token.is_clipped for token in tokens)
 
@@ -192,6 +191,6 @@ def test_the_price_of_leaving_the_reference_is_on_record(tmp_path: Path) -> None
     assert tokens.has_reference
     assert tokens.token_penalties is not None
     assert np.abs(tokens.token_penalties).max() > 0
-    samples = BiLevelGae(run.settings.credit)(tokens.experiences(), tokens.annotations())  # type: ignore[arg-type]
+    samples = run.settings.credit(tokens.experiences(), tokens.annotations())
     for sample, learnt in zip(samples, tokens.samples(), strict=True):
         np.testing.assert_array_equal(sample.advantages, learnt.advantages)
