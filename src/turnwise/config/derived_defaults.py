@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from turnwise.config.component import needs_scorer
 from turnwise.config.schema import TinySettings, TurnwiseSettings, made_for
-from turnwise.config.settings import describe_problem, written_keys
+from turnwise.config.settings import RawSettings, describe_problem, written_keys
 from turnwise.config.trust import UntrustedCodeError
 from turnwise.errors import ConfigError
 
@@ -19,7 +19,7 @@ _VLLM_HEAD_WIDTH = 32
 """The narrowest attention head that vLLM has a kernel for."""
 
 
-def fill_defaults(raw: dict[str, Any]) -> dict[str, Any]:
+def fill_defaults(raw: RawSettings) -> RawSettings:
     """Add the choices that follow from others."""
     raw = _with_default(raw, ("credit", "type"), _default_estimator(raw))
     if _find(raw, "reward", "judge", "type") not in (None, "none"):
@@ -34,7 +34,7 @@ def fill_defaults(raw: dict[str, Any]) -> dict[str, Any]:
     return raw
 
 
-def _fit_vllm(raw: dict[str, Any]) -> dict[str, Any]:
+def _fit_vllm(raw: RawSettings) -> RawSettings:
     """vLLM samples with other kernels than the learner, so correct for it; and make heads wide enough for them."""
     raw = _with_default(raw, ("learn", "correction", "type"), "truncated")
     width = _find(raw, "model", "tiny", "hidden_size") or TinySettings().hidden_size
@@ -44,7 +44,7 @@ def _fit_vllm(raw: dict[str, Any]) -> dict[str, Any]:
     return raw
 
 
-def _has_eval_files(raw: dict[str, Any]) -> bool:
+def _has_eval_files(raw: RawSettings) -> bool:
     """Whether every environment of the run has a file for evaluation."""
     mixed = _find(raw, "mix")
     tags = mixed if isinstance(mixed, dict) else {}
@@ -52,14 +52,14 @@ def _has_eval_files(raw: dict[str, Any]) -> bool:
     return all(path is not None for path in paths)
 
 
-def _default_estimator(raw: dict[str, Any]) -> str:
+def _default_estimator(raw: RawSettings) -> str:
     """GAE with a critic, else an estimator that compares a group if there are groups."""
     if _find(raw, "learn", "critic", "type") not in (None, "none"):
         return "gae"
     return "reinforce_pp" if _find(raw, "rollout", "group_size") == 1 else "grpo"
 
 
-def needs_reward_scorer(raw: dict[str, Any]) -> bool:
+def needs_reward_scorer(raw: RawSettings) -> bool:
     """Whether an environment of the run gives no rewards."""
     mixed = _find(raw, "mix")
     tags = mixed if isinstance(mixed, dict) else {}
@@ -70,7 +70,7 @@ def needs_reward_scorer(raw: dict[str, Any]) -> bool:
     return False
 
 
-def _with_default(raw: dict[str, Any], path: tuple[str, ...], value: object) -> dict[str, Any]:
+def _with_default(raw: RawSettings, path: tuple[str, ...], value: object) -> RawSettings:
     """Set a value if none is given."""
     key, *inner = path
     if not inner:
@@ -79,7 +79,7 @@ def _with_default(raw: dict[str, Any], path: tuple[str, ...], value: object) -> 
     return {**raw, key: _with_default(section, tuple(inner), value)} if isinstance(section, dict) else raw
 
 
-def _find(raw: dict[str, Any], *path: str) -> Any:
+def _find(raw: RawSettings, *path: str) -> Any:
     """The value at a path, or None; a value in place of a section is refused when the settings are validated."""
     found: Any = raw
     for key in path:
@@ -91,7 +91,7 @@ SHORTHANDS = ("multi_turn", "use_reward_model", "use_reward_critic")
 """Switches that stand for choices."""
 
 
-def expand_shorthands(raw: dict[str, Any]) -> dict[str, Any]:
+def expand_shorthands(raw: RawSettings) -> RawSettings:
     """Replace the switches by the choices that they stand for."""
     given = {name: _checked(name, raw[name]) for name in SHORTHANDS if name in raw}
     expanded = {name: value for name, value in raw.items() if name not in SHORTHANDS}
@@ -112,7 +112,7 @@ def expand_shorthands(raw: dict[str, Any]) -> dict[str, Any]:
     return _with_built_in_judge(expanded) if multi_turn is False else expanded
 
 
-def _single_turn(raw: dict[str, Any]) -> dict[str, Any]:
+def _single_turn(raw: RawSettings) -> RawSettings:
     """One turn, of the built-in prompts where nothing else is named."""
     raw = _with(raw, ("rollout", "max_turns"), 1)
     raw = raw if raw.get("env") else {**raw, "env": {"type": "prompts"}}
@@ -121,14 +121,14 @@ def _single_turn(raw: dict[str, Any]) -> dict[str, Any]:
     return _with(raw, ("context", "answer"), {"type": "plain"})
 
 
-def _with_built_in_judge(raw: dict[str, Any]) -> dict[str, Any]:
+def _with_built_in_judge(raw: RawSettings) -> RawSettings:
     """The built-in prompts have a built-in reward model; for other prompts a recipe must name one."""
     judge = _find(raw, "reward", "judge")
     is_unnamed = isinstance(judge, dict) and judge.get("type") == "model" and judge.get("path") is None
     return _with(raw, ("reward", "judge"), {**judge, "path": "tiny"}) if is_unnamed and _is_built_in(raw) else raw
 
 
-def _is_built_in(raw: dict[str, Any]) -> bool:
+def _is_built_in(raw: RawSettings) -> bool:
     return _find(raw, "env", "type") == "prompts" and _find(raw, "env", "path") is None
 
 
@@ -138,7 +138,7 @@ def _checked(name: str, value: object) -> bool:
     return value
 
 
-def _switched(choice: Any, is_wanted: bool) -> dict[str, Any]:
+def _switched(choice: Any, is_wanted: bool) -> RawSettings:
     """The choice that is there if it already fits; else a model, or none."""
     current = choice if isinstance(choice, dict) else {}
     if not is_wanted:
@@ -146,7 +146,7 @@ def _switched(choice: Any, is_wanted: bool) -> dict[str, Any]:
     return current if current.get("type", "none") != "none" else {**current, "type": "model"}
 
 
-def _with(raw: dict[str, Any], path: tuple[str, str], value: object) -> dict[str, Any]:
+def _with(raw: RawSettings, path: tuple[str, str], value: object) -> RawSettings:
     section = raw.get(path[0]) or {}
     if not isinstance(section, dict):
         raise ConfigError(f"{path[0]}: {section!r} given; expected a section of settings.")
@@ -162,7 +162,7 @@ _ENDPOINT = "openai"
 class Layer:
     """Keys that one source gives, over those of the layers before it."""
 
-    keys: Mapping[str, Any]
+    keys: Mapping[str, object]
     source: str
     is_pretrained: bool = False
     """Whether they count only where `model.path` is not 'tiny', or an endpoint answers."""
@@ -181,7 +181,7 @@ class Change:
         return f"{self.path}: {_word(self.before)} -> {_word(self.after)}"
 
 
-def split_layer(keys: Mapping[str, Any], source: str) -> list[Layer]:
+def split_layer(keys: Mapping[str, object], source: str) -> list[Layer]:
     """The keys of a source, and after them its section, where it has one."""
     own = {key: value for key, value in keys.items() if key != SECTION}
     section = keys.get(SECTION)
@@ -205,7 +205,7 @@ def give_way(layers: Sequence[Layer]) -> list[Layer]:
     ]
 
 
-def _without_idle(section: Mapping[str, Any], later: Sequence[Layer]) -> dict[str, Any]:
+def _without_idle(section: Mapping[str, object], later: Sequence[Layer]) -> RawSettings:
     def is_wanted(name: str) -> bool:
         said = [layer.keys.get(name) for layer in later if not layer.is_pretrained]
         return any(isinstance(keys, Mapping) and keys and "type" not in keys for keys in said)
@@ -213,14 +213,14 @@ def _without_idle(section: Mapping[str, Any], later: Sequence[Layer]) -> dict[st
     return {name: keys for name, keys in section.items() if keys != {"type": "none"} or not is_wanted(name)}
 
 
-def applies_to(raw: Mapping[str, Any]) -> bool:
+def applies_to(raw: Mapping[str, object]) -> bool:
     """Whether the policy is pretrained: another model than 'tiny', or one behind an endpoint."""
     model, engine = raw.get("model"), raw.get("engine")
     is_asked = isinstance(engine, Mapping) and engine.get("type") == _ENDPOINT
     return is_asked or (isinstance(model, Mapping) and model.get("path", _TINY) != _TINY)
 
 
-def without_tiny(raw: dict[str, Any]) -> dict[str, Any]:
+def without_tiny(raw: RawSettings) -> RawSettings:
     """Drop the sizes of the built-in model, which is not made if a section applies."""
     model = raw.get("model")
     if not isinstance(model, Mapping):
@@ -228,7 +228,7 @@ def without_tiny(raw: dict[str, Any]) -> dict[str, Any]:
     return {**raw, "model": {key: value for key, value in model.items() if key != _TINY}}
 
 
-def refuse_broken(raw: dict[str, Any], section: Mapping[str, Any]) -> None:
+def refuse_broken(raw: RawSettings, section: Mapping[str, object]) -> None:
     """Raise what is wrong inside a section alone; `raw` are all keys up to and with it."""
     try:
         settings_class = made_for(raw)
@@ -265,7 +265,7 @@ def describe_in_comment(changes: Sequence[Change]) -> str:
     return f"# from the section '{SECTION}' of the recipe, because '{_TINY}' does not answer: {paths}\n"
 
 
-def _holds(section: Mapping[str, Any], path: Sequence[str]) -> bool:
+def _holds(section: Mapping[str, object], path: Sequence[str]) -> bool:
     """Whether a section says something about a path."""
     inner: Any = section
     for key in path:
@@ -275,7 +275,7 @@ def _holds(section: Mapping[str, Any], path: Sequence[str]) -> bool:
     return bool(path)
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+def _flatten(values: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from _flatten(value, f"{prefix}{key}.")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -35,7 +35,7 @@ from turnwise.config.formats import CONFIG_FORMATS, ConfigFormat, Translation
 from turnwise.config.kinds import Choice, EnvSettings, params_class
 from turnwise.config.recipes import find_base, find_composed, find_recipe, read_settings_file, warn_shadowed_recipe
 from turnwise.config.schema import CHOICES, TurnwiseSettings, choice_at, made_for, without_switched
-from turnwise.config.settings import describe_problem, describe_problems, one_line, shorten, written_keys
+from turnwise.config.settings import RawSettings, describe_problem, describe_problems, one_line, shorten, written_keys
 from turnwise.config.trust import hide_secrets
 from turnwise.errors import ConfigError
 from turnwise.infra.parsing import MAX_DEPTH, check_yaml_depth
@@ -93,15 +93,15 @@ def load_with_translation(
 
 def read_keys(
     recipe: str | Path | Mapping[str, object], overrides: Sequence[str] | Mapping[str, object] = ()
-) -> dict[str, Any]:
+) -> RawSettings:
     """The keys of a recipe with its bases and overrides, before they are validated."""
     return _read(recipe, overrides).raw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Keys:
-    raw: dict[str, Any]
-    plain: dict[str, Any] | None
+    raw: RawSettings
+    plain: RawSettings | None
     """Without the sections `pretrained`; None where none applies."""
     translation: Translation | None
 
@@ -139,7 +139,7 @@ def _resolve_layers(layers: Sequence[Layer], name: str, translation: Translation
     """Merge the layers. A `pretrained` section with mistakes raises also if it does not apply."""
     layers = give_way(layers)
 
-    def finish(merged: DictConfig) -> dict[str, Any]:
+    def finish(merged: DictConfig) -> RawSettings:
         raw = _resolve(merged)
         return fill_defaults(expand_shorthands({**raw, "recipe": raw.get("recipe") or name}))
 
@@ -169,7 +169,7 @@ def _merge_layers(layers: Iterable[Layer]) -> DictConfig:
     return merged
 
 
-def _changes(plain: dict[str, Any] | None, settings: TurnwiseSettings) -> tuple[Change, ...]:
+def _changes(plain: RawSettings | None, settings: TurnwiseSettings) -> tuple[Change, ...]:
     """What differs from the settings without the section; all that is not default where those are no settings."""
     if plain is None:
         return ()
@@ -234,7 +234,7 @@ def _split_overrides(
     return ours, theirs
 
 
-def parse_params(words: Sequence[str]) -> dict[str, Any]:
+def parse_params(words: Sequence[str]) -> RawSettings:
     """`size=5 view=grid` as keyword arguments, with YAML's idea of numbers and booleans."""
     merged = OmegaConf.create({})
     for word in words:
@@ -305,12 +305,12 @@ def _nest(key: str, value: object) -> DictConfig:
     for part in reversed(key.split(".")):
         nested = {part: nested}
     try:
-        return cast(DictConfig, OmegaConf.create(cast(dict[str, Any], nested)))
+        return cast(DictConfig, OmegaConf.create(cast(RawSettings, nested)))
     except _MERGE_ERRORS as error:
         raise ConfigError(f"override '{key}': the value cannot be a setting: {one_line(error)}") from error
 
 
-def _merge(base: DictConfig, new: DictConfig | dict[str, Any], source: str) -> DictConfig:
+def _merge(base: DictConfig, new: DictConfig | RawSettings, source: str) -> DictConfig:
     """`base` with what is new in it; only the sections that change are looked at, for there are many small changes."""
     try:
         changes = OmegaConf.create(new)
@@ -328,7 +328,7 @@ def _is_section(config: DictConfig, key: str) -> bool:
     return not OmegaConf.is_interpolation(config, key) and OmegaConf.is_dict(config.get(key))
 
 
-def _merge_foreign(base: DictConfig, new: DictConfig | dict[str, Any], source: str) -> DictConfig:
+def _merge_foreign(base: DictConfig, new: DictConfig | RawSettings, source: str) -> DictConfig:
     """As `_merge`, for keys of which ours may be none: nothing is dropped where another choice is made."""
     try:
         return cast(DictConfig, OmegaConf.merge(base, new))
@@ -336,18 +336,18 @@ def _merge_foreign(base: DictConfig, new: DictConfig | dict[str, Any], source: s
         raise ConfigError(f"{source} does not fit the settings it changes: {one_line(error)}") from error
 
 
-def _as_dict(config: object) -> dict[str, Any]:
-    return cast(dict[str, Any], OmegaConf.to_container(cast(DictConfig, config), resolve=False))
+def _as_dict(config: object) -> RawSettings:
+    return cast(RawSettings, OmegaConf.to_container(cast(DictConfig, config), resolve=False))
 
 
-def _resolve(config: DictConfig) -> dict[str, Any]:
+def _resolve(config: DictConfig) -> RawSettings:
     try:
-        return cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
+        return cast(RawSettings, OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
     except (OmegaConfBaseException, RecursionError) as error:
         raise ConfigError(f"a reference cannot be resolved: {one_line(error)}") from error
 
 
-def validate(raw: dict[str, Any]) -> TurnwiseSettings:
+def validate(raw: RawSettings) -> TurnwiseSettings:
     """Keys in, settings out, or one ConfigError."""
     settings_class = made_for(raw)
     try:
@@ -356,7 +356,7 @@ def validate(raw: dict[str, Any]) -> TurnwiseSettings:
         raise ConfigError(describe_problems(error, settings_class, raw)) from error
 
 
-def env_params(env: EnvSettings, split: str) -> dict[str, Any]:
+def env_params(env: EnvSettings, split: str) -> RawSettings:
     """The chosen environment's own settings for a split: `env.train` applies to the training split alone."""
     own = env.model_dump(exclude={"type", "train"})
     return {**own, **env.train} if split == "train" else own
@@ -393,7 +393,7 @@ class _PartialLoader:
         self.problems: list[str] = []
         self.left_out: list[str] = []
 
-    def drop_unknown_choices(self, raw: dict[str, Any]) -> None:
+    def drop_unknown_choices(self, raw: RawSettings) -> None:
         """Drop the settings of a class that cannot be found: what its keys mean is unknown."""
         mixed = [f"mix.{tag}.env" for tag in _at(raw, "mix")]
         for path in [*(choice.path for choice in CHOICES), *mixed]:
@@ -406,7 +406,7 @@ class _PartialLoader:
                 self._note(str(error), path.removesuffix(".env") if path in mixed else path)
                 self._drop_choice(raw, choice, path)
 
-    def _drop_choice(self, raw: dict[str, Any], choice: Choice, path: str) -> None:
+    def _drop_choice(self, raw: RawSettings, choice: Choice, path: str) -> None:
         if path.startswith("mix."):
             del raw["mix"][path.split(".")[1]]
         elif choice.field.is_required():
@@ -416,7 +416,7 @@ class _PartialLoader:
             for key in set(section) - (choice.base.model_fields.keys() - {choice.key}):
                 del section[key]
 
-    def validate(self, raw: dict[str, Any]) -> TurnwiseSettings | None:
+    def validate(self, raw: RawSettings) -> TurnwiseSettings | None:
         """Validate until nothing is refused, each time without the refused keys."""
         while True:
             settings_class = made_for(raw)
@@ -435,13 +435,13 @@ class _PartialLoader:
         self.left_out.append(path)
 
 
-def _at(raw: dict[str, Any], path: str) -> dict[str, Any]:
+def _at(raw: RawSettings, path: str) -> RawSettings:
     """The section at a path; an empty one where there is none."""
     found = reduce(lambda section, key: section.get(key) if isinstance(section, dict) else None, path.split("."), raw)  # type: ignore[arg-type, return-value]
     return found if isinstance(found, dict) else {}
 
 
-def _drop(raw: dict[str, Any], keys: list[str]) -> None:
+def _drop(raw: RawSettings, keys: list[str]) -> None:
     """Where two mistakes stand in one section, the first may have taken it away."""
     holder = _at(raw, ".".join(keys[:-1])) if keys[1:] else raw
     holder.pop(keys[-1], None)

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from turnwise.config.schema import TurnwiseSettings
 
 WholeSettings: TypeAlias = "TurnwiseSettings"
-"""All settings of a run, for those who speak of another section than their own."""
+"""All settings of a run, for methods of a section that read other sections."""
+RawSettings: TypeAlias = dict[str, Any]
+"""Settings before validation, as a YAML file gives them."""
 
 
 class Settings(BaseModel):
