@@ -53,6 +53,6 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_room_needs_no_torch() -> None:
-    modules = "console, metrics, plots, run_dir, tensorboard, trajectories"
+    modules = "console, metrics, plots, run_dir, trackers, trajectories"
     code = f"import sys; from turnwise.report import {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

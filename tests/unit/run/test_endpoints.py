@@ -183,8 +183,8 @@ def test_an_endpoint_that_never_answers_ends_the_evaluation_and_saves_none(
 def test_training_through_an_endpoint_is_refused_before_anything_is_made(mode: str, tmp_path: Path) -> None:
     words = ["engine.type=openai", "engine.url=http://127.0.0.1:1/v1", "engine.model=m", f"run.mode={mode}"]
     words += ["buffer.type=sqlite", "sync.method=checkpoint"]
-    told = [refusal.message for refusal in find_errors(load_settings("frozenlake", words))]
-    assert [message for message in told if re.match(r"engine\.type: 'openai' given.*log-probs", message)]
+    found = [error.text for error in find_errors(load_settings("frozenlake", words))]
+    assert [text for text in found if re.match(r"engine\.type: 'openai' given.*log-probs", text)]
     with pytest.raises(ConfigError, match=r"engine\.type: 'openai' given"):
         train("frozenlake", words, run_dir=tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -268,5 +268,5 @@ def test_a_teacher_who_is_not_there_is_told_before_anything_is_made(tmp_path: Pa
 def test_two_processes_do_not_take_the_same_lessons_from_an_endpoint(mode: str) -> None:
     with serving(FakeEndpoint(lambda _: said(RIGHT))) as endpoint:
         settings = lessons(endpoint.url, f"run.mode={mode}", "buffer.type=sqlite", "sync.method=checkpoint")
-        told = [refusal.message for refusal in find_errors(settings)]
-    assert [message for message in told if message.startswith("warm_start.type: 'endpoint' given")]
+        found = [error.text for error in find_errors(settings)]
+    assert [text for text in found if text.startswith("warm_start.type: 'endpoint' given")]
