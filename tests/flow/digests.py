@@ -8,7 +8,8 @@ neither does what measures time. Write the file again after a change that is mea
 
 Runs are made in a process of their own, whose numerics are pinned to code that every x86-64 processor has (`PINNED`).
 Beside the digests stands what `numerics()` finds: versions of the libraries and hashes of what they compute. Where
-digests differ and these differ too, it is the machine that computes otherwise, and nothing can be said of the code.
+digests differ and these differ too, it is the machine that computes otherwise, and nothing can be said of the code. Run
+`--check` on both commits there: a refactoring gives the same lines before and after.
 """
 
 from __future__ import annotations
