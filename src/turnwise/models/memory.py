@@ -7,8 +7,7 @@ engine's keys and values and finds when most is in use. Models are built on the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -229,7 +228,8 @@ _POOL_ROOM = 1.25
 """Average size of the engine's key-value pool in units of what is used; it grows by half when it is full."""
 
 
-class PeakPart(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PeakPart:
     """One line of the sum."""
 
     name: str
@@ -244,10 +244,11 @@ class Peak:
     moment: str
     """`loading`, `playing` or `learning`."""
     parts: tuple[PeakPart, ...]
+    num_bytes: int = field(init=False)
+    """A field, so that `plan --json` has it."""
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(part.num_bytes for part in self.parts)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_bytes", sum(part.num_bytes for part in self.parts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

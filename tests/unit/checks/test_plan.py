@@ -31,6 +31,12 @@ def test_derived_sizes() -> None:
     json.dumps(plan.to_dict())
 
 
+def test_the_json_of_a_plan_has_its_memory_by_part() -> None:
+    peak = json.loads(json.dumps(make_plan(load_settings(RECIPE)).to_dict()))["peak"]
+    assert {"name", "num_bytes", "arithmetic"} == set(peak["parts"][0])
+    assert peak["num_bytes"] == sum(part["num_bytes"] for part in peak["parts"])
+
+
 @pytest.mark.parametrize(
     ("overrides", "loaded"),
     [
