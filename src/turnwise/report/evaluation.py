@@ -192,7 +192,9 @@ def _read_task(row: Mapping[str, Any]) -> TaskResult:
     return TaskResult(task=Task(**_checked(row["task"], _TASK_KINDS)), plays=plays, difficulty=row["difficulty"])
 
 
-def _checked(values: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, ...]]) -> Mapping[str, Any]:
+def _checked(values: object, kinds: Mapping[str, type | tuple[type, ...]]) -> Mapping[str, Any]:
+    if not isinstance(values, dict):
+        raise TypeError(f"a mapping was expected, got {values!r}")
     for name, value in values.items():
         if name in kinds and not isinstance(value, kinds[name]):
             raise TypeError(f"{name} must not be {value!r}")

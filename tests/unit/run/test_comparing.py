@@ -90,6 +90,14 @@ def test_other_worlds_are_refused(evals: Path, tmp_path: Path) -> None:
         compare(read_side(str(evals / "oracle")), read_side(str(tmp_path / "others")))
 
 
+@pytest.mark.parametrize("row", [{"plays": [1.5]}, {"plays": ["text"], "task": 3}, {"plays": [None]}, 7])
+def test_a_damaged_row_of_an_evaluation_is_named(tmp_path: Path, row: object) -> None:
+    report = {"target": "a", "recipe": "b", "seed": 0, "worlds": {}, "tasks": [row]}
+    (tmp_path / "eval.json").write_text(json.dumps(report))
+    with pytest.raises(RunError, match="is no evaluation"):
+        read_eval(tmp_path)
+
+
 def test_what_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RunError, match="does not exist"):
         read_side(str(tmp_path / "nothing"))
