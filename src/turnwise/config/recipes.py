@@ -1,7 +1,6 @@
-"""Which file a recipe's name means: a shipped one, or one beside the user.
+"""Find the file of a recipe by name or path, and read settings files.
 
-In: a name or a path. Out: a file. A shipped name always means the shipped recipe; a file of the user's own that has
-such a name is chosen by its path. It does not know what is in a recipe.
+A shipped name always means the shipped recipe; a file of the user's own with such a name is chosen by its path.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Low-rank adapters: a few trained matrices beside the frozen weights of a model, through peft.
 
-In: a model and `model.lora`. Out: the same model with adapters in its linear layers, switched off and on, merged for
-others, or folded into its weights. Adapters have no dropout: the policy that is trained must be the one that samples.
-It knows nothing of losses, optimizers or files.
+Adapters can be switched off, merged into a copy, or folded into the weights. They have no dropout: the policy that is
+trained must be the one that samples.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The model as a workflow sees it: messages in, texts out, and every token recorded where it was sampled.
+"""Chat interface to the engine for one episode.
 
-It puts the recorder of an episode before an engine: dice of the episode's own, one key for what the engine keeps, and a
-way to end it. It refuses to know environments and rewards.
+`ModelHandle` samples replies, records their tokens and log-probs, and derives per-request seeds from the episode id.
 """
 
 from __future__ import annotations
