@@ -27,7 +27,7 @@ from turnwise.report.statistics import format_proportion, list_ends
 from turnwise.report.trajectories import TrajectoryWriter
 from turnwise.run.run_recorder import engine_metrics
 from turnwise.run.run_setup import announce
-from turnwise.run.training_run import short_path, told_by_env
+from turnwise.run.training_run import results_by_env, short_path
 
 
 class Exploring:
@@ -120,7 +120,7 @@ async def evaluate_alone(
         "success": result.success,
         "success_interval": list_ends(result.success_interval),
         "return": result.mean_return,
-        "envs": told_by_env(result),
+        "envs": results_by_env(result),
     }
     atomic_write(directory.path / "evaluation.json", encode_object(told))
     shown = format_proportion(result.success, result.success_interval)

@@ -114,11 +114,11 @@ def short_path(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def told(finding: Finding) -> dict[str, str | int]:
+def finding_to_dict(finding: Finding) -> dict[str, str | int]:
     return {"step": finding.step, "kind": finding.kind, "message": finding.text}
 
 
-def told_by_env(result: Evaluation) -> dict[str, dict[str, float | list[float] | None]]:
+def results_by_env(result: Evaluation) -> dict[str, dict[str, float | list[float] | None]]:
     """The outcome of each environment, with the numbers that it reports itself."""
     return {
         tag: {
@@ -288,9 +288,9 @@ class TrainingRun:
             policy_version=progress.policy_version,
             warm_start=progress.warm_start,
             failures=progress.failures,
-            envs=told_by_env(after) if after else {},
+            envs=results_by_env(after) if after else {},
             rewards=reward_sources(after.trajectories) if after else {},
-            findings=[told(finding) for finding in self._directory.read_findings()],
+            findings=[finding_to_dict(finding) for finding in self._directory.read_findings()],
             stopped=self._stopped,
             # Both play the same tasks; a resumed run has only the number of the first evaluation on record.
             success_before_interval=self._interval_before(before, len(tasks)) if before else None,
@@ -403,7 +403,7 @@ class TrainingRun:
     def _rollback(self, checkpoints: Checkpoints, collapse: Finding) -> None:
         """Restore learner and progress from a checkpoint; the metrics of the collapse stay on disk."""
         self._progress = checkpoints.rollback(collapse)
-        self._stopped = {**told(collapse), "returned_to_step": self._progress.step}
+        self._stopped = {**finding_to_dict(collapse), "returned_to_step": self._progress.step}
         print_notice(
             self._console,
             f"stopped at step {collapse.step} ({collapse.kind}); the result is the policy of step "
